@@ -126,6 +126,33 @@ def await_readable(descriptors: Iterable[int], timeout_s: float | None = None) -
     return [descriptor for descriptor, _ in poller.poll(None if timeout_s is None else math.ceil(timeout_s * 1000))]
 
 
+class DirectoryWatch:
+    """Becomes readable when a file in one of some directories grows, or a file comes there (inotify)."""
+
+    _GROWS, _COMES = 0x2, 0x180  # IN_MODIFY, IN_CREATE | IN_MOVED_TO
+
+    def __init__(self, directories: Iterable[Path]) -> None:
+        self._fd: int = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._fd < 0:
+            raise OSError(ctypes.get_errno(), "inotify_init1")
+        for directory in directories:
+            if _libc.inotify_add_watch(self._fd, os.fsencode(directory), self._GROWS | self._COMES) < 0:
+                os.close(self._fd)
+                raise OSError(ctypes.get_errno(), "inotify_add_watch", str(directory))
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def clear(self) -> None:
+        """Forget what happened so far."""
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._fd, 65536):
+                pass
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
 @contextlib.contextmanager
 def socket_name(path: Path) -> Iterator[str]:
     """A name by which a Unix socket can be bound or connected, however long its path is: the kernel takes 107 bytes."""

@@ -1,6 +1,6 @@
 """The vocabulary of breaking things: ``from faults import Kill, Hang, NaN, Raise`` and many more; see CATALOGUE."""
 
-from faults.base import Fault, Target
+from faults.base import Fault
 from faults.bits import BitFlip
 from faults.clock import ClockJump
 from faults.coordinator import KillCoordinator
@@ -27,6 +27,7 @@ from faults.slow import Straggle
 from faults.slow_network import Bandwidth, Delay, Loss
 from faults.sticky import CrashLoop, FailLoad
 from faults.stored import CorruptFile
+from faults.target import Target
 from faults.torn import TornWrite
 
 #: Every fault there is, for catalogues and strategies.

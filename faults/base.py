@@ -1,28 +1,27 @@
 """What a fault is: when and whom it strikes, what it does, and how one can see that it took effect.
 
-A fault is a frozen description. The harness waits for its moment, lets it act on a :class:`Target`, and then asks it
-for evidence until there is some. The act and the evidence never come from the same source: a signal was sent, the
-process *is* gone.
+A fault is a frozen description. The harness waits for its moment and lets it act on a :class:`Target`; the fault then
+waits for its evidence. The act and the evidence never come from the same source: a signal was sent, the process *is*
+gone.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import MISSING, dataclass, fields, replace
 from random import Random
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
-from chaoskit.messages import Arm, Beat, Lever, LeverPulled, Ping, PullNode, Release, Trigger, WorkerLost
-from chaoskit.substrate.base import Cluster
-from chaoskit.substrate.object_proxy import ObjectProxy
-from chaoskit.substrate.undo import UndoLog
+from chaoskit.messages import Trigger
 from chaoskit.vocabulary import LOSS_CAUSES, STRIKE_PHASES, TRIGGER_PHASES
+from faults.evidence import Evidence
 from faults.incidents import IncidentKind
+from faults.target import Target
+
+Found = TypeVar("Found")
 
 #: What goes wrong, by the keys that faults use, in the catalogue's order.
 FAMILIES = {
@@ -70,104 +69,10 @@ def require_message(message: str) -> None:
         raise BadInput("message", message, "use some text: the exception is known by it")
 
 
-@dataclass
-class Target:
-    """What a fault strikes, and what was heard of it since.
-
-    Attributes:
-        worker: name of the process that had the rank.
-        waiting: the worker that stands at the fault's trigger until it is released; "" if none does.
-        lost: the agent's or coordinator's word that ``worker`` is gone, once there is one.
-        losses: the same for every worker that the fault struck.
-        places: rank -> node, as the ranks were held at the moment of the act.
-        rack: the nodes that are lost with this one when its rack is; see :meth:`chaoskit.config.RunConfig.rack`.
-        struck_nodes: for faults that strike whole nodes, those that it struck.
-        claims: every worker that the fault struck, with the time of the act on it.
-        acted_ns: time of the last act.
-        lifted_ns: when the fault ended while the run went on, as a cut that is healed; 0 while it lasts.
-        reports: what the worker itself read back after pulling a lever.
-        beat: the newest reading of its progress board, with the time it came in.
-        pongs: answers of its control thread, by number.
-        exited: how its parent saw it end: ("killed", "SIGKILL"), ("exited", "status 1"); known after the run. Of a
-            command's process at once. ("gone", "") where only its parent was told, and cannot tell any more.
-        gone_ns: when it was seen to be gone before another fault struck; 0: it was not.
-        notes: what the fault wants to remember.
-        config: of the run; None of a command.
-        store: the proxy through which the run reaches its remote tier; None where no fault asks for one.
-    """
-
-    cluster: Cluster
-    undo: UndoLog
-    fault_id: str
-    worker: str
-    node: str
-    rank: int
-    step: int
-    phase: str
-    pid: int
-    tid: int
-    ticks: int | None
-    waiting: str = ""
-    injected_ns: int = 0
-    acted_ns: int = 0
-    lifted_ns: int = 0
-    lost: WorkerLost | None = None
-    losses: dict[str, WorkerLost] = field(default_factory=dict)
-    claims: dict[str, int] = field(default_factory=dict)
-    releases: dict[str, Release] = field(default_factory=dict)
-    reports: list[LeverPulled] = field(default_factory=list)
-    beat: tuple[float, Beat] | None = None
-    pongs: set[int] = field(default_factory=set)
-    exited: tuple[str, str] | None = None
-    gone_ns: int = 0
-    notes: dict[str, Any] = field(default_factory=dict)
-    places: Mapping[int, str] = field(default_factory=dict)
-    rack: tuple[str, ...] = ()
-    struck_nodes: set[str] = field(default_factory=set)
-    config: RunConfig | None = None
-    store: ObjectProxy | None = None
-
-    def signal(self, signum: int) -> None:
-        """Send a signal to the worker process."""
-        self.cluster.signal(self.pid, signum)
-
-    def pull(self, act: str, **options: Any) -> None:
-        """Let the worker that waits go on, after doing ``act`` to itself. Nothing, where none waits."""
-        if self.waiting:
-            self.release(self.waiting, Lever(act, options))
-
-    def release(self, worker: str, lever: Lever) -> None:
-        """Let ``worker`` go on. What it is told is kept: it asks again if the answer is lost with a coordinator."""
-        self.releases[worker] = Release(worker, self.fault_id, lever)
-        with contextlib.suppress(OSError):
-            self.cluster.send(self.releases[worker])
-
-    def pull_node(self, node: str, act: str, **options: Any) -> None:
-        """Let a node do ``act`` to the copies that it keeps. May be said again: it is done once."""
-        with contextlib.suppress(OSError):
-            self.cluster.send(PullNode(node, self.fault_id, Lever(act, options)))
-
-    def ping(self, number: int) -> None:
-        """Ask the worker's control thread for a sign of life."""
-        self.cluster.send(Ping(self.worker, number))
-
-    def arm_node(self, phase: str) -> None:
-        """Stop every worker that the node starts from now on when it enters ``phase``."""
-        self.cluster.send(Arm(self.node, "", Trigger(self.fault_id, -1, -1, phase)))
-
-    def claim(self, worker: str) -> None:
-        """Say, before the act, that ``worker`` is struck now: its loss is no false alarm."""
-        self.acted_ns = self.claims[worker] = time.monotonic_ns()
-
-    @property
-    def read_back(self) -> str | None:
-        """What a worker read back after a lever that took effect; None before."""
-        return next((report.observed for report in self.reports if report.effective), None)
-
-    @property
-    def seconds_since(self) -> float:
-        """Time since the act."""
-        return (time.monotonic_ns() - self.injected_ns) / 1e9
+def found(evidence: Found | None) -> Found:
+    """What an endless wait has found: it has no other end."""
+    assert evidence is not None
+    return evidence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -360,30 +265,15 @@ class Fault:
 
     # -- during the run -------------------------------------------------------------------------------------------
 
-    def inject(self, target: Target) -> None:
-        """Act. What must be put back later is written to ``target.undo`` first.
+    def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        """Act, wait for evidence, and put back what must be: an async generator that tells the fault's story.
+
+        What stands before its first ``await`` is done at the exact moment, while the rank waits at its hook, together
+        with all that is due there. Each ``yield`` is proof that comes from elsewhere than the act; of several the last
+        one counts. What must be put back stands in ``with`` or ``finally``, and is written to ``target.undo`` first: at
+        the end of the run the generator is ended where it waits.
 
         Raises:
-            ProcessLookupError: if the target ended by itself meanwhile.
+            ProcessLookupError: before the first ``yield``, if the target ended by itself meanwhile.
         """
         raise NotImplementedError
-
-    def again(self, target: Target, message: Any) -> bool:
-        """Act again, on a later message of the coordinator or, with None, as time passes.
-
-        Returns:
-            For a HookReached: whether the fault has answered it.
-        """
-        return False
-
-    def next_act_s(self, target: Target) -> float:
-        """Return how long after the act it acts again by itself; math.inf where only messages have it act again."""
-        return math.inf
-
-    def observe(self, target: Target) -> str | None:
-        """What the target shows of the fault by now, in words; None while it shows nothing. Called again and again."""
-        raise NotImplementedError
-
-    def clean_up(self, target: Target) -> bool:
-        """Put back what the run itself did not; True if nothing is left."""
-        return True

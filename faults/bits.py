@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from chaoskit.errors import BadInput
 from chaoskit.vocabulary import FAILED_CAUSES, TRIGGER_PHASES
 from faults import incidents
-from faults.base import Fault, Target
+from faults.base import Fault
+from faults.evidence import Evidence
 from faults.incidents import IncidentKind
+from faults.target import Target
 
 #: Where a bit can be flipped -> phases in which the value is still to come, or is there already.
 _PHASES = {
@@ -90,8 +92,8 @@ class BitFlip(Fault):
         if self.sticky and self.where in ("weight", "optimizer"):
             raise BadInput("sticky", self.sticky, "use where='gradient' or 'received': these are made anew every step")
 
-    def inject(self, target: Target) -> None:
-        target.pull(
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        target.act(
             "bit_flip",
             where=self.where,
             parameter=self.parameter,
@@ -100,6 +102,4 @@ class BitFlip(Fault):
             element=self.element,
             sticky=self.sticky,
         )
-
-    def observe(self, target: Target) -> str | None:
-        return target.read_back
+        yield await target.read_back()

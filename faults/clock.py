@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from chaoskit.errors import BadInput
-from faults.base import Fault, Target
+from faults.base import Fault
+from faults.evidence import Evidence
+from faults.target import Target
 
 _YEARS_S = 10 * 366 * 86400.0
 
@@ -43,8 +45,6 @@ class ClockJump(Fault):
         if not math.isfinite(self.seconds) or not 2 <= abs(self.seconds) <= _YEARS_S:
             raise BadInput("seconds", self.seconds, "use at least 2 seconds, forward or back, and at most ten years")
 
-    def inject(self, target: Target) -> None:
-        target.pull("clock", seconds=self.seconds)
-
-    def observe(self, target: Target) -> str | None:
-        return target.read_back
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        target.act("clock", seconds=self.seconds)
+        yield await target.read_back()

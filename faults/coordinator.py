@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Any, ClassVar, Self
 
 from chaoskit import osprocess
-from chaoskit.messages import EndJob
 from chaoskit.substrate.base import Process
-from faults.base import Fault, Target
+from faults.base import Fault, found
+from faults.evidence import CoordinatorProcess, Evidence, ProcessEnded
+from faults.processes import is_gone
+from faults.target import Target
 
 _ENDS_S = 0.05
 _ANSWER_S = 0.25  # the question may have ended with another coordinator; who waits for a release asks again
@@ -48,37 +50,33 @@ class KillCoordinator(Fault):
         """One, whatever the role: there is one coordinator."""
         return super().expand(nodes, chance)[:1]
 
-    def inject(self, target: Target) -> None:
-        del target.claims[target.worker]  # the rank itself comes to no harm
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        target.unclaim()  # the rank itself comes to no harm
+        killed = None
         if target.waiting:  # its release passes through the coordinator: the answer to what follows shows that it did
-            target.pull("none")
-            target.ping(1)
+            target.release()
+            target.ask_thread(1)
+            await target.seen(lambda: 1 in target.pongs, limit_s=_ANSWER_S)
         else:
-            self._kill(target)
+            killed = self._kill(target)
+        killed = killed or found(await target.seen(lambda: self._kill(target)))
+        await target.seen(
+            lambda: is_gone(killed) and not target.job_ended
+        )  # when the job is over every coordinator goes
+        yield ProcessEnded(
+            subject=CoordinatorProcess(killed.pid), source="the kernel's list of processes", how="gone", status=""
+        )
 
-    def again(self, target: Target, message: Any) -> bool:
-        if isinstance(message, EndJob) and "process" in target.notes:
-            target.notes["over"] = True
-        released = 1 in target.pongs or target.seconds_since > _ANSWER_S
-        if released and "process" not in target.notes and not isinstance(message, EndJob):
-            self._kill(target)
-        return False
-
-    def _kill(self, target: Target) -> None:
+    def _kill(self, target: Target) -> Process | None:
+        """Kill the coordinator that is there; None where it ends by itself: the next one will do, if there is one."""
         process = target.cluster.coordinator()
-        if osprocess.is_ending(process.pid):
-            return  # not by this fault: the next one will do, if there is one
+        if target.job_ended or osprocess.is_ending(process.pid):
+            return None
         with contextlib.suppress(ProcessLookupError):
             target.cluster.signal_process(process, signal.SIGKILL)
-            target.notes["process"] = process
+            target.acts()
             until_s = time.monotonic() + _ENDS_S
             while not osprocess.is_ending(process.pid) and time.monotonic() < until_s:
                 time.sleep(0.0005)  # else a second one that is due now takes the same death for its own
-
-    def observe(self, target: Target) -> str | None:
-        process: Process | None = target.notes.get("process")
-        if process is None or target.exited is not None or target.notes.get("over"):
-            return None  # when the job is over every coordinator goes
-        if osprocess.start_ticks(process.pid) == process.ticks and not osprocess.is_ending(process.pid):
-            return None
-        return f"the coordinator (pid {process.pid}) is gone"
+            return process
+        return None

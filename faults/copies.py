@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
-from chaoskit.messages import HookReached
 from faults import incidents
-from faults.base import Fault, Target
+from faults.base import Fault
+from faults.evidence import Evidence, ReadBack
 from faults.incidents import IncidentKind
+from faults.target import Target
 
 TIERS = ("memory", "peer", "both")
 WAYS = ("bit", "page", "index", "seal")
@@ -55,37 +56,30 @@ class CopyFault(Fault):
         """Which nodes are to act, and how; each stage begins when those of the one before have."""
         raise NotImplementedError
 
-    def inject(self, target: Target) -> None:
-        self._order(target)
-
-    def again(self, target: Target, message: Any) -> bool:
-        if message is None:
-            self._order(target)
-        return isinstance(message, HookReached) and message.worker == target.worker and "over" not in target.notes
-
-    def _order(self, target: Target) -> None:
-        if "over" in target.notes:
-            return
-        missing, options = self._missing(target)
-        if not missing or target.seconds_since > _PATIENCE_S:
-            target.notes["over"] = True
-            target.pull("none")
-        elif time.monotonic() > target.notes.get(missing[0], 0.0) + _AGAIN_S:
-            target.notes[missing[0]] = time.monotonic()
-            for node in missing:
-                target.pull_node(node, self.lever, worker=target.worker, step=target.step, **options)
-
-    def _missing(self, target: Target) -> tuple[list[str], dict[str, Any]]:
-        """Nodes that have not answered, of the first stage that is not over, and what they are to do."""
-        answered = {report.node for report in target.reports}
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         for nodes, options in self.stages(target):
-            if missing := [node for node in nodes if node not in answered]:
-                return missing, options
-        return [], {}
+            while missing := self._missing(target, nodes):
+                if target.seconds_since > _PATIENCE_S:
+                    break
+                for node in missing:
+                    target.order(node, self.lever, worker=target.worker, step=target.step, **options)
+                await target.heard(partial(self._have_answered, target, nodes), within_s=_AGAIN_S)
+        target.release()
+        if self.is_shown(target):
+            struck = {report.node: report.observed for report in target.reports if report.effective}
+            yield ReadBack(subject=target.process, source=", ".join(struck), value="; ".join(struck.values()))
 
-    def observe(self, target: Target) -> str | None:
-        told = {report.node: report.observed for report in target.reports if report.effective}
-        return "; ".join(told.values()) if "over" in target.notes and told else None
+    def _have_answered(self, target: Target, nodes: list[str]) -> bool:
+        return not self._missing(target, nodes)
+
+    def _missing(self, target: Target, nodes: list[str]) -> list[str]:
+        """Which of the nodes have not answered."""
+        answered = {report.node for report in target.reports}
+        return [node for node in nodes if node not in answered]
+
+    def is_shown(self, target: Target) -> bool:
+        """Whether what the nodes read back shows that the copies were struck."""
+        return any(report.effective for report in target.reports)
 
 
 def _others(target: Target) -> list[str]:
@@ -163,9 +157,9 @@ class LosePeerCopy(CopyFault):
         own = [([target.node], {"tiers": ("memory",)})] if self.own else []
         return [*own, (_others(target), {"tiers": ("peer",)})]  # else the owner would send what it still has
 
-    def observe(self, target: Target) -> str | None:
+    def is_shown(self, target: Target) -> bool:
         dropped = {report.node for report in target.reports if report.effective}
-        return super().observe(target) if dropped - {target.node} and (target.node in dropped or not self.own) else None
+        return bool(dropped - {target.node}) and (target.node in dropped or not self.own)
 
 
 def _require_partners(fault: Fault, field: str, value: object, config: RunConfig) -> None:

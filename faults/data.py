@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import msgspec
 
 from chaoskit.errors import BadInput
-from chaoskit.messages import HookReached, Lever, Trigger
+from chaoskit.messages import HookReached, LeverPulled, Trigger
 from chaoskit.vocabulary import HUNG_CAUSES, LOG_RULE
 from faults import incidents
-from faults.base import Fault, Target
+from faults.base import Fault
+from faults.evidence import Evidence, ReadBack
 from faults.incidents import IncidentKind
+from faults.target import Target
 
 VALUES = ("nan", "inf", "-inf")
 
@@ -25,9 +27,6 @@ class _DataFault(Fault):
         super().validate(nodes=nodes, steps=steps)
         if self.phase != "forward":
             raise BadInput("phase", self.phase, "use 'forward': the batch is fetched at its beginning")
-
-    def observe(self, target: Target) -> str | None:
-        return target.read_back
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +57,9 @@ class DataStall(_DataFault):
         if not 0 < self.stall_ms < 1e6:
             raise BadInput("stall_ms", self.stall_ms, "use more than 0 milliseconds, and less than 1000 s")
 
-    def inject(self, target: Target) -> None:
-        target.pull("stall_fetch", stall_ms=self.stall_ms)
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        target.act("stall_fetch", stall_ms=self.stall_ms)
+        yield await target.read_back()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,12 +108,11 @@ class BadBatch(_DataFault):
         trigger = super().trigger(fault_id)
         return None if trigger is None else msgspec.structs.replace(trigger, rank=-1, role="")
 
-    def inject(self, target: Target) -> None:
-        target.pull("bad_batch", shard=self.shard, value=self.value)
-
-    def again(self, target: Target, message: Any) -> bool:
-        """Every rank that comes to this step reads the same bad data."""
-        if not isinstance(message, HookReached) or message.fault != target.fault_id:
-            return False
-        target.release(message.worker, Lever("bad_batch", {"shard": self.shard, "value": self.value}))
-        return True
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        heard, bad = target.listen(HookReached, LeverPulled), {"shard": self.shard, "value": self.value}
+        target.act("bad_batch", **bad)
+        async for message in heard:
+            if isinstance(message, HookReached):  # every rank that comes to this step reads the same bad data
+                target.release_worker(message.worker, "bad_batch", **bad)
+            elif message.fault == target.fault_id and message.effective:
+                yield ReadBack(subject=target.process, source=message.worker, value=message.observed)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from chaoskit.errors import BadInput
+from chaoskit.messages import Beat
 from chaoskit.vocabulary import HUNG_CAUSES, Phase
 from faults import incidents
-from faults.base import Fault, Target
+from faults.base import Fault, found
+from faults.evidence import Evidence, ThreadStuck
 from faults.incidents import IncidentKind
+from faults.target import Target
 
 HOWS = ("lock", "skip")
 
@@ -61,15 +64,16 @@ class Deadlock(Fault):
         if self.how == "skip" and nodes < 2:
             raise BadInput("nodes", nodes, "use 2 or more: a single rank has no collective to skip")
 
-    def inject(self, target: Target) -> None:
-        target.pull(self.how)
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        target.act(self.how)
+        seen = await target.read_back()
+        beat = found(await target.heard(lambda: self._stands(target)))
+        told = f"{seen}; its board has shown {Phase(beat.phase).label} of step {beat.step} for {beat.age_ms:.0f} ms"
+        yield ThreadStuck(subject=target.process, source="its other threads, and its board", tid=target.tid, seen=told)
 
-    def observe(self, target: Target) -> str | None:
-        seen = target.read_back
-        if seen is None or target.beat is None:
+    def _stands(self, target: Target) -> Beat | None:
+        """The progress board, once it shows for a while that nothing moves."""
+        beat = target.beat
+        if beat is None or beat.step != target.step or beat.age_ms < _STILL_MS:
             return None
-        _, beat = target.beat
-        shown = Phase(beat.phase)
-        if beat.step != target.step or beat.age_ms < _STILL_MS or (self.how == "skip" and shown != Phase.REDUCE):
-            return None
-        return f"{seen}; its board has shown {shown.label} of step {beat.step} for {beat.age_ms:.0f} ms"
+        return None if self.how == "skip" and Phase(beat.phase) != Phase.REDUCE else beat

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,12 +10,14 @@ from typing import Any, ClassVar
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
 from chaoskit.substrate import abilities
-from chaoskit.substrate.actions import Applied, BreakDisk
+from chaoskit.substrate.actions import BreakDisk
 from chaoskit.substrate.disk import OPERATIONS, Failing, Full, Operation, ReadOnly, Slow, Trouble
 from chaoskit.vocabulary import FAILED_CAUSES, HUNG_CAUSES
 from faults import incidents
-from faults.base import Fault, Target, require_seconds
+from faults.base import Fault, found, require_seconds
+from faults.evidence import Counted, Evidence
 from faults.incidents import IncidentKind
+from faults.target import Target
 
 #: In place of a directory: that in which the run's snapshots are stored.
 CHECKPOINTS = "checkpoints"
@@ -79,34 +79,28 @@ class DiskFault(Fault):
         if self.directory == CHECKPOINTS and config.disk is None:
             raise BadInput("disk", config.disk, f"store snapshots, or give {self.kind} another directory")
 
-    def inject(self, target: Target) -> None:
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         directory = Path(self.directory) if self.directory else target.cluster.disk(target.node)
         if self.directory == CHECKPOINTS and target.config is not None and target.config.disk is not None:
             directory = Path(target.config.disk.target)
         target.struck_nodes = {target.node}
-        target.notes["broken"] = target.cluster.apply(target.node, BreakDisk(directory, self.trouble))
-        target.pull("none")
+        with target.applied(BreakDisk(directory, self.trouble)) as broken:
+            target.lasts()  # it strikes whoever is started there meanwhile, too
+            target.release()
 
-    def again(self, target: Target, message: Any) -> bool:
-        broken: Applied | None = target.notes.get("broken")
-        if broken is None or target.lifted_ns:
-            return False
-        target.acted_ns = time.monotonic_ns()  # it strikes whoever is started there meanwhile, too
-        if self.heal_after_s is None:
-            return False
-        if "since_s" not in target.notes and broken.shown():
-            target.notes["since_s"] = time.monotonic()
-        if time.monotonic() - target.notes.get("since_s", math.inf) >= self.heal_after_s:
-            broken.lift()
-            target.lifted_ns = target.acted_ns
-        return False
+            def look() -> Counted | None:
+                met = broken.shown()
+                told = f"the disk of {target.node} {self.shown(met)}"
+                source = "the file system before the directory"
+                return Counted(subject=target.whole_node, source=source, count=met, seen=told) if met else None
 
-    def observe(self, target: Target) -> str | None:
-        if target.exited is not None:
-            return None  # the run is over, and nobody asks the disk any more
-        broken: Applied | None = target.notes.get("broken")
-        met = 0 if broken is None else broken.shown()
-        return f"the disk of {target.node} {self.shown(met)}" if met else None
+            target.last_word = look
+            yield found(await target.seen(look))
+            if self.heal_after_s is None:
+                await target.until_end()
+            else:
+                await target.sleep(self.heal_after_s)
+        target.lifted()
 
     def shown(self, met: int) -> str:
         """What the disk did, in words, to so many operations."""

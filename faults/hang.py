@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from chaoskit import osprocess
 from chaoskit.errors import BadInput
-from chaoskit.substrate.undo import ContinueEntry
+from chaoskit.substrate.base import Process
 from chaoskit.vocabulary import HUNG_CAUSES
 from faults import incidents
-from faults.base import Fault, Target
+from faults.base import Fault, found
+from faults.evidence import Evidence, ProcessStopped, ThreadStuck
 from faults.incidents import IncidentKind
+from faults.processes import continued_afterwards
+from faults.target import Target
 
 HOWS = ("stop", "gil", "spin")
 
@@ -63,61 +65,68 @@ class Hang(Fault):
         if self.how not in HOWS:
             raise BadInput("how", self.how, f"use one of {', '.join(HOWS)}")
 
-    def inject(self, target: Target) -> None:
-        if self.how == "stop":
-            target.notes["undo"] = target.undo.plan(ContinueEntry(target.pid, target.ticks))
-            target.signal(signal.SIGSTOP)
-            target.pull("none")  # once continued, it goes on
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        if self.how == "gil":
+            target.act("hold_gil")
+            yield await _silent(target)
+        elif self.how == "spin":
+            target.act("spin")
+            yield await _spinning(target)
         else:
-            target.pull({"gil": "hold_gil", "spin": "spin"}[self.how])
+            with continued_afterwards(target, [Process(target.pid, target.ticks, target.worker)]):
+                target.signal(signal.SIGSTOP)
+                target.release()  # once continued, it goes on
+                yield await _stopped(target)
+                await target.until_end()
 
-    def observe(self, target: Target) -> str | None:
-        return {"stop": _stopped, "gil": _silent, "spin": _spinning}[self.how](target)
 
-    def clean_up(self, target: Target) -> bool:
-        if self.how != "stop":
-            return True
+async def _stopped(target: Target) -> ProcessStopped:
+    def look() -> ProcessStopped | None:
         if osprocess.is_stopped(target.pid, target.ticks):
-            osprocess.kill_if_same(target.pid, target.ticks, signal.SIGCONT)
-        left = osprocess.is_stopped(target.pid, target.ticks)
-        if not left:
-            target.notes["undo"].done()
-        return not left
+            seen = f"pid {target.pid} is in state T (stopped)"
+            return ProcessStopped(subject=target.process, source="the kernel", seen=seen)
+        if target.lost is not None and target.lost.cause == "stopped":
+            seen = f"its parent: {target.lost.detail}"
+            return ProcessStopped(subject=target.process, source="its agent", seen=seen)
+        return None
+
+    return found(await target.seen(look))
 
 
-def _stopped(target: Target) -> str | None:
-    if osprocess.is_stopped(target.pid, target.ticks):
-        return f"pid {target.pid} is in state T (stopped)"
-    if target.lost is not None and target.lost.cause == "stopped":
-        return f"its parent: {target.lost.detail}"
-    return None
-
-
-def _silent(target: Target) -> str | None:
+async def _silent(target: Target) -> ThreadStuck:
     """The training thread sleeps and has the interpreter lock; the control thread is awake, wants it, and is silent.
 
     Silence alone would be nothing: on a busy machine the control thread may have no CPU. Whoever waits for the lock
     wakes up again and again to ask for it, which the kernel counts; a thread without a CPU is not switched.
     """
-    seen = _look(target) if target.reports else None  # before its report the worker has not begun
-    if seen is None:
-        return None
-    now_s, (still, tries) = time.monotonic(), seen
-    watch: _Watch | None = target.notes.get("watch")
-    if watch is None or watch.still != still or target.pongs & set(watch.asked):
-        first = 1 + max(watch.asked, default=watch.first - 1) if watch else 1
-        watch = target.notes["watch"] = _Watch(now_s, still, tries, first)
-    if len(watch.asked) < _QUESTIONS and now_s - watch.since_s >= len(watch.asked) * _ASK_S:
-        with contextlib.suppress(OSError):  # nobody carries it: the run is over, or its coordinator gone
-            target.ping(watch.first + len(watch.asked))
-            watch.asked.append(watch.first + len(watch.asked))
-    silent_s = now_s - watch.since_s
-    if len(watch.asked) < _QUESTIONS or silent_s < _SILENT_S or tries - watch.tries < _TRIES:
-        return None
-    return (
-        f"thread {target.tid} of pid {target.pid} slept for {silent_s * 1000:.0f} ms without a context switch, and its "
-        f"control thread answered none of {len(watch.asked)} questions: it woke up {tries - watch.tries} times in vain"
-    )
+    watch: _Watch | None = None
+
+    def look() -> ThreadStuck | None:
+        nonlocal watch
+        seen = _look(target)
+        if seen is None:
+            return None
+        now_s, (still, tries) = time.monotonic(), seen
+        if watch is None or watch.still != still or target.pongs & set(watch.asked):
+            first = 1 + max(watch.asked, default=watch.first - 1) if watch else 1
+            watch = _Watch(now_s, still, tries, first)
+        if len(watch.asked) < _QUESTIONS and now_s - watch.since_s >= len(watch.asked) * _ASK_S:
+            number = watch.first + len(watch.asked)
+            if target.ask_thread(number):  # else its coordinator is gone, and nothing carries the question
+                watch.asked.append(number)
+        silent_s, woken = now_s - watch.since_s, tries - watch.tries
+        if len(watch.asked) < _QUESTIONS or silent_s < _SILENT_S or woken < _TRIES:
+            return None
+        told = (
+            f"thread {target.tid} of pid {target.pid} slept for {silent_s * 1000:.0f} ms without a context switch, and "
+            f"its control thread answered none of {len(watch.asked)} questions: it woke up {woken} times in vain"
+        )
+        return ThreadStuck(
+            subject=target.process, source="the kernel's counts of its threads", tid=target.tid, seen=told
+        )
+
+    await target.heard(lambda: target.reports)  # before its report the worker has not begun
+    return found(await target.seen(look))
 
 
 @dataclass
@@ -141,16 +150,20 @@ def _look(target: Target) -> tuple[tuple[int, int], int] | None:
     return None if switches is None or ticks is None or tries is None else ((switches, ticks), tries)
 
 
-def _spinning(target: Target) -> str | None:
+async def _spinning(target: Target) -> ThreadStuck:
     """The training thread burns CPU time, and the progress board does not change."""
-    ticks = osprocess.cpu_ticks(target.pid, target.tid)
-    if ticks is None:
-        return None
-    first = target.notes.setdefault("cpu_ticks", ticks)
-    if ticks - first < _SPINNING_TICKS or target.beat is None:
-        return None
-    _, beat = target.beat
-    if beat.step != target.step or beat.age_ms < 20:
-        return None
-    used_ms = (ticks - first) * 10
-    return f"thread {target.tid} used {used_ms} ms of CPU, step and phase unchanged for {beat.age_ms:.0f} ms"
+    first = osprocess.cpu_ticks(target.pid, target.tid)
+
+    def look() -> ThreadStuck | None:
+        ticks, beat = osprocess.cpu_ticks(target.pid, target.tid), target.beat
+        if ticks is None or first is None or ticks - first < _SPINNING_TICKS or beat is None:
+            return None
+        if beat.step != target.step or beat.age_ms < 20:
+            return None
+        used_ms = (ticks - first) * 10
+        told = f"thread {target.tid} used {used_ms} ms of CPU, step and phase unchanged for {beat.age_ms:.0f} ms"
+        return ThreadStuck(
+            subject=target.process, source="the kernel, and its progress board", tid=target.tid, seen=told
+        )
+
+    return found(await target.seen(look))

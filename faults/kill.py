@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,8 +11,11 @@ from chaoskit.errors import BadInput
 from chaoskit.osprocess import signal_name
 from chaoskit.vocabulary import EXITED, FAILED_CAUSES, HUNG_CAUSES
 from faults import incidents
-from faults.base import Fault, Target
+from faults.base import Fault
+from faults.evidence import Evidence
 from faults.incidents import IncidentKind
+from faults.processes import seen_by_parent
+from faults.target import Target
 
 _STOPPING = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
@@ -51,14 +55,11 @@ class Kill(Fault):
         if self.signum not in signal.valid_signals():
             raise BadInput("signum", self.signum, "use a signal number such as signal.SIGKILL")
 
-    def inject(self, target: Target) -> None:
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         target.signal(self.signum)
-        target.pull("none")  # a process that survives the signal goes on
-
-    def observe(self, target: Target) -> str | None:
-        if target.exited is None or target.exited[0] not in ("killed", "dumped", "gone"):
-            return None
-        how, name = target.exited
-        if how == "gone":  # nobody told by which signal; from this one there is no way back
-            return f"pid {target.pid} is gone" if self.signum == signal.SIGKILL else None
-        return f"pid {target.pid} was {how} by {name}" if name == signal_name(self.signum) else None
+        target.release()  # a process that survives the signal goes on
+        how, status = await target.ended()
+        # where nothing tells by which signal it went: from this one there is no way back
+        is_gone = how == "gone" and self.signum == signal.SIGKILL
+        if is_gone or (how in ("killed", "dumped") and status == signal_name(self.signum)):
+            yield seen_by_parent(target, how, status)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from chaoskit.errors import BadInput
 from chaoskit.vocabulary import EXITED
 from faults import incidents
-from faults.base import Fault, Target
+from faults.base import Fault
+from faults.evidence import Evidence
 from faults.incidents import IncidentKind
+from faults.processes import seen_by_parent
+from faults.target import Target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +42,9 @@ class Exit(Fault):
         if not 0 <= self.status <= 255:
             raise BadInput("status", self.status, "use an exit status from 0 to 255")
 
-    def inject(self, target: Target) -> None:
-        target.pull("exit", status=self.status)
-
-    def observe(self, target: Target) -> str | None:
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        target.act("exit", status=self.status)
+        how, status = await target.ended()
         # in the end every worker exits, with status 0: only one that was missed left too early
-        if target.exited != ("exited", f"status {self.status}") or target.lost is None:
-            return None
-        return f"pid {target.pid} exited with status {self.status}"
+        if (how, status) == ("exited", f"status {self.status}") and target.lost is not None:
+            yield seen_by_parent(target, how, status)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from chaoskit.errors import BadInput
 from chaoskit.substrate import cgroup
-from chaoskit.substrate.actions import Action, Applied, CapCpu, CapMemory, CapPids, CapWrites
+from chaoskit.substrate.actions import Action, CapCpu, CapMemory, CapPids, CapWrites
 from chaoskit.substrate.holds import CONTROLLERS
 from chaoskit.vocabulary import FAILED_CAUSES, HUNG_CAUSES
 from faults import incidents
-from faults.base import Target, require_seconds
+from faults.base import found, require_seconds
+from faults.evidence import Counted, Evidence
 from faults.incidents import IncidentKind
 from faults.node import NodeFault
+from faults.target import Target
 
 _MIB = 2**20
 _GIVE_UP = 8  # times the headroom: a limit that does not hold must not eat the machine
@@ -53,42 +55,28 @@ class NodeLimit(NodeFault):
         super().validate(nodes=nodes, steps=steps)
         require_seconds("lift_after_s", self.lift_after_s, above_0=True)
 
-    def inject(self, target: Target) -> None:
-        try:
-            target.notes["limit"] = target.cluster.apply(target.node, self.action)
-        except BaseException:
-            target.pull("none")  # nobody may be left waiting, nor go on as if there were a limit
-            raise
-        self.release(target)
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        with target.applied(self.action) as limit:
+            target.lasts()  # whoever is started under the limit may be lost to it
+            self.release(target)
+
+            def look() -> Counted | None:
+                events = limit.shown()
+                told, source = self.told(events, target), "the kernel's count for its group"
+                return Counted(subject=target.whole_node, source=source, count=events, seen=told) if events else None
+
+            target.last_word = look
+            yield found(await target.seen(look))
+            await target.sleep(self.lift_after_s)
+        target.lifted()
 
     def release(self, target: Target) -> None:
         """Let the rank go on, under the limit."""
-        target.pull("none")
-
-    def again(self, target: Target, message: Any) -> bool:
-        limit: Applied | None = target.notes.get("limit")
-        if limit is None or target.lifted_ns:
-            return False
-        target.acted_ns = time.monotonic_ns()  # whoever was started under the limit may be lost to it
-        if limit.shown():
-            bitten_ns = target.notes.setdefault("bitten_ns", target.acted_ns)
-            if target.acted_ns >= bitten_ns + self.lift_after_s * 1e9:
-                limit.lift()
-                target.lifted_ns = target.acted_ns
-        return False
-
-    def observe(self, target: Target) -> str | None:
-        limit: Applied | None = target.notes.get("limit")
-        events = 0 if limit is None else limit.shown()
-        return self.told(events, target) if events else None
+        target.release()
 
     def told(self, events: int, target: Target) -> str:
         """What the kernel counted, in words."""
         raise NotImplementedError
-
-    def clean_up(self, target: Target) -> bool:
-        limit: Applied | None = target.notes.get("limit")
-        return limit is None or limit.lift()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +146,7 @@ class LimitMemory(NodeLimit):
             raise BadInput("headroom_mib", self.headroom_mib, "use a number of MiB, 1 or more")
 
     def release(self, target: Target) -> None:
-        target.pull("allocate", give_up_bytes=_GIVE_UP * round(self.headroom_mib * _MIB))
+        target.act("allocate", give_up_bytes=_GIVE_UP * round(self.headroom_mib * _MIB))
 
     def told(self, events: int, target: Target) -> str:
         return f"the kernel killed {events} processes of {target.node} for want of memory"

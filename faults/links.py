@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import math
-import time
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from chaoskit.errors import BadInput
 from chaoskit.substrate.echo import EchoProbe
-from chaoskit.substrate.traffic import Change, Unplug, Way
+from chaoskit.substrate.traffic import Change, Unplug
 from faults import incidents
-from faults.base import Target, require_seconds
+from faults.base import require_seconds
+from faults.evidence import Evidence, NetworkPath, RoundTrip
 from faults.incidents import IncidentKind
 from faults.network import COORDINATOR, NetworkFault
+from faults.target import Target
 
 _ECHOES = 3  # that must be answered before: else another fault may be what is seen
 _ECHO_S = 0.05  # the kernel answers in less than a millisecond, however busy its processes are
@@ -30,36 +32,47 @@ class LinkDown(NetworkFault):
     impact: ClassVar[str] = "the lease of the node ends, and its workers are given up"
     makes: ClassVar[type[Change]] = Unplug
 
-    def change(self, target: Target, ways: tuple[Way, ...]) -> Change:
-        return Unplug(station=target.node)
+    @property
+    def outages(self) -> tuple[tuple[float, float | None], ...]:
+        """When the link is down, from and until so many seconds after the act; None: to the end of the run."""
+        return ((0.0, self.heal_after_s),)
 
-    def prepare(self, target: Target) -> None:
-        target.notes["heard"] = target.cluster.round_trips_ms(COORDINATOR, target.node, _ECHOES, _ECHO_S)
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        self.strike(target)
+        place = (COORDINATOR, target.node)
+        answered = target.cluster.round_trips_ms(*place, _ECHOES, _ECHO_S)  # while it is up, for comparison
+        with contextlib.ExitStack() as asked:
+            probe: EchoProbe | None = None
+            for begin_s, end_s in self.outages:
+                if begin_s:
+                    await target.sleep(begin_s - target.seconds_since)
+                with target.applied(Unplug(station=target.node)):
+                    target.acts()
+                    if probe is None:
+                        target.release()
+                        probe = asked.enter_context(contextlib.closing(target.cluster.probe(*place, _ECHO_S)))
+                    # the first echo is on its way for a moment
+                    limit_s = None if end_s is None else max(end_s, target.seconds_since + 2 * _ECHO_S)
+                    if len(answered) == _ECHOES and await target.seen(_lost(probe), limit_s=limit_s):
+                        yield self._evidence(target, max(answered))
+                        probe.close()
+                        answered = ()
+                    if end_s is None:
+                        await target.until_end()
+                    else:
+                        await target.sleep(end_s - target.seconds_since)
+                target.lifted()
 
-    def impose(self, target: Target) -> None:
-        super().impose(target)
-        if "probe" not in target.notes:
-            target.notes["probe"] = target.cluster.probe(COORDINATOR, target.node, _ECHO_S)
-        target.notes["down_s"], target.notes["known"] = time.monotonic(), len(target.notes["probe"].results_ms())
+    def _evidence(self, target: Target, before_ms: float) -> RoundTrip:
+        told = f"an echo from the coordinator to {target.node} was lost"
+        path = NetworkPath((COORDINATOR, target.node))
+        return RoundTrip(subject=path, source="an echo of the kernel", before_ms=before_ms, after_ms=None, seen=told)
 
-    def lift(self, target: Target) -> None:
-        self._look(target)
-        is_early = time.monotonic() < target.notes["down_s"] + 2 * _ECHO_S
-        if "change" in target.notes and "lost" not in target.notes and is_early:
-            return  # the first echo is on its way; it is lifted the next time
-        super().lift(target)
 
-    def _look(self, target: Target) -> None:
-        """Note an echo that was lost while the link was down, where echoes had been answered before."""
-        probe: EchoProbe = target.notes["probe"]
-        is_down = "change" in target.notes and len(target.notes["heard"]) == _ECHOES
-        if is_down and None in probe.results_ms()[target.notes["known"] :]:
-            probe.close()
-            target.notes["lost"] = True
-
-    def shown(self, target: Target) -> str | None:
-        self._look(target)
-        return f"an echo from the coordinator to {target.node} was lost" if "lost" in target.notes else None
+def _lost(probe: EchoProbe) -> Callable[[], bool]:
+    """Gives whether an echo that is sent from now on is lost."""
+    known = len(probe.results_ms())
+    return lambda: None in probe.results_ms()[known:]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,18 +104,7 @@ class Flap(LinkDown):
         if self.times < 1:
             raise BadInput("times", self.times, "use 1 or more")
 
-    def next_act_s(self, target: Target) -> float:
-        turn, within_s = divmod(target.seconds_since, self.down_s + self.up_s)
-        if turn >= self.times:
-            return math.inf
-        return turn * (self.down_s + self.up_s) + self.down_s + (self.up_s if within_s >= self.down_s else 0.0)
-
-    def again(self, target: Target, message: Any) -> bool:
+    @property
+    def outages(self) -> tuple[tuple[float, float | None], ...]:
         period_s = self.down_s + self.up_s
-        turn, within_s = divmod(target.seconds_since, period_s)
-        down = turn < self.times and within_s < self.down_s
-        if down and "change" not in target.notes:
-            self.impose(target)
-        elif not down:
-            self.lift(target)
-        return False
+        return tuple((turn * period_s, turn * period_s + self.down_s) for turn in range(self.times))

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
+
+import msgspec
 
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
 from chaoskit.messages import Heartbeat
 from chaoskit.substrate import abilities
-from chaoskit.substrate.base import Process
 from chaoskit.substrate.traffic import Block
 from faults import incidents
-from faults.base import DRAWN_ROLES, Target, require_seconds
+from faults.base import DRAWN_ROLES, found, require_seconds
+from faults.evidence import AgentHeard, Evidence, NodeGone
 from faults.incidents import IncidentKind
 from faults.network import EXAMPLE
-from faults.node import KillNode, NodeFault, all_gone, look_up
+from faults.node import KillNode, NodeFault
+from faults.processes import all_gone, gone, look_up
+from faults.target import Target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,15 +54,19 @@ class LoseNode(NodeFault):
     def leads_to(self) -> frozenset[str]:
         return super().leads_to | {"unreachable"}  # whoever waits for the silent node may find out first
 
-    def inject(self, target: Target) -> None:
-        look_up(target)
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        processes = look_up(target)
         target.cluster.lose(target.node)
-        target.pull("none")
+        target.release()
+        seen = await all_gone(target, processes)
 
-    def observe(self, target: Target) -> str | None:
-        gone = all_gone(target)
-        packets = target.cluster.dropped(target.node) if gone else 0
-        return f"{gone}; {packets} packets from and to it were dropped" if packets else None
+        def silent() -> NodeGone | None:
+            packets = target.cluster.dropped(target.node)
+            more = f"; {packets} packets from and to it were dropped"
+            return msgspec.structs.replace(seen, more=more) if packets else None
+
+        yield found(await target.seen(silent))
+        target.last_word = silent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,36 +103,20 @@ class ReplaceNode(NodeFault):
         super().validate(nodes=nodes, steps=steps)
         require_seconds("back_after_s", self.back_after_s)
 
-    def inject(self, target: Target) -> None:
-        look_up(target)
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        processes, heard = look_up(target), target.listen(Heartbeat)
         target.cluster.lose(target.node)
-        target.pull("none")
-
-    def next_act_s(self, target: Target) -> float:
-        return math.inf if "agent" in target.notes else self.back_after_s
-
-    def again(self, target: Target, message: Any) -> bool:
-        if "agent" not in target.notes:
-            self._replace(target)
-        elif isinstance(message, Heartbeat) and message.node == target.node:
-            # what was sent earlier is of the agent before this one
-            target.notes["heard"] = message.sent_ns > target.lifted_ns
-        return False
-
-    def _replace(self, target: Target) -> None:
-        gone = target.notes.setdefault("gone", all_gone(target))
-        if gone is None:
-            del target.notes["gone"]
-        elif target.seconds_since >= self.back_after_s:
-            target.lifted_ns = time.monotonic_ns()
-            target.cluster.replace(target.node)
-            target.notes["agent"] = target.cluster.node(target.node)[0]
-
-    def observe(self, target: Target) -> str | None:
-        if not target.notes.get("heard"):
-            return None
-        agent: Process = target.notes["agent"]
-        return f"{target.notes['gone']}; the agent that came in its place (pid {agent.pid}) was welcomed, and is heard"
+        target.release()
+        seen = await all_gone(target, processes)
+        await target.sleep(self.back_after_s - target.seconds_since)
+        target.lifted()
+        target.cluster.replace(target.node)
+        agent = target.cluster.node(target.node)[0]
+        async for beat in heard:
+            if beat.node == target.node and beat.sent_ns > target.lifted_ns:  # else it is of the agent before this one
+                told = f"{seen}; the agent that came in its place (pid {agent.pid}) was welcomed, and is heard"
+                yield AgentHeard(subject=target.whole_node, source="the coordinator", seen=told)
+                return
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,18 +149,15 @@ class Rack(NodeFault):
         if not config.rack_nodes:
             raise BadInput("rack_nodes", config.rack_nodes, f"say how many nodes a rack has: {self.kind} needs it")
 
-    def inject(self, target: Target) -> None:
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         look_up(target)
-        racks: Mapping[str, list[Process]] = {node: target.cluster.node(node) for node in target.rack}
-        target.notes["rack"] = racks
+        racks = {node: processes for node in target.rack if (processes := target.cluster.node(node))}
         target.struck_nodes = set(target.rack)
-        for node, processes in racks.items():
-            if processes:
-                target.acted_ns = time.monotonic_ns()
-                target.cluster.lose(node)
-        target.pull("none")
-
-    def observe(self, target: Target) -> str | None:
-        racks: Mapping[str, list[Process]] = target.notes["rack"]
-        told = [all_gone(target, node, processes) for node, processes in racks.items() if processes]
-        return "; ".join(filter(None, told)) if all(told) else None
+        for node in racks:
+            target.acts()
+            target.cluster.lose(node)
+        target.release()
+        await target.seen(lambda: all(gone(processes, node) for node, processes in racks.items()))
+        told = [str(gone(processes, node)) for node, processes in racks.items() if node != target.node]
+        seen = await all_gone(target, racks[target.node])
+        yield msgspec.structs.replace(seen, more="".join(f"; {one}" for one in told))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,8 +11,10 @@ from chaoskit.errors import BadInput
 from chaoskit.substrate.cgroup import Cgroup, confine, unavailable
 from chaoskit.vocabulary import FAILED_CAUSES
 from faults import incidents
-from faults.base import Fault, Target
+from faults.base import Fault, found
+from faults.evidence import Counted, Evidence, LossReported
 from faults.incidents import IncidentKind
+from faults.target import Target
 
 HOWS = ("cgroup", "error")
 
@@ -60,38 +62,26 @@ class OutOfMemory(Fault):
         if self.how == "cgroup" and (reason := unavailable("memory")):
             raise BadInput("how", self.how, f"use 'error' on this machine: {reason}")
 
-    def inject(self, target: Target) -> None:
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         if self.how == "error":
-            target.pull("memory_error")
+            target.act("memory_error")
+            lost = found(await target.heard(lambda: target.lost))
+            if lost.cause == "raised" and "MemoryError" in lost.detail:
+                told = f"the process ended with {lost.detail.strip(' :')}"
+                yield LossReported(subject=target.process, source="its agent", cause=lost.cause, seen=told)
             return
-        try:
-            target.notes["group"] = confine(target.pid, target.ticks, target.undo, _HEADROOM_BYTES)
-        except BaseException:
-            target.pull("none")  # it must not take memory without a limit, nor be left waiting
-            raise
-        target.pull("allocate", give_up_bytes=_GIVE_UP_BYTES)
-
-    def observe(self, target: Target) -> str | None:
-        if self.how == "error":
-            raised = target.lost is not None and target.lost.cause == "raised" and "MemoryError" in target.lost.detail
-            return f"the process ended with {target.lost.detail.strip(' :')}" if raised and target.lost else None
-        _count(target)
-        kills = target.notes.get("kills", 0)
-        if not kills or target.exited != ("killed", "SIGKILL"):
-            return None
-        return f"the kernel counted {kills} kill for lack of memory, and pid {target.pid} was killed by SIGKILL"
-
-    def clean_up(self, target: Target) -> bool:
-        group: Cgroup | None = target.notes.get("group")
-        if group is None:
-            return True
-        _count(target)
-        return group.remove()
+        group = confine(target.pid, target.ticks, target.undo, _HEADROOM_BYTES)
+        with target.removing(group):
+            target.act("allocate", give_up_bytes=_GIVE_UP_BYTES)
+            ended = await target.ended()
+            if ended == ("killed", "SIGKILL") and (kills := _kills(group)):
+                told = f"the kernel counted {kills} kill for lack of memory, and pid {target.pid} was killed by SIGKILL"
+                source, seen_ns = "the kernel's count for its group, and its parent", target.exited_ns
+                yield Counted(subject=target.process, source=source, observed_ns=seen_ns, count=kills, seen=told)
 
 
-def _count(target: Target) -> None:
-    """Note the group's count of kills, as long as there is the group."""
-    group: Cgroup | None = target.notes.get("group")
-    if group is not None:
-        with contextlib.suppress(OSError):
-            target.notes["kills"] = group.oom_kills()
+def _kills(group: Cgroup) -> int:
+    """How many processes the kernel killed for want of memory; 0 where the group does not tell."""
+    with contextlib.suppress(OSError):
+        return group.oom_kills()
+    return 0

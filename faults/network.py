@@ -5,20 +5,22 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from functools import partial
+from typing import ClassVar, Literal
 
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.osprocess import start_ticks, tcp_troubles
 from chaoskit.substrate import abilities
 from chaoskit.substrate.actions import Applied
-from chaoskit.substrate.echo import EchoProbe
 from chaoskit.substrate.traffic import Block, Change, Way, between, towards
 from chaoskit.vocabulary import HUNG_CAUSES
 from faults import incidents
-from faults.base import Fault, Target, require_seconds
+from faults.base import Fault, require_seconds
+from faults.evidence import Counted, Evidence, NetworkPath
 from faults.incidents import IncidentKind
+from faults.target import Target
 
 #: The coordinator's place in the network, beside the nodes'.
 COORDINATOR = "coordinator"
@@ -116,68 +118,42 @@ class NetworkFault(Fault):
             return between(near, far)
         return towards(near, far) if self.direction == "out" else towards(far, near)
 
-    def change(self, target: Target, ways: tuple[Way, ...]) -> Change:
-        """What is done to these ways."""
-        raise NotImplementedError
-
-    def inject(self, target: Target) -> None:
+    def strike(self, target: Target) -> tuple[Way, ...]:
+        """Return the ways that are struck. What may be lost by it are the target's struck nodes from now on."""
         ways = self.ways(target)
         stations = {station for way in ways for station in way}
         # a node that is silent until its lease is over is lost; of two that cannot reach each other either may be
         silent = COORDINATOR in stations and self.outage_s >= _lease_s(target)
         target.struck_nodes = set(self.near(target)) if silent else stations - {COORDINATOR}
-        target.notes["ways"] = ways
-        self.prepare(target)
-        self.impose(target)
-        target.pull("none")
+        return ways
 
-    def prepare(self, target: Target) -> None:
-        """Measure what evidence will be compared with."""
+    async def while_in_force(
+        self, target: Target, change: Change, look: Callable[[Applied], Evidence | None], after_s: float = 0.0
+    ) -> AsyncIterator[Evidence]:
+        """Change the network until it heals, and wait for evidence of it.
 
-    def impose(self, target: Target) -> None:
-        """Have the network changed."""
-        target.notes["change"] = target.cluster.apply(target.node, self.change(target, target.notes["ways"]))
-
-    def lift(self, target: Target) -> None:
-        """Have it changed back."""
-        change: Applied | None = target.notes.pop("change", None)
-        if change is not None:
-            change.lift()
-            target.notes["lifted"] = target.notes.get("lifted", 0) + change.shown()
-            target.lifted_ns = time.monotonic_ns()
+        Args:
+            look: for evidence, at what was changed.
+            after_s: how long what it did may be noticed after its end.
+        """
+        with target.applied(change) as applied:
+            target.release()
+            target.last_word = partial(look, applied)
+            seen = await target.seen(target.last_word, limit_s=self.heal_after_s)
+            if seen is not None:
+                yield seen
+            if self.heal_after_s is None:
+                await target.until_end()
+            else:
+                await target.sleep(self.heal_after_s - target.seconds_since)
+        target.lifted()
+        if seen is None and (seen := await target.seen(target.last_word, limit_s=target.seconds_since + after_s)):
+            yield seen
 
     @property
     def outage_s(self) -> float:
         """For how long nothing gets through at a time."""
         return math.inf if self.heal_after_s is None else self.heal_after_s
-
-    def again(self, target: Target, message: Any) -> bool:
-        if self.heal_after_s is not None and target.seconds_since >= self.heal_after_s:
-            self.lift(target)
-        return False
-
-    def next_act_s(self, target: Target) -> float:
-        return math.inf if self.heal_after_s is None or "change" not in target.notes else self.heal_after_s
-
-    def packets(self, target: Target) -> int:
-        """How many packets have met the change so far."""
-        change: Applied | None = target.notes.get("change")
-        return int(target.notes.get("lifted", 0)) + (0 if change is None else change.shown())
-
-    def observe(self, target: Target) -> str | None:
-        if target.exited is not None:
-            return None  # the run is over, and its network is gone
-        return self.shown(target)
-
-    def clean_up(self, target: Target) -> bool:
-        probe: EchoProbe | None = target.notes.get("probe")
-        if probe is not None:
-            probe.close()
-        return super().clean_up(target)
-
-    def shown(self, target: Target) -> str | None:
-        """What the network shows of the fault while it is there, in words."""
-        raise NotImplementedError
 
 
 class TcpWatch:
@@ -218,22 +194,31 @@ class LossyNetwork(NetworkFault):
     #: What TCP notices of it.
     noticed: ClassVar[Literal["losses", "resets"]] = "losses"
 
-    def prepare(self, target: Target) -> None:
-        stations = {station for way in target.notes["ways"] for station in way}
+    def change(self, target: Target, ways: tuple[Way, ...]) -> Change:
+        """What is done to these ways."""
+        raise NotImplementedError
+
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        ways = self.strike(target)
+        stations = {station for way in ways for station in way}
         watched = [target.cluster.first_pid(node) for node in stations - {COORDINATOR}]
         if COORDINATOR in stations:
             with contextlib.suppress(HarnessError):  # a command has none
                 watched.append(target.cluster.coordinator().pid)
-        target.notes["tcp"] = TcpWatch(watched, self.noticed)
+        watch = TcpWatch(watched, self.noticed)
 
-    def shown(self, target: Target) -> str | None:
-        watch: TcpWatch = target.notes["tcp"]
-        is_old = bool(target.lifted_ns) and time.monotonic_ns() - target.lifted_ns > _AFTER_S * 1e9
-        noticed = watch.noticed if is_old else watch.look()  # what comes long after the end is not its doing
-        packets = self.packets(target) if noticed else 0
-        if not packets:
-            return None
-        return f"the kernel has counted {packets} packets that met it, and TCP of the nodes {noticed} {self.noticed}"
+        def look(change: Applied) -> Counted | None:
+            is_old = bool(target.lifted_ns) and time.monotonic_ns() - target.lifted_ns > _AFTER_S * 1e9
+            noticed = watch.noticed if is_old else watch.look()  # what comes long after the end is not its doing
+            packets = change.shown() if noticed else 0
+            told = (
+                f"the kernel has counted {packets} packets that met it, and TCP of the nodes {noticed} {self.noticed}"
+            )
+            path = NetworkPath(tuple(sorted(stations)))
+            return Counted(subject=path, source="TCP of the nodes", count=packets, seen=told) if packets else None
+
+        async for seen in self.while_in_force(target, self.change(target, ways), look, _AFTER_S):
+            yield seen
 
 
 def _lease_s(target: Target) -> float:

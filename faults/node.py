@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import signal
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from functools import partial
+from typing import Any, ClassVar
+
+import msgspec
 
 from chaoskit import osprocess
 from chaoskit.errors import BadInput
 from chaoskit.substrate.actions import Applied, Freeze
 from chaoskit.substrate.base import Process
 from chaoskit.substrate.cgroup import unavailable
-from chaoskit.substrate.undo import ContinueEntry
 from chaoskit.vocabulary import EXITED, HUNG_CAUSES
 from faults import incidents
-from faults.base import Fault, Target, require_seconds
+from faults.base import Fault, require_seconds
+from faults.evidence import Evidence, NodeFrozen
 from faults.incidents import IncidentKind
+from faults.processes import all_gone, continued_afterwards, gone, is_gone, look_up, signal_all
+from faults.target import Target
 
 FREEZES = ("signal", "cgroup")
 _STILL_S = 0.05  # an agent runs some hundred times a second
@@ -53,15 +57,13 @@ class KillAgent(NodeFault):
     impact: ClassVar[str] = "the workers of the node are given up"
     of_runtime: ClassVar[bool] = True  # of another launcher's, what it started need not end with it
 
-    def inject(self, target: Target) -> None:
-        agent, *_ = look_up(target)
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        agent, *_ = processes = look_up(target)
         if agent.pid != target.cluster.first_pid(target.node):  # it ends already: what is listed first is its child
             raise ProcessLookupError(f"the agent of {target.node} is gone")
         target.cluster.signal_process(agent, signal.SIGKILL)
-        target.pull("none")
-
-    def observe(self, target: Target) -> str | None:
-        return all_gone(target)
+        target.release()
+        yield await all_gone(target, processes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,12 +86,11 @@ class KillNode(NodeFault):
     impact: ClassVar[str] = "the node's connection ends, and its workers are given up"
     ends_node: ClassVar[bool] = True
 
-    def inject(self, target: Target) -> None:
-        signal_all(target, look_up(target), signal.SIGKILL)
-        target.pull("none")
-
-    def observe(self, target: Target) -> str | None:
-        return all_gone(target)
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        processes = look_up(target)
+        signal_all(target, processes, signal.SIGKILL)
+        target.release()
+        yield await all_gone(target, processes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,26 +115,17 @@ class Preempt(NodeFault):
         super().validate(nodes=nodes, steps=steps)
         require_seconds("grace_s", self.grace_s)
 
-    def inject(self, target: Target) -> None:
-        agent, *others = look_up(target)
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        agent, *others = processes = look_up(target)
         signal_all(target, [agent, *(one for one in others if one.name != "ck-zygote")], signal.SIGTERM)
-        target.pull("none")
-
-    def next_act_s(self, target: Target) -> float:
-        return math.inf if "forced" in target.notes else self.grace_s
-
-    def again(self, target: Target, message: Any) -> bool:
-        if target.seconds_since < self.grace_s or "forced" in target.notes:
-            return False
-        left = [process for process in target.notes["processes"] if not _is_gone(process)]
-        target.notes["forced"] = len(left)
-        target.acted_ns = time.monotonic_ns()
-        signal_all(target, left, signal.SIGKILL)
-        return False
-
-    def observe(self, target: Target) -> str | None:
-        gone = all_gone(target)
-        return gone and f"{gone}, {target.notes.get('forced', 0)} of them after the grace period"
+        target.release()
+        seen = await target.seen(lambda: gone(processes, target.node), limit_s=self.grace_s)
+        left = [] if seen is not None else [process for process in processes if not is_gone(process)]
+        if seen is None:
+            target.acts()
+            signal_all(target, left, signal.SIGKILL)
+            seen = await all_gone(target, processes)
+        yield msgspec.structs.replace(seen, more=f", {len(left)} of them after the grace period")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,104 +174,49 @@ class FreezeNode(NodeFault):
             raise BadInput("how", self.how, f"use 'signal' on this machine: {reason}")
         require_seconds("thaw_after_s", self.thaw_after_s, above_0=True)
 
-    def inject(self, target: Target) -> None:
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         processes = look_up(target)
-        target.pull("none")  # once continued, the rank goes on as if nothing had been
-        if self.how == "cgroup":
-            target.notes["freeze"] = target.cluster.apply(target.node, Freeze())
-            target.notes["processes"] = [one for one in processes if not _is_gone(one)] or processes
-            return
-        target.notes["undo"] = target.undo.plan(*(ContinueEntry(one.pid, one.ticks) for one in processes))
-        signal_all(target, processes, signal.SIGSTOP)  # the agent first: it must not report the others
-
-    def next_act_s(self, target: Target) -> float:
-        return math.inf if "thawed" in target.notes else self.thaw_after_s
-
-    def again(self, target: Target, message: Any) -> bool:
-        if target.seconds_since >= self.thaw_after_s and "thawed" not in target.notes and self._was_seen(target):
-            target.acted_ns = target.lifted_ns = time.monotonic_ns()
-            self._thaw(target)
-        return False
-
-    def _was_seen(self, target: Target) -> bool:
-        """Whether there is evidence, or never will be: a harness that was busy for so long must not thaw unseen."""
-        return "seen" in target.notes or any(map(_is_gone, target.notes.get("processes", [])))
-
-    def _thaw(self, target: Target) -> None:
-        target.notes["thawed"] = True
-        if self.how == "cgroup":
-            freeze: Applied | None = target.notes.get("freeze")
-            target.notes["melted"] = freeze is None or freeze.lift()
-            return
-        for process in reversed(target.notes.get("processes", [])):  # workers first: the agent finds them moving
-            osprocess.kill_if_same(process.pid, process.ticks, signal.SIGCONT)
-
-    def observe(self, target: Target) -> str | None:
-        found = self._look(target)
-        if found is not None:
-            target.notes["seen"] = True
-        return found
-
-    def _look(self, target: Target) -> str | None:
-        processes: list[Process] = target.notes["processes"]
-        if self.how == "cgroup":
-            freeze: Applied = target.notes["freeze"]
-            still_s = self._still_s(target, processes) if freeze.shown() else 0.0
-            if still_s < _STILL_S:
-                return None
-            many = f"all {len(processes)} processes of {target.node}"
-            return f"{many} are frozen: none has run for {still_s * 1000:.0f} ms"
-        if not all(osprocess.is_stopped(process.pid, process.ticks) for process in processes):
-            return None
-        return f"all {len(processes)} processes of {target.node} are in state T (stopped)"
-
-    def _still_s(self, target: Target, processes: Sequence[Process]) -> float:
-        """For how long no process has been given a CPU, by the kernel's count of each one's switches."""
-        now_s, now = time.monotonic(), [osprocess.switches(process.pid, process.pid) for process in processes]
-        since_s, before = cast("tuple[float, list[int | None]]", target.notes.setdefault("still", (now_s, now)))
-        if now != before or None in now:
-            target.notes["still"] = (now_s, now)
-            return 0.0
-        return now_s - since_s
-
-    def clean_up(self, target: Target) -> bool:
-        self._thaw(target)
-        if self.how == "cgroup":
-            return bool(target.notes["melted"])
-        processes: list[Process] = target.notes.get("processes", [])
-        if any(osprocess.is_stopped(process.pid, process.ticks) for process in processes):
-            return False
-        if "undo" in target.notes:
-            target.notes["undo"].done()
-        return True
+        target.release()  # once continued, the rank goes on as if nothing had been
+        with contextlib.ExitStack() as held:
+            if self.how == "cgroup":
+                freeze = held.enter_context(target.applied(Freeze()))
+                processes = [one for one in processes if not is_gone(one)] or processes
+                look = _Frozen(target, processes, freeze).look
+            else:
+                held.enter_context(continued_afterwards(target, processes))
+                signal_all(target, processes, signal.SIGSTOP)  # the agent first: it must not report the others
+                look = partial(_all_stopped, target, processes)
+            # a harness that was busy for so long must not thaw it unseen; where one is gone it is never seen
+            seen = await target.seen(lambda: look() or any(map(is_gone, processes)))
+            if isinstance(seen, NodeFrozen):
+                yield seen
+            await target.sleep(self.thaw_after_s - target.seconds_since)
+        target.lifted()
 
 
-def look_up(target: Target) -> list[Process]:
-    """The processes of the target's node, now: agent first."""
-    processes = target.cluster.node(target.node)
-    target.notes["processes"] = processes
-    if not processes:
-        raise ProcessLookupError(f"{target.node} has no process any more")
-    return processes
-
-
-def signal_all(target: Target, processes: Iterable[Process], signum: int) -> None:
-    """Send a signal to each that is still there."""
-    for process in processes:
-        with contextlib.suppress(ProcessLookupError):  # ended with its parent meanwhile
-            target.cluster.signal_process(process, signum)
-
-
-def _is_gone(process: Process) -> bool:
-    return osprocess.start_ticks(process.pid) != process.ticks or osprocess.is_ending(process.pid)
-
-
-def all_gone(target: Target, node: str = "", processes: Sequence[Process] = ()) -> str | None:
-    """That no process of the struck node, or of the one that is named, is left, in words; None if some are."""
-    node, processes = node or target.node, processes or target.notes["processes"]
-    if target.exited is not None:
-        return None  # the run is over, and its agent lived to tell how the worker ended: now everything is gone
-    if not all(_is_gone(process) for process in processes):
+def _all_stopped(target: Target, processes: Sequence[Process]) -> NodeFrozen | None:
+    if not all(osprocess.is_stopped(process.pid, process.ticks) for process in processes):
         return None
-    first = "the agent" if processes[0].name.startswith("ck-") else processes[0].name
-    return f"{first} of {node} (pid {processes[0].pid}) and its {len(processes) - 1} other processes are gone"
+    return NodeFrozen(subject=target.whole_node, source="the kernel's states of them", processes=len(processes))
+
+
+class _Frozen:
+    """Whether the freezer holds all processes of a node, and none of them has been given a CPU for a moment."""
+
+    def __init__(self, target: Target, processes: Sequence[Process], freeze: Applied) -> None:
+        self._target, self._processes, self._freeze = target, processes, freeze
+        self._since_s, self._switches = time.monotonic(), self._count()
+
+    def _count(self) -> list[int | None]:
+        """How often the kernel took a CPU from each."""
+        return [osprocess.switches(process.pid, process.pid) for process in self._processes]
+
+    def look(self) -> NodeFrozen | None:
+        now_s, now = time.monotonic(), self._count()
+        if now != self._switches or None in now or not self._freeze.shown():
+            self._since_s, self._switches = now_s, now
+        if (still_s := now_s - self._since_s) < _STILL_S:
+            return None
+        source = "the kernel's freezer, and its counts of their switches"
+        many = len(self._processes)
+        return NodeFrozen(subject=self._target.whole_node, source=source, processes=many, still_s=still_s)

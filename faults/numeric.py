@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from chaoskit.errors import BadInput
 from chaoskit.vocabulary import FAILED_CAUSES
 from faults import incidents
-from faults.base import Fault, Target
+from faults.base import Fault
+from faults.evidence import Evidence
 from faults.incidents import IncidentKind
+from faults.target import Target
 
 WHERES = ("weight", "gradient", "activation")
 
@@ -56,8 +58,6 @@ class NaN(Fault):
         if self.phase not in ("forward", "backward") or (self.where == "activation" and self.phase != "forward"):
             raise BadInput("phase", self.phase, f"use 'forward': in {self.phase} the {self.where} exists already")
 
-    def inject(self, target: Target) -> None:
-        target.pull("nan", parameter=self.parameter, where=self.where, sticky=self.sticky)
-
-    def observe(self, target: Target) -> str | None:
-        return target.read_back
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        target.act("nan", parameter=self.parameter, where=self.where, sticky=self.sticky)
+        yield await target.read_back()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from chaoskit.errors import BadInput
 from chaoskit.vocabulary import FAILED_CAUSES
 from faults import incidents
-from faults.base import Fault, Target
+from faults.base import Fault
+from faults.evidence import Evidence
 from faults.incidents import IncidentKind
+from faults.target import Target
 
 WHERES = ("weight", "optimizer")
 
@@ -55,8 +57,6 @@ class PoisonSnapshot(Fault):
         if self.during in ("regroup", "restore"):
             raise BadInput("during", self.during, "use at_step, after_s or 'recommit': nothing is committed there")
 
-    def inject(self, target: Target) -> None:
-        target.pull("poison_snapshot", where=self.where, parameter=self.parameter, key=self.key)
-
-    def observe(self, target: Target) -> str | None:
-        return target.read_back
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        target.act("poison_snapshot", where=self.where, parameter=self.parameter, key=self.key)
+        yield await target.read_back()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from chaoskit.vocabulary import FAILED_CAUSES
 from faults import incidents
-from faults.base import Fault, Target, require_message
+from faults.base import Fault, found, require_message
+from faults.evidence import Evidence, LossReported
 from faults.incidents import IncidentKind
+from faults.target import Target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +45,9 @@ class Raise(Fault):
         super().validate(nodes=nodes, steps=steps)
         require_message(self.message)
 
-    def inject(self, target: Target) -> None:
-        target.pull("raise", message=self.message)
-
-    def observe(self, target: Target) -> str | None:
-        if target.lost is not None and target.lost.cause == "raised" and self.message in target.lost.detail:
-            return f"the process ended: {target.lost.detail}"
-        return None
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        target.act("raise", message=self.message)
+        lost = found(await target.heard(lambda: target.lost))
+        if lost.cause == "raised" and self.message in lost.detail:
+            told = f"the process ended: {lost.detail}"
+            yield LossReported(subject=target.process, source="its agent", cause=lost.cause, seen=told)

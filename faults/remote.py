@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
 from chaoskit.substrate.object_troubles import Lag, Outage, Reply, Reset, Stall, Trouble
-from faults.base import Fault, Target, require_seconds
+from faults.base import Fault, found, require_seconds
+from faults.evidence import Counted, Evidence, SharedStore
+from faults.target import Target
 
 _SLOW_DOWN = 503
 #: What the store does, and what the proxy then has done to how many requests.
@@ -102,24 +102,21 @@ class RemoteOutage(Fault):
             remedy = "name the address of the store, http://HOST:PORT: a proxy stands before it"
             raise BadInput("remote.endpoint", config.remote.endpoint, remedy)
 
-    def inject(self, target: Target) -> None:
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         assert target.store is not None
-        target.notes["number"] = target.store.impose(self.trouble)
-        target.pull("none")
+        with target.holding(target.store.apply(self.trouble)) as outage:
+            target.release()
 
-    def again(self, target: Target, message: Any) -> bool:
-        if target.lifted_ns or self.heal_after_s is None or target.store is None:
-            return False
-        if "since_s" not in target.notes and target.store.met(target.notes["number"]):
-            target.notes["since_s"] = time.monotonic()
-        if time.monotonic() - target.notes.get("since_s", math.inf) >= self.heal_after_s:
-            target.notes["met"] = target.store.lift(target.notes["number"])
-            target.acted_ns = target.lifted_ns = time.monotonic_ns()
-        return False
+            def look() -> Counted | None:
+                met = outage.shown()
+                told = f"the proxy before the store has {_MODES[self.mode].format(met=met)}"
+                source = "the proxy before the store"
+                return Counted(subject=store, source=source, count=met, seen=told) if met else None
 
-    def observe(self, target: Target) -> str | None:
-        if target.exited is not None or target.store is None:
-            return None  # the run is over, and its proxy is gone
-        met = target.notes["met"] if target.lifted_ns else target.store.met(target.notes["number"])
-        told = f"the proxy before the store has {_MODES[self.mode].format(met=met)}"
-        return told if met else None
+            store, target.last_word = SharedStore(target.store.url), look
+            yield found(await target.seen(look))
+            if self.heal_after_s is None:
+                await target.until_end()
+            else:
+                await target.sleep(self.heal_after_s)
+        target.lifted()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
+
+import msgspec
 
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
@@ -17,16 +17,18 @@ from chaoskit.messages import (
     Formed,
     Heartbeat,
     LendNodes,
-    Message,
     Plan,
     ReturnNodes,
     ScaleTo,
     SpotNotice,
 )
 from faults import incidents
-from faults.base import Fault, Target, require_seconds
+from faults.base import Fault, require_seconds
+from faults.evidence import AgentHeard, Evidence, SizeRequest, WholeNode, WorldFormed
 from faults.incidents import IncidentKind
-from faults.node import NodeFault, all_gone, look_up, signal_all
+from faults.node import NodeFault
+from faults.processes import all_gone, look_up, signal_all
+from faults.target import Target
 
 _POLICY = '{{"minReplicas": 2, "maxReplicas": 4}}'  # braces as str.format reads them
 _EXAMPLE = f'chaos.run("gpt", nodes=4, steps=60, elastic={_POLICY}, faults=[{{fault}}])'
@@ -84,24 +86,19 @@ class Scale(ResizeFault):
         if self.to not in config.elastic.sizes:
             raise BadInput("to", self.to, f"use a size that the elastic policy allows: {config.elastic.sizes_in_words}")
 
-    def inject(self, target: Target) -> None:
-        _say(target, ScaleTo(target.fault_id, self.to, "the harness"))
-        target.pull("none")
-
-    def again(self, target: Target, message: Any) -> bool:
-        _follow(target, message)
-        _hear(target, message)
-        return False
-
-    def observe(self, target: Target) -> str | None:
-        answer, settled = target.notes.get("answer"), target.notes.get("settled")
-        if answer is None or not answer.accepted:
-            return None
-        if len(settled.members if settled is not None else target.places) != self.to:
-            return None
-        if settled is None:  # a loss had made the world so small before
-            return f"{self.to} ranks trained already"
-        return f"generation {settled.generation} of {self.to} ranks is formed"
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        world = _World(target)
+        answer = await _answered(target, ScaleTo(target.fault_id, self.to, "the harness"))
+        if not answer.accepted:
+            return
+        await target.heard(lambda: (world.size or len(target.places)) == self.to)
+        # else a loss had made the world so small before
+        told = (
+            f"generation {world.generation} of {self.to} ranks is formed"
+            if world.size
+            else f"{self.to} ranks trained already"
+        )
+        yield WorldFormed(subject=SizeRequest(target.fault_id), source="the ranks", size=self.to, seen=told)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,25 +115,20 @@ class AddNode(ResizeFault):
     impact: ClassVar[str] = "the world grows at a step boundary if its policy wants that; nobody is given up"
     sample: ClassVar[Mapping[str, Any]] = {"at_step": 20}
 
-    def inject(self, target: Target) -> None:
-        cluster = target.cluster
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        cluster, heard = target.cluster, target.listen(Heartbeat)
         gone = next((node for node in cluster.nodes if not cluster.node(node)), None)
         if gone is None:
             cluster.provide(len(cluster.nodes) + 1)
         else:
             cluster.replace(gone)
-        target.notes["node"] = gone or cluster.nodes[-1]
-        target.notes["since_ns"] = time.monotonic_ns()
-        target.pull("none")
-
-    def again(self, target: Target, message: Any) -> bool:
-        if isinstance(message, Heartbeat) and message.node == target.notes["node"]:
-            # what was sent earlier is of the agent before this one
-            target.notes["heard"] = message.sent_ns > target.notes["since_ns"]
-        return False
-
-    def observe(self, target: Target) -> str | None:
-        return f"the agent of {target.notes['node']} is heard" if target.notes.get("heard") else None
+        node, since_ns = gone or cluster.nodes[-1], time.monotonic_ns()
+        target.release()
+        async for beat in heard:
+            if beat.node == node and beat.sent_ns > since_ns:  # else it is of the agent before this one
+                told = f"the agent of {node} is heard"
+                yield AgentHeard(subject=WholeNode(node), source="the coordinator", seen=told)
+                return
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,36 +166,20 @@ class TakeSpot(NodeFault):
     def leads_to(self) -> frozenset[str]:
         return super().leads_to | {"evicted"}
 
-    def inject(self, target: Target) -> None:
-        look_up(target)
-        _say(target, SpotNotice(target.node, self.grace_s))
-        target.pull("none")
-
-    def next_act_s(self, target: Target) -> float:
-        return math.inf if "taken" in target.notes else self.grace_s
-
-    def again(self, target: Target, message: Any) -> bool:
-        _follow(target, message)
-        if "taken" not in target.notes:
-            if not self._is_out(target):
-                _say_again(target, SpotNotice(target.node, max(0.0, self.grace_s - target.seconds_since)))
-            if target.seconds_since >= self.grace_s:
-                self._take(target)
-        return False
-
-    def _is_out(self, target: Target) -> bool:
-        settled = target.notes.get("settled")
-        return settled is not None and all(member.node != target.node for member in settled.members)
-
-    def _take(self, target: Target) -> None:
-        target.notes["taken"] = f"{'' if self._is_out(target) else 'not '}out of the world by then"
-        target.acted_ns = time.monotonic_ns()
-        signal_all(target, target.notes["processes"][:1], signal.SIGKILL)  # its agent takes along what is left
-
-    def observe(self, target: Target) -> str | None:
-        if "taken" not in target.notes or (gone := all_gone(target)) is None:
-            return None
-        return f"{gone}, {target.notes['taken']}"
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        processes, world = look_up(target), _World(target)
+        target.say(SpotNotice(target.node, self.grace_s))
+        target.release()
+        while (left_s := self.grace_s - target.seconds_since) > 0:
+            if await target.heard(lambda: world.is_without(target.node), within_s=min(_TOLD_AGAIN_S, left_s)):
+                await target.sleep(self.grace_s - target.seconds_since)
+            else:
+                target.say(SpotNotice(target.node, max(0.0, self.grace_s - target.seconds_since)))
+        is_out = world.is_without(target.node)
+        target.acts()
+        signal_all(target, processes[:1], signal.SIGKILL)  # its agent takes along what is left
+        seen = await all_gone(target, processes)
+        yield msgspec.structs.replace(seen, more=f", {'' if is_out else 'not '}out of the world by then")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,58 +208,64 @@ class Demand(ResizeFault):
         require_seconds("grace_s", self.grace_s)
         require_seconds("return_after_s", self.return_after_s)
 
-    def inject(self, target: Target) -> None:
-        _say(target, LendNodes(target.fault_id, target.fault_id, self.nodes, self.grace_s))
-        target.pull("none")
-
-    def again(self, target: Target, message: Any) -> bool:
-        _follow(target, message)
-        if "had_s" not in target.notes:
-            _hear(target, message)
-            if self._has_them(target):
-                target.notes["had_s"] = time.monotonic()
-        elif not target.lifted_ns and time.monotonic() >= target.notes["had_s"] + self.return_after_s:
-            target.lifted_ns = time.monotonic_ns()
-            _say(target, ReturnNodes(target.fault_id))
-        return False
-
-    def _has_them(self, target: Target) -> bool:
-        answer, settled = target.notes.get("answer"), target.notes.get("settled")
-        if answer is None or not answer.nodes or settled is None:
-            return False
-        return all(member.node not in answer.nodes for member in settled.members)
-
-    def observe(self, target: Target) -> str | None:
-        if "had_s" not in target.notes:
-            return None
-        return f"{', '.join(target.notes['answer'].nodes)} left for another job, within {self.grace_s:g} s"
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        world = _World(target)
+        answer = await _answered(target, LendNodes(target.fault_id, target.fault_id, self.nodes, self.grace_s))
+        if not answer.nodes:
+            return
+        await target.heard(lambda: all(map(world.is_without, answer.nodes)))
+        told = f"{', '.join(answer.nodes)} left for another job, within {self.grace_s:g} s"
+        yield WorldFormed(subject=SizeRequest(target.fault_id), source="the ranks", size=world.size, seen=told)
+        await target.sleep(self.return_after_s)
+        target.lifted()
+        target.say(ReturnNodes(target.fault_id))
 
 
-def _say(target: Target, message: Message) -> None:
-    target.notes["said"], target.notes["said_s"] = message, time.monotonic()
-    with contextlib.suppress(OSError):  # a coordinator that is gone: it is said again
-        target.cluster.send(message)
+async def _answered(target: Target, request: ScaleTo | LendNodes) -> Answered:
+    """Make a request, let the rank go on, and wait for the answer. It may be lost with a coordinator: say it again."""
+    answers = target.listen(Answered)
+    target.say(request)
+    target.release()
+
+    def look() -> Answered | None:
+        return next((answer for answer in answers.drain() if answer.request == request.request), None)
+
+    while (answer := await target.heard(look, within_s=_TOLD_AGAIN_S)) is None:
+        target.say(request)
+    return answer
 
 
-def _hear(target: Target, message: Any) -> None:
-    """Note the answer to what was said. It may be lost with a coordinator: until there is one it is said again."""
-    if isinstance(message, Answered) and message.request == target.fault_id:
-        target.notes["answer"] = message
-    if "answer" not in target.notes:
-        _say_again(target, target.notes["said"])
+class _World:
+    """The newest membership since the act of which every member has built its group."""
 
+    def __init__(self, target: Target) -> None:
+        self._heard = target.listen(Plan, Formed)
+        self._plan: Plan | None = None
+        self._settled: Plan | None = None
+        self._formed: set[str] = set()
 
-def _say_again(target: Target, message: Message) -> None:
-    if time.monotonic() > target.notes["said_s"] + _TOLD_AGAIN_S:
-        _say(target, message)
+    @property
+    def settled(self) -> Plan | None:
+        """That membership; None before the first."""
+        for message in self._heard.drain():
+            if isinstance(message, Plan):
+                self._plan, self._formed = message, set()
+            elif self._plan is not None and message.generation == self._plan.generation:
+                self._formed.add(message.worker)
+                if self._formed.issuperset(member.worker for member in self._plan.members):
+                    self._settled = self._plan
+        return self._settled
 
+    @property
+    def size(self) -> int:
+        """How many ranks it has; 0 before the first."""
+        return 0 if self.settled is None else len(self.settled.members)
 
-def _follow(target: Target, message: Any) -> None:
-    """Note the newest plan since the act of which every member has built its group."""
-    if isinstance(message, Plan):
-        target.notes["plan"], target.notes["formed"] = message, set()
-    elif isinstance(message, Formed) and (plan := target.notes.get("plan")) is not None:
-        if message.generation == plan.generation:
-            target.notes["formed"].add(message.worker)
-        if target.notes["formed"].issuperset(member.worker for member in plan.members):
-            target.notes["settled"] = plan
+    @property
+    def generation(self) -> int:
+        """Of it; 0 before the first."""
+        return 0 if self.settled is None else self.settled.generation
+
+    def is_without(self, node: str) -> bool:
+        """Whether there is one, and no rank of it is on ``node``."""
+        return self.settled is not None and all(member.node != node for member in self.settled.members)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,8 +11,10 @@ from chaoskit.errors import BadInput
 from chaoskit.substrate.cgroup import Cgroup, throttle, unavailable
 from chaoskit.vocabulary import HUNG_CAUSES
 from faults import incidents
-from faults.base import Fault, Target
+from faults.base import Fault, found
+from faults.evidence import Counted, Evidence
 from faults.incidents import IncidentKind
+from faults.target import Target
 
 HOWS = ("sleep", "quota", "duty")
 
@@ -72,45 +74,56 @@ class Straggle(Fault):
         if self.how == "quota" and (reason := unavailable("cpu")):
             raise BadInput("how", self.how, f"use 'sleep' or 'duty' on this machine: {reason}")
 
-    def inject(self, target: Target) -> None:
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         if self.how == "sleep":
-            target.pull("delay", delay_ms=self.delay_ms, steps=self.steps)
+            target.act("delay", delay_ms=self.delay_ms, steps=self.steps)
+            yield await target.read_back()
         elif self.how == "duty":
-            target.pull("burn", cpu_fraction=self.cpu_fraction, steps=self.steps, name=_BURNER)
+            target.act("burn", cpu_fraction=self.cpu_fraction, steps=self.steps, name=_BURNER)
+            yield found(await target.seen(lambda: _burnt(target)))
         else:
-            try:
-                target.notes["group"] = throttle(target.pid, target.ticks, target.undo, self.cpu_fraction)
-            finally:
-                target.pull("none")  # whether or not the kernel took the limit: nobody may be left waiting
+            group = throttle(target.pid, target.ticks, target.undo, self.cpu_fraction)
+            with target.removing(group):
+                target.release()
+                throttled = _Throttled(group)
+                # once the steps are over, or the process is
+                await target.heard(lambda: throttled.read() and self._is_over(target), after_end=True)
+                if throttled.times:
+                    yield throttled.evidence(target)
 
-    def observe(self, target: Target) -> str | None:
-        if self.how == "sleep":
-            return target.read_back
-        return _burnt(target) if self.how == "duty" else self._throttled(target)
-
-    def _throttled(self, target: Target) -> str | None:
-        """What the kernel counted, once the steps are over, or the process is gone."""
-        group: Cgroup | None = target.notes.get("group")
-        if group is None:
-            return None
-        over = target.exited is not None or target.lost is not None
-        if not over:
-            target.notes["throttled"] = group.throttled()
-            if target.beat is None or target.beat[1].step < target.step + self.steps:
-                return None
-            group.limit_cpu(None)
-        times, seconds = target.notes.get("throttled", (0, 0.0))
-        return f"the kernel throttled {group.path.name} {times} times, for {seconds * 1000:.0f} ms" if times else None
-
-    def clean_up(self, target: Target) -> bool:
-        group: Cgroup | None = target.notes.get("group")
-        return group is None or group.remove()
+    def _is_over(self, target: Target) -> bool:
+        beat = target.beat
+        return (
+            target.exit is not None
+            or target.lost is not None
+            or (beat is not None and beat.step >= target.step + self.steps)
+        )
 
 
-def _burnt(target: Target) -> str | None:
+class _Throttled:
+    """The kernel's count of the times that it held a process back, as long as that runs.
+
+    Attributes:
+        times, seconds: so often, and for so long.
+    """
+
+    def __init__(self, group: Cgroup) -> None:
+        self._group, self.times, self.seconds = group, 0, 0.0
+
+    def read(self) -> bool:
+        self.times, self.seconds = self._group.throttled()
+        return True
+
+    def evidence(self, target: Target) -> Counted:
+        told = f"the kernel throttled {self._group.path.name} {self.times} times, for {self.seconds * 1000:.0f} ms"
+        return Counted(subject=target.process, source="the kernel's count for its group", count=self.times, seen=told)
+
+
+def _burnt(target: Target) -> Counted | None:
     """CPU time of the burning thread, as the kernel counts it."""
     for tid, name in osprocess.threads(target.pid).items():
         ticks = osprocess.cpu_ticks(target.pid, tid) if name == _BURNER else None
         if ticks is not None and ticks >= _BURNT_TICKS:
-            return f"thread {tid} ({name}) of pid {target.pid} used {ticks * 10} ms of CPU"
+            told = f"thread {tid} ({name}) of pid {target.pid} used {ticks * 10} ms of CPU"
+            return Counted(subject=target.process, source="the kernel's count of its time", count=ticks, seen=told)
     return None

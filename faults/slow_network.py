@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
 from chaoskit.errors import BadInput
+from chaoskit.substrate.actions import Applied
 from chaoskit.substrate.echo import EchoProbe
 from chaoskit.substrate.traffic import SHARE_OF, Block, Change, Degrade, Narrow, Way
 from faults import incidents
-from faults.base import Target
+from faults.evidence import Counted, Evidence, NetworkPath, RoundTrip
 from faults.incidents import IncidentKind
 from faults.network import LossyNetwork, NetworkFault
+from faults.target import Target
 
 _ECHOES = 3
 _ECHO_S = 1.0  # of an echo that is held up
@@ -53,43 +57,46 @@ class Delay(BadNetwork):
         if not 0 <= self.jitter_ms <= self.delay_ms:
             raise BadInput("jitter_ms", self.jitter_ms, f"use 0 to delay_ms={self.delay_ms:g}")
 
-    def change(self, target: Target, ways: tuple[Way, ...]) -> Change:
-        return Degrade(ways=ways, delay_ms=self.delay_ms, jitter_ms=self.jitter_ms)
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        ways = self.strike(target)
+        place = ways[0]
+        measure = partial(target.cluster.round_trips_ms, *place, _ECHOES)
+        before_ms = max(measure(_HEALTHY_S) or measure(_ECHO_S), default=None)
+        change = Degrade(ways=ways, delay_ms=self.delay_ms, jitter_ms=self.jitter_ms)
+        with contextlib.ExitStack() as asked:
+            probe: EchoProbe | None = None
+            late_ms = 0.0
 
-    def prepare(self, target: Target) -> None:
-        source, other = target.notes["ways"][0]
-        measure = partial(target.cluster.round_trips_ms, source, other, _ECHOES)
-        target.notes["before_ms"] = measure(_HEALTHY_S) or measure(_ECHO_S)
+            def look(delay: Applied) -> RoundTrip | None:
+                nonlocal probe, late_ms
+                if probe is None:
+                    limit_s = _ECHO_S + 4 * self.delay_ms / 1000
+                    probe = asked.enter_context(contextlib.closing(target.cluster.probe(*place, limit_s)))
+                if before_ms is not None and not late_ms:
+                    least = 1 if self.heal_after_s and target.seconds_since >= self.heal_after_s else _ECHOES
+                    late_ms = self._late_ms(probe, before_ms, least)
+                if before_ms is None or not late_ms:
+                    return None
+                probe.close()
+                told = (
+                    f"an echo takes {late_ms:.1f} ms, {before_ms:.1f} ms before; {delay.shown()} packets were held up"
+                )
+                path = NetworkPath(place)
+                echo = "an echo of the kernel"
+                return RoundTrip(subject=path, source=echo, before_ms=before_ms, after_ms=late_ms, seen=told)
 
-    def impose(self, target: Target) -> None:
-        super().impose(target)
-        source, other = target.notes["ways"][0]
-        target.notes["probe"] = target.cluster.probe(source, other, _ECHO_S + 4 * self.delay_ms / 1000)
+            async for seen in self.while_in_force(target, change, look):
+                yield seen
 
-    def lift(self, target: Target) -> None:
-        if "seen" not in target.notes and "change" in target.notes:
-            self._look(target, least=1)
-        target.notes["probe"].close()
-        super().lift(target)
+    def _late_ms(self, probe: EchoProbe, before_ms: float, least: int) -> float:
+        """What all echoes take at least, if that is longer by the delay than any took before; 0 if not.
 
-    def shown(self, target: Target) -> str | None:
-        if "seen" not in target.notes and "change" in target.notes:
-            self._look(target, least=_ECHOES)
-        if "seen" not in target.notes:
-            return None
-        return f"{target.notes['seen']}; {self.packets(target)} packets were held up"
-
-    def _look(self, target: Target, least: int) -> None:
-        """Note that all echoes take longer by the delay than any did before: a busy machine makes some of them late."""
-        probe: EchoProbe = target.notes["probe"]
+        A busy machine makes some of them late.
+        """
         after = [one for one in probe.results_ms() if one is not None][-_ECHOES:]
-        before = target.notes["before_ms"]
-        if len(after) < least or not before:
-            return
-        before_ms, after_ms = max(before), min(after)
-        if after_ms - before_ms >= _SEEN * self.delay_ms * (2 if self.direction == "both" else 1):
-            target.notes["seen"] = f"an echo takes {after_ms:.1f} ms, {before_ms:.1f} ms before"
-            probe.close()
+        after_ms = min(after, default=0.0)
+        late_ms = _SEEN * self.delay_ms * (2 if self.direction == "both" else 1)
+        return after_ms if len(after) >= least and after_ms - before_ms >= late_ms else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,14 +147,19 @@ class Bandwidth(BadNetwork):
         if not 0 < self.bits_per_s < math.inf:
             raise BadInput("bits_per_s", self.bits_per_s, "use a number of bits a second above 0")
 
-    def change(self, target: Target, ways: tuple[Way, ...]) -> Change:
-        if self.per_peer:
-            return Narrow(bits_per_s=self.bits_per_s, ways=ways)
-        return Narrow(bits_per_s=self.bits_per_s, stations=tuple(self.near(target)))
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        ways = self.strike(target)
+        near = tuple(self.near(target))
+        change = Narrow(bits_per_s=self.bits_per_s, **({"ways": ways} if self.per_peer else {"stations": near}))
 
-    def shown(self, target: Target) -> str | None:
-        packets = self.packets(target)
-        return f"the kernel has held back {packets} packets" if packets else None
+        def look(narrow: Applied) -> Counted | None:
+            packets = narrow.shown()
+            told = f"the kernel has held back {packets} packets"
+            path = NetworkPath(tuple(sorted({station for way in ways for station in way})))
+            return Counted(subject=path, source="the kernel's queue", count=packets, seen=told) if packets else None
+
+        async for seen in self.while_in_force(target, change, look):
+            yield seen
 
 
 def require_share(field: str, value: float) -> None:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import signal
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from chaoskit import osprocess
 from chaoskit.errors import BadInput
-from chaoskit.messages import HookReached, Lever, WorkerReady
+from chaoskit.messages import HookReached, WorkerLost, WorkerReady
+from chaoskit.substrate.base import Process
 from chaoskit.vocabulary import EXITED, LOAD
 from faults import incidents
-from faults.base import Fault, Target, require_message
+from faults.base import Fault, require_message
+from faults.evidence import Counted, Evidence, LossReported
 from faults.incidents import IncidentKind
+from faults.processes import is_gone
+from faults.target import Target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,35 +60,31 @@ class CrashLoop(_StickyFault):
     def leads_to(self) -> frozenset[str]:
         return frozenset({EXITED})
 
-    def inject(self, target: Target) -> None:
-        target.notes["killed"] = []
-        self._kill(target, target.worker, target.pid)
-        target.pull("none")
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        ready, killed = target.listen(WorkerReady), [self._kill(target, target.worker, target.pid)]
+        target.release()
+        yield await self._all_gone(target, killed)
+        async for message in ready:
+            if message.node == target.node and message.worker not in target.claims and len(target.claims) < self.times:
+                with contextlib.suppress(ProcessLookupError):
+                    killed.append(self._kill(target, message.worker, message.endpoint.pid))
+                    yield await self._all_gone(target, killed)
 
-    def again(self, target: Target, message: Any) -> bool:
-        if not isinstance(message, WorkerReady) or message.node != target.node or message.worker in target.claims:
-            return False
-        if len(target.claims) < self.times:
-            with contextlib.suppress(ProcessLookupError):
-                self._kill(target, message.worker, message.endpoint.pid)
-        return False
-
-    def _kill(self, target: Target, worker: str, pid: int) -> None:
-        ticks = osprocess.start_ticks(pid)
+    def _kill(self, target: Target, worker: str, pid: int) -> Process:
+        process = Process(pid, osprocess.start_ticks(pid), worker)
         target.claim(worker)
         try:
             target.cluster.signal(pid, signal.SIGKILL)
         except ProcessLookupError:
-            del target.claims[worker]  # it ended by itself: that is not explained by this fault
+            target.unclaim(worker)  # it ended by itself: that is not explained by this fault
             raise
-        target.notes["killed"].append((pid, ticks))
+        return process
 
-    def observe(self, target: Target) -> str | None:
-        killed = target.notes["killed"]
-        gone = sum(osprocess.start_ticks(pid) != ticks or osprocess.is_ending(pid) for pid, ticks in killed)
-        if not killed or gone < len(killed):
-            return None
-        return f"{gone} of {self.times} workers of {target.node} were killed and are gone"
+    async def _all_gone(self, target: Target, killed: Sequence[Process]) -> Counted:
+        await target.seen(lambda: all(map(is_gone, killed)))
+        told = f"{len(killed)} of {self.times} workers of {target.node} were killed and are gone"
+        source = "the kernel's list of processes"
+        return Counted(subject=target.whole_node, source=source, count=len(killed), seen=told)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,26 +120,23 @@ class FailLoad(_StickyFault):
         super().validate(nodes=nodes, steps=steps)
         require_message(self.message)
 
-    def inject(self, target: Target) -> None:
-        del target.claims[target.worker]  # the rank itself comes to no harm
-        target.arm_node(LOAD)
-        target.pull("none")
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        target.unclaim()  # the rank itself comes to no harm
+        heard = target.listen(HookReached, WorkerLost)
+        target.arm(LOAD)
+        target.release()
+        async for message in heard:
+            if isinstance(message, WorkerLost):
+                if message.worker in target.claims and (failed := self._failed(target)):
+                    told = f"{len(failed)} of {self.times} workers ended while they loaded the job: {', '.join(failed)}"
+                    yield LossReported(subject=target.whole_node, source="its agent", cause="raised", seen=told)
+            elif message.phase == LOAD and len(target.claims) < self.times:
+                target.claim(message.worker)
+                target.release_worker(message.worker, "raise", message=self.message)
+            else:
+                target.release_worker(message.worker, "none")
 
-    def again(self, target: Target, message: Any) -> bool:
-        if not isinstance(message, HookReached) or message.worker in target.releases:
-            return False
-        if message.fault != target.fault_id or message.phase != LOAD or len(target.claims) >= self.times:
-            return False
-        target.claim(message.worker)
-        target.release(message.worker, Lever("raise", {"message": self.message}))
-        return True
-
-    def observe(self, target: Target) -> str | None:
-        failed = [
-            lost.worker
-            for lost in target.losses.values()
-            if lost.cause == "raised" and self.message in lost.detail and lost.worker in target.claims
-        ]
-        if not failed:
-            return None
-        return f"{len(failed)} of {self.times} workers ended while they loaded the job: {', '.join(failed)}"
+    def _failed(self, target: Target) -> list[str]:
+        """The workers that ended with this exception."""
+        losses = target.losses.values()
+        return [lost.worker for lost in losses if lost.cause == "raised" and self.message in lost.detail]

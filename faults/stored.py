@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
-from faults.base import Fault, Target
+from faults.base import Fault
+from faults.evidence import Evidence, ReadBack, SharedStore
+from faults.target import Target
 
 #: What can be wrong with a snapshot.
 HOWS = ("bit", "page", "truncate", "older", "manifest")
@@ -64,16 +66,16 @@ class CorruptFile(Fault):
         if config.disk is None:
             raise BadInput("disk", config.disk, f"store snapshots: {self.kind} damages one")
 
-    def inject(self, target: Target) -> None:
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         assert target.config is not None
         assert target.config.disk is not None
         from faults.damage import damage  # it needs torch, and catalogues are made without
 
+        place = target.config.disk.target
         try:
-            target.notes["seen"] = damage(Path(target.config.disk.target), self.how)
+            seen = damage(Path(place), self.how)
         except FileNotFoundError as error:  # there is none that could be damaged, or not any more
             raise ProcessLookupError(str(error)) from error
-        target.pull("none")
-
-    def observe(self, target: Target) -> str | None:
-        return target.notes["seen"] or None
+        target.release()
+        if seen:
+            yield ReadBack(subject=SharedStore(place), source="the files, read again", value=seen)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from chaoskit.checkpoint import boundaries
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
-from chaoskit.messages import LeverPulled
-from faults.base import LIVE_ROLES, Target
+from faults.base import LIVE_ROLES
+from faults.evidence import Evidence, ReadBack
 from faults.incidents import IncidentKind
-from faults.node import KillNode, NodeFault, all_gone, look_up, signal_all
+from faults.node import KillNode, NodeFault
+from faults.processes import all_gone, look_up, signal_all
+from faults.target import Target
 
 _ARMED_S = 5.0  # a node that does not answer so long is not waited for
 _TOLD_AGAIN_S = 0.5  # an order may be lost with a coordinator
@@ -101,44 +102,26 @@ class TornWrite(NodeFault):
         if not copies or (known and int(self.rank) >= copies) or self.rank in LIVE_ROLES:
             raise BadInput("memory_copies", copies, f"use more, so that the node of rank {self.rank} copies the state")
 
-    def inject(self, target: Target) -> None:
-        self._order(target)
-
-    def _order(self, target: Target) -> None:
-        target.notes["ordered_s"] = time.monotonic()
-        target.pull_node(target.node, "break", place=self.boundary)
-
-    def again(self, target: Target, message: Any) -> bool:
-        if isinstance(message, LeverPulled) and message.fault == target.fault_id:
-            if not message.effective:
-                self._release(target)
-            elif "stood" not in target.notes:
-                self._kill(target, message)
-        elif message is None and "released" not in target.notes:
-            if target.seconds_since > _ARMED_S:
-                self._release(target)
-            elif time.monotonic() - target.notes["ordered_s"] > _TOLD_AGAIN_S:
-                self._order(target)
-        return False
-
-    def _release(self, target: Target) -> None:
-        """The breakpoint is set on the node: now the rank may go on, with one of its own."""
-        if "released" not in target.notes:
-            target.notes["released"] = True
-            target.pull("break", place=self.boundary)
-
-    def _kill(self, target: Target, stood: LeverPulled) -> None:
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        target.order(target.node, "break", place=self.boundary)
+        while (
+            not await target.heard(lambda: target.reports, within_s=_TOLD_AGAIN_S) and target.seconds_since < _ARMED_S
+        ):
+            target.order(target.node, "break", place=self.boundary)
+        target.act("break", place=self.boundary)  # the node has its breakpoint: the rank goes on, with one of its own
+        await target.heard(lambda: any(report.effective for report in target.reports))
+        stood = next(report for report in target.reports if report.effective)
         with contextlib.suppress(ProcessLookupError):  # something else was faster: nobody stood there to the end
             processes = look_up(target)
-            if alone := bool(stood.worker):
-                processes = target.notes["processes"] = [one for one in processes if one.pid == target.pid]
-            target.notes |= {"stood": stood.observed, "alone": alone}
-            target.claim(target.worker)
+            if stood.worker:
+                processes = [process for process in processes if process.pid == target.pid]
+            target.claim()
             signal_all(target, processes, signal.SIGKILL)
-
-    def observe(self, target: Target) -> str | None:
-        if not target.notes.get("processes") or not (gone := all_gone(target)):
-            return None
-        if target.notes["alone"]:
-            gone = f"{target.worker} (pid {target.pid}) is gone"
-        return f"{target.notes['stood']}; {gone}"
+            if not processes:
+                return
+            seen = await all_gone(target, processes)
+            gone = f"{target.worker} (pid {target.pid}) is gone" if stood.worker else str(seen)
+            subject = target.process if stood.worker else target.whole_node
+            yield ReadBack(
+                subject=subject, source="the thread that stood there, and the kernel", value=f"{stood.observed}; {gone}"
+            )

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from chaoskit.errors import BadInput
-from chaoskit.experiment.blackbox.conduct import FaultStruck, LogRead
+from chaoskit.experiment.blackbox.follow import FaultStruck, LogRead
 from chaoskit.experiment.blackbox.plan import CommandExperiment, plan_command
 from chaoskit.experiment.planfile import Planned, load, save
 from chaoskit.experiment.shrink import shrink

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from chaoskit.pytest_plugin import Chaos
 from chaoskit.runtime.voting import audit_at
 from chaoskit.vocabulary import Event, Verdict
 from faults import Fault, Kill
-from faults.base import Target
+from faults.evidence import Evidence, ReadBack
+from faults.target import Target
 
 JOB = "jobs/corrupting.py"
 STEPS = 20
@@ -352,11 +353,10 @@ class Announced(Fault):
 
     marker: Path = Path()
 
-    def inject(self, target: Target) -> None:
-        target.pull("none")
-
-    def observe(self, target: Target) -> str | None:
-        return "a bit was flipped" if self.marker.exists() else None
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        target.release()
+        await target.seen(self.marker.exists)
+        yield ReadBack(subject=target.process, source="the job's sign", value="a bit was flipped")
 
 
 @pytest.mark.parametrize(

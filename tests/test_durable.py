@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from chaoskit.pytest_plugin import Chaos
 from chaoskit.suites.goals import JournalFlag
 from chaoskit.vocabulary import Event, Verdict
 from faults import Fault, KillCoordinator, ReplaceNode, Target
+from faults.evidence import Evidence, ReadBack
 
 pytestmark = pytest.mark.costly
 
@@ -58,11 +59,9 @@ def plain_load(path: Path) -> dict[str, Any]:
 class Wait(Fault):
     """The rank stands still at its step while the test looks at the message that says so, and comes to no harm."""
 
-    def inject(self, target: Target) -> None:
-        target.pull("none")
-
-    def observe(self, target: Target) -> str | None:
-        return "it went on"
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        target.release()
+        yield ReadBack(subject=target.process, source="the harness", value="it went on")
 
 
 def awaiting(stored: DiskTier, *steps: int) -> dict[str, Any]:

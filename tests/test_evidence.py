@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,12 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+from support.injecting import Deserted, injecting, target_of
 
-from chaoskit import wire
 from chaoskit.config import RunConfig
-from chaoskit.experiment.conductor import explains
+from chaoskit.experiment.follow import explains
 from chaoskit.experiment.history import History
-from chaoskit.experiment.injected import Injection, Struck
+from chaoskit.experiment.injected import InjectionRecord, Struck
+from chaoskit.experiment.injection import Injection
 from chaoskit.experiment.judge import judge
 from chaoskit.experiment.plan import plan_experiment
 from chaoskit.experiment.properties import RunTrace
@@ -27,29 +27,30 @@ from chaoskit.experiment.properties.membership import second_replacement, strike
 from chaoskit.experiment.properties.progress import corruption, lease, slow_ranks
 from chaoskit.experiment.properties.steps import fencing
 from chaoskit.experiment.run import RawRun, load_run
-from chaoskit.experiment.strike import Strike
 from chaoskit.experiment.timeline import Timeline
 from chaoskit.experiment.twin import interruptions
 from chaoskit.job import JobSpec
 from chaoskit.journal import Journal, Record
 from chaoskit.messages import (
     Answered,
-    Beat,
     EndJob,
     Endpoint,
     Formed,
+    HookReached,
     LeverPulled,
     Member,
     Message,
+    Ping,
     Plan,
     ScaleTo,
     WorkerLost,
+    WorkerReady,
 )
 from chaoskit.osprocess import kill_if_same, start_ticks
 from chaoskit.runtime.levers.numbers import Poison
 from chaoskit.substrate.base import Process
 from chaoskit.substrate.undo import UndoLog
-from chaoskit.vocabulary import LOSS_CAUSES, Event, Phase, RunEnd, Verdict
+from chaoskit.vocabulary import LOAD, LOSS_CAUSES, Event, RunEnd, Verdict
 from faults import (
     CATALOGUE,
     AddNode,
@@ -95,36 +96,22 @@ from faults import (
     TakeSpot,
     TornWrite,
 )
-from faults.base import Fault, Target
+from faults.base import Fault
+from faults.target import Exit as HowEnded
+from faults.target import Target
 
 
-class Deserted:
-    """What is left of a cluster when its run is over: a connection that is closed."""
-
-    def send(self, message: Message) -> None:
-        with socket.socket() as closed:
-            closed.close()
-            wire.send(closed, message)
-
-
-def target(undo: UndoLog, **known: Any) -> Target:
-    """Rank 1 of a run that is over, struck in its step 8."""
-    where: dict[str, Any] = {"worker": "node1.w0", "node": "node1", "rank": 1, "step": 8, "phase": "forward"}
-    process = {"pid": 2**22 + 1, "tid": 2**22 + 1, "ticks": 1}  # above the largest pid
-    gone: Any = Deserted()
-    return Target(cluster=gone, undo=undo, fault_id="fault0", **where, **process, **known)
-
-
-def seen(fault: Fault, struck: Target) -> bool:
-    return fault.observe(struck) is not None
-
-
-def test_the_end_of_the_job_is_no_early_exit(undo: UndoLog) -> None:
+@pytest.mark.parametrize("is_missed", [False, True])
+def test_the_end_of_the_job_is_no_early_exit(undo: UndoLog, is_missed: bool) -> None:
     """Every worker exits with status 0 in the end, a rank that ignored the fault, too."""
-    struck = target(undo, exited=("exited", "status 0"))
-    assert not seen(Exit(rank=1, at_step=8), struck)
-    struck.lost = WorkerLost("node1.w0", "node1", "exited", "exited with status 0", 1)
-    assert seen(Exit(rank=1, at_step=8), struck)
+    struck = target_of(undo)
+    with injecting(Exit(rank=1, at_step=8), struck) as run:
+        if is_missed:
+            run.hear(WorkerLost("node1.w0", "node1", "exited", "exited with status 0", 1))
+        struck.end()
+        struck.tell_exit(HowEnded("exited", "status 0"), 1)
+        run.go_on()
+        assert bool(run.evidence) == is_missed
 
 
 @pytest.mark.parametrize("where", ["weight", "gradient"])
@@ -148,8 +135,9 @@ def test_a_question_that_nobody_carries_is_not_left_unanswered(undo: UndoLog) ->
         struck = worker.struck(undo)
         gone: Any = Deserted()
         struck.cluster = gone
-        assert not seen_within(SHORT_S, HOLDS_GIL, struck)
-        assert struck.notes["watch"].asked == []
+        with injecting(HOLDS_GIL, struck) as run:
+            assert not run.is_seen(limit_s=SHORT_S)
+        assert gone.unsaid[:2] == [Ping("node1.w0", 1)] * 2, "it is the first question still"
 
 
 WORKER = """
@@ -181,6 +169,7 @@ class Worker:
     """A process whose control thread hears every question and answers none: it is also the way to that thread."""
 
     def __init__(self, does: str) -> None:
+        self.asked: list[Message] = []
         command = [sys.executable, "-c", WORKER, does]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
@@ -194,53 +183,87 @@ class Worker:
         self._process.communicate()
 
     def send(self, message: Message) -> None:
+        self.asked.append(message)
         assert self._process.stdin is not None
         self._process.stdin.write(b"?")
         self._process.stdin.flush()
 
     def struck(self, undo: UndoLog) -> Target:
         """The process as the target of a fault whose lever was pulled."""
-        way: Any = self
         pid = self._process.pid
-        where: dict[str, Any] = {"worker": "node1.w0", "node": "node1", "rank": 1, "step": 8, "phase": "forward"}
         reports = [LeverPulled("node1.w0", "fault0", "about to call pause()", False)]
-        return Target(way, undo, "fault0", **where, pid=pid, tid=pid, ticks=None, reports=reports)
-
-
-def seen_within(limit_s: float, fault: Fault, struck: Target) -> bool:
-    deadline_s = time.monotonic() + limit_s
-    while time.monotonic() < deadline_s:
-        if seen(fault, struck):
-            return True
-        time.sleep(0.004)
-    return False
+        return target_of(undo, self, pid=pid, tid=pid, ticks=None, reports=reports)
 
 
 def test_a_thread_that_keeps_the_interpreter_lock_is_seen(undo: UndoLog) -> None:
     with Worker("hang") as worker:
-        assert seen_within(WAIT_S, HOLDS_GIL, worker.struck(undo))
+        with injecting(HOLDS_GIL, worker.struck(undo)) as run:
+            assert run.is_seen(limit_s=WAIT_S)
         unreported = worker.struck(undo)
         unreported.reports.clear()  # whatever it does, it was not told to
-        assert not seen_within(SHORT_S, HOLDS_GIL, unreported)
+        with injecting(HOLDS_GIL, unreported) as run:
+            assert not run.is_seen(limit_s=SHORT_S)
 
 
 @pytest.mark.parametrize("does", ["sleep", "work"])
 def test_silence_is_no_evidence_of_a_hang(undo: UndoLog, does: str) -> None:
     """A rank that waits for others, or computes, and whose control thread just does not answer."""
-    with Worker(does) as worker:
-        struck = worker.struck(undo)
-        assert not seen_within(SHORT_S, HOLDS_GIL, struck)
-        assert struck.notes.get("watch") is not None or does == "work"
+    with Worker(does) as worker, injecting(HOLDS_GIL, worker.struck(undo)) as run:
+        assert not run.is_seen(limit_s=SHORT_S)
+        assert worker.asked or does == "work"
 
 
+class OneNode(Deserted):
+    """A node with these processes, to which signals do nothing."""
+
+    nodes = ("node1",)
+
+    def __init__(self, processes: list[subprocess.Popen[bytes]]) -> None:
+        super().__init__()
+        self._processes = [known(process) for process in processes]
+
+    def node(self, node: str) -> list[Process]:
+        return self._processes
+
+    def first_pid(self, node: str) -> int:
+        return self._processes[0].pid
+
+    def coordinator(self) -> Process:
+        return self._processes[0]
+
+    def signal(self, pid: int, signum: int) -> None:
+        """It is sent."""
+
+    def signal_process(self, process: Process, signum: int) -> None:
+        """It is sent."""
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+
+
+@pytest.mark.parametrize("is_over", [False, True])
 @pytest.mark.parametrize("kind", [KillAgent, KillNode, Preempt])
-def test_the_end_of_the_run_is_not_the_end_of_a_node(undo: UndoLog, kind: type[Fault]) -> None:
+def test_the_end_of_the_run_is_not_the_end_of_a_node(
+    undo: UndoLog, children: list[subprocess.Popen[bytes]], kind: type[Fault], is_over: bool
+) -> None:
     """In the end no process is left, whatever the signal did. An agent that saw its worker end was not ended first."""
-    gone = [Process(2**22 + 1, 1, "ck-node1"), Process(2**22 + 2, 1, "ck-node1.w0")]
-    struck = target(undo, notes={"processes": gone})
-    assert seen(kind(rank=1, at_step=8), struck)
-    struck.exited = ("exited", "status 0")
-    assert not seen(kind(rank=1, at_step=8), struck)
+    struck = target_of(undo, OneNode(children))
+    with injecting(kind(rank=1, at_step=8), struck) as run:
+        if is_over:
+            struck.end()
+        for child in children:
+            end(child)
+        if is_over:
+            struck.tell_exit(HowEnded("exited", "status 0"), 1)
+        run.go_on()
+        assert bool(run.evidence) != is_over
 
 
 def test_what_is_below_an_agent_that_ends_is_not_killed_for_it(
@@ -252,10 +275,11 @@ def test_what_is_below_an_agent_that_ends_is_not_killed_for_it(
     cluster: Any = Ending([child])
     cluster.node = lambda node: [child]
     cluster.first_pid = lambda node: agent.pid
-    struck = target(undo)
-    struck.cluster = cluster
-    with pytest.raises(ProcessLookupError, match="the agent of node1 is gone"):
-        KillAgent(rank=1, at_step=8).inject(struck)
+    with (
+        pytest.raises(ProcessLookupError, match="the agent of node1 is gone"),
+        injecting(KillAgent(rank=1, at_step=8), target_of(undo, cluster)),
+    ):
+        pass
     assert children[1].poll() is None
 
 
@@ -280,47 +304,49 @@ def known(child: subprocess.Popen[bytes]) -> Process:
 )
 def test_a_node_is_gone_when_all_of_it_is(undo: UndoLog, children: list[subprocess.Popen[bytes]], fault: Fault) -> None:
     """A signal was sent, and something of the node lives on."""
-    struck = target(undo, notes={"processes": [known(child) for child in children]})
-    for child in children:
-        assert not seen(fault, struck)
-        child.kill()
-        child.wait()
-    assert seen(fault, struck)
+    with injecting(fault, target_of(undo, OneNode(children))) as run:
+        for child in children:
+            run.go_on()
+            assert not run.evidence
+            end(child)
+        run.go_on()
+        assert run.evidence
 
 
 def test_a_node_is_frozen_when_all_of_it_stands(undo: UndoLog, children: list[subprocess.Popen[bytes]]) -> None:
-    fault = FreezeNode(rank=1, at_step=8)
-    struck = target(undo, notes={"processes": [known(child) for child in children]})
-    for child in children:
-        assert not seen(fault, struck)
-        child.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
-    assert seen(fault, struck)
+    with injecting(FreezeNode(rank=1, at_step=8), target_of(undo, OneNode(children))) as run:
+        for child in children:
+            run.go_on()
+            assert not run.evidence
+            stop(child)
+        run.go_on()
+        assert run.evidence
 
 
 def test_a_node_is_thawed_when_it_was_seen_to_stand(undo: UndoLog, children: list[subprocess.Popen[bytes]]) -> None:
     """A harness that was busy for longer than the node was to stand finds the evidence all the same."""
-    fault = FreezeNode(rank=1, at_step=8, thaw_after_s=1.0)
-    struck = target(undo, notes={"processes": [known(child) for child in children]})
-    for child in children:
-        child.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
-    fault.again(struck, None)
-    assert seen(fault, struck)
-    fault.again(struck, None)
-    for child in children:
-        os.waitid(os.P_PID, child.pid, os.WCONTINUED)
-    assert not seen(fault, struck)
+    fault, struck = FreezeNode(rank=1, at_step=8, thaw_after_s=0.05), target_of(undo, OneNode(children))
+    with injecting(fault, struck) as run:
+        for child in children:
+            stop(child)
+        time.sleep(2 * fault.thaw_after_s)
+        assert struck.seconds_since > fault.thaw_after_s
+        run.go_on()
+        assert len(run.evidence) == 1
+        for child in children:
+            os.waitid(os.P_PID, child.pid, os.WCONTINUED)
+        assert run.is_over
+        assert struck.lifted_ns
+    assert struck.left_behind == []
 
 
 def test_a_coordinator_that_lives_was_not_killed(undo: UndoLog, children: list[subprocess.Popen[bytes]]) -> None:
-    fault = KillCoordinator(at_step=8)
-    assert not seen(fault, target(undo))
-    struck = target(undo, notes={"process": known(children[0])})
-    assert not seen(fault, struck)
-    children[0].kill()
-    children[0].wait()
-    assert seen(fault, struck)
+    with injecting(KillCoordinator(at_step=8), target_of(undo, OneNode(children))) as run:
+        run.go_on()
+        assert not run.evidence
+        end(children[0])
+        run.go_on()
+        assert run.evidence
 
 
 class Ending:
@@ -336,26 +362,28 @@ class Ending:
         assert kill_if_same(process.pid, process.ticks, signum)
 
 
+@pytest.mark.parametrize("is_over", [False, True])
 def test_a_coordinator_that_ended_by_itself_was_not_killed(
-    undo: UndoLog, children: list[subprocess.Popen[bytes]]
+    undo: UndoLog, children: list[subprocess.Popen[bytes]], is_over: bool
 ) -> None:
     """The job is over; or one death is all there was of two that were planned. The next coordinator will do."""
-    fault, coordinators = KillCoordinator(at_step=8), [known(child) for child in children]
-    cluster: Any = Ending(coordinators)
-    struck = target(undo, claims={"node1.w0": 1})
-    struck.cluster = cluster
+    coordinators = [known(child) for child in children]
+    struck = target_of(undo, Ending(coordinators))
     children[0].kill()
     os.waitid(os.P_PID, children[0].pid, os.WEXITED | os.WNOWAIT)
-    fault.inject(struck)
-    assert not seen(fault, struck)
-    fault.again(struck, EndJob(ok=True, reason=""))
-    assert not seen(fault, struck)
-    del coordinators[0]
-    fault.again(struck, EndJob(ok=True, reason=""))
-    assert children[1].poll() is None
-    fault.again(struck, None)
-    assert children[1].wait() == -signal.SIGKILL
-    assert seen(fault, struck)
+    with injecting(KillCoordinator(at_step=8), struck) as run:
+        run.go_on()
+        assert not run.evidence
+        assert struck.claims == {}, "the rank comes to no harm"
+        if is_over:
+            run.hear(EndJob(ok=True, reason=""))
+        del coordinators[0]
+        run.go_on()
+        assert bool(run.evidence) != is_over
+    if is_over:
+        assert children[1].poll() is None
+    else:
+        assert children[1].wait() == -signal.SIGKILL
 
 
 class Hearing:
@@ -377,28 +405,25 @@ def world(generation: int, size: int) -> list[Message]:
 
 def test_a_request_is_made_again_until_it_is_answered(undo: UndoLog) -> None:
     """It may be lost with a coordinator; a world that a loss has made is no answer."""
-    fault, struck, cluster = Scale(to=3, at_step=8), target(undo), Hearing()
-    struck.cluster = cluster  # type: ignore[assignment]
-    fault.inject(struck)
-    for message in world(2, 3):
-        fault.again(struck, message)
-    assert not seen(fault, struck)
-    assert len(cluster.heard) == 1
-    struck.notes["said_s"] -= 2.0
-    fault.again(struck, None)
-    assert cluster.heard == [ScaleTo("fault0", 3, "the harness")] * 2
-    fault.again(struck, Answered("fault0", True, ""))
-    assert seen(fault, struck)
+    cluster = Hearing()
+    with injecting(Scale(to=3, at_step=8), target_of(undo, cluster)) as run:
+        run.hear(*world(2, 3))
+        assert not run.evidence
+        assert len(cluster.heard) == 1
+        assert run.comes(lambda: len(cluster.heard) > 1)
+        assert cluster.heard == [ScaleTo("fault0", 3, "the harness")] * 2
+        assert not run.evidence
+        run.hear(Answered("fault0", True, ""))
+        assert run.evidence
 
 
 def test_a_world_that_has_the_size_already_is_evidence_of_an_accepted_request(undo: UndoLog) -> None:
     places = {0: "node0", 1: "node1", 2: "node2"}
     for size, answer in ((3, True), (3, False), (2, True)):
-        fault, struck = Scale(to=size, at_step=8), target(undo, places=places)
-        fault.inject(struck)
-        assert not seen(fault, struck)
-        fault.again(struck, Answered("fault0", answer, ""))
-        assert seen(fault, struck) == (size == 3 and answer)
+        with injecting(Scale(to=size, at_step=8), target_of(undo, Hearing(), places=places)) as run:
+            assert not run.evidence
+            run.hear(Answered("fault0", answer, ""))
+            assert bool(run.evidence) == (size == 3 and answer)
 
 
 class Wired:
@@ -406,8 +431,17 @@ class Wired:
 
     nodes = ("node0", "node1", "node2", "node3")
 
-    def apply(self, node: str, action: object) -> None:
+    def apply(self, node: str, action: object) -> Any:
         """Nothing is broken."""
+
+        class Nothing:
+            def shown(self) -> int:
+                return 0
+
+            def lift(self) -> bool:
+                return True
+
+        return Nothing()
 
     def first_pid(self, node: str) -> int:
         return os.getpid()
@@ -424,6 +458,9 @@ class Wired:
         class Silent:
             def results_ms(self) -> list[float | None]:
                 return []
+
+            def close(self) -> None:
+                """No thread sends echoes."""
 
         return Silent()
 
@@ -444,12 +481,10 @@ class Wired:
 )
 def test_either_end_of_a_broken_link_may_be_left_out(undo: UndoLog, fault: Fault, either_end: bool) -> None:
     """Not where the node is silent for longer than its lease: then it is lost itself, and no other one."""
-    cluster: Any = Wired()
     config = RunConfig(job=JobSpec("job.py"), heartbeat_ms=250, lease_beats=4)
-    struck = target(undo, config=config)
-    struck.cluster = cluster
-    fault.inject(struck)
-    assert struck.struck_nodes == ({*Wired.nodes} if either_end else {"node1"})
+    struck = target_of(undo, Wired(), config=config)
+    with injecting(fault, struck):
+        assert struck.struck_nodes == ({*Wired.nodes} if either_end else {"node1"})
 
 
 def test_a_run_of_which_no_rank_tells_is_not_complete() -> None:
@@ -461,14 +496,18 @@ def test_a_run_of_which_no_rank_tells_is_not_complete() -> None:
 def test_a_crash_loop_is_seen_when_whom_it_killed_is_gone(
     undo: UndoLog, children: list[subprocess.Popen[bytes]]
 ) -> None:
-    fault = CrashLoop(rank=1, at_step=8, times=2)
-    assert not seen(fault, target(undo, notes={"killed": []}))
-    struck = target(undo, notes={"killed": [(child.pid, known(child).ticks) for child in children]})
-    for child in children:
-        assert not seen(fault, struck)
-        child.kill()
-        child.wait()
-    assert seen(fault, struck)
+    """The rank first, and then each worker that its node starts instead."""
+    struck = target_of(undo, OneNode(children), pid=children[0].pid, ticks=known(children[0]).ticks)
+    with injecting(CrashLoop(rank=1, at_step=8, times=2), struck) as run:
+        for number, child in enumerate(children):
+            assert [one.count for one in run.evidence] == [*range(1, number + 1)]
+            if number:
+                run.hear(WorkerReady(f"node1.w{number}", "node1", Endpoint("", "", 0, child.pid, -1)))
+            run.go_on()
+            assert len(run.evidence) == number
+            end(child)
+            run.go_on()
+        assert [one.count for one in run.evidence] == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -484,9 +523,12 @@ def test_a_load_fails_by_the_fault_or_by_itself(
     undo: UndoLog, worker: str, cause: str, detail: str, expected: bool
 ) -> None:
     """Of the workers that it stopped, those count that ended with its exception."""
-    losses = {worker: WorkerLost(worker, "node1", cause, detail, 1)}
-    struck = target(undo, claims={"node1.w1": 1}, losses=losses)
-    assert seen(FailLoad(rank=1, at_step=8), struck) == expected
+    struck = target_of(undo)
+    with injecting(FailLoad(rank=1, at_step=8), struck) as run:
+        run.hear(HookReached("node1.w1", "fault0", rank=-1, step=-1, phase=LOAD, pid=1, tid=1))
+        assert {*struck.claims} == {"node1.w1"}
+        run.hear(WorkerLost(worker, "node1", cause, detail, 1))
+        assert bool(run.evidence) == expected
 
 
 # -- excuses ------------------------------------------------------------------------------------------------------
@@ -494,36 +536,33 @@ def test_a_load_fails_by_the_fault_or_by_itself(
 STRUCK_NS, LOST_NS, ENDED_NS = 1_000, 5_000, 9_000
 
 
-def strike(fault: Fault, undo: UndoLog, missed: str = "") -> Strike:
-    """``fault`` on the worker ``node1.w0``."""
-    struck = target(undo, injected_ns=STRUCK_NS, claims={"node1.w0": STRUCK_NS})
-    return Strike("fault0", fault, target=struck, effective_ns=None if missed else STRUCK_NS, missed=missed)
-
-
-def told(one: Strike) -> Injection:
-    """What journals say of a strike."""
-    target = one.target
-    assert target is not None
-    place = {name: getattr(target, name) for name in ("worker", "rank", "node", "pid", "step", "phase", "waiting")}
+def strike(fault: Fault, *, at_ns: int = STRUCK_NS, starved_s: float = 0.0, missed: str = "") -> InjectionRecord:
+    """What journals say of ``fault`` on the worker ``node1.w0``."""
     struck = Struck(
-        **place,
-        injected_ns=target.injected_ns,
-        done_ns=target.injected_ns,
-        claims=target.claims,
-        struck_nodes=frozenset(target.struck_nodes),
-        acted_ns=max(target.acted_ns, *target.claims.values()),
-        lifted_ns=target.lifted_ns,
-        starved_s=target.beat[1].starved_ms / 1000 if target.beat is not None else 0.0,
+        worker="node1.w0",
+        rank=1,
+        node="node1",
+        pid=2**22 + 1,
+        step=8,
+        phase="forward",
+        waiting="",
+        injected_ns=at_ns,
+        done_ns=at_ns,
+        claims={"node1.w0": at_ns},
+        struck_nodes=frozenset(),
+        acted_ns=at_ns,
+        lifted_ns=0,
+        starved_s=starved_s,
     )
-    return Injection(one.fault_id, one.fault, struck, one.effective_ns, one.observed, one.missed)
+    return InjectionRecord("fault0", fault, struck, None if missed else at_ns, missed=missed)
 
 
 def run_of(
-    strikes: list[Strike], records: list[Record], job: str = "gpt", ended: EndJob | None = None, **plan: Any
+    strikes: list[InjectionRecord], records: list[Record], job: str = "gpt", ended: EndJob | None = None, **plan: Any
 ) -> RawRun:
     experiment = plan_experiment(job, nodes=3, **plan)
     run = RawRun(experiment, Path(), 0, ENDED_NS, ended, deadline_passed=False)
-    run.__dict__["injections"] = [told(one) for one in strikes]
+    run.__dict__["injections"] = strikes
     run.__dict__["records"] = [*records, Record(ENDED_NS, "coordinator", Event.JOB_ENDED, {"ok": True})]
     return run
 
@@ -547,19 +586,17 @@ def committed(steps: int, until_ns: int) -> list[Record]:
 
 
 @pytest.mark.parametrize(("steps", "late"), [(2, False), (20, True)])
-def test_a_hang_before_the_phases_are_known_may_be_found_later(undo: UndoLog, steps: int, late: bool) -> None:
+def test_a_hang_before_the_phases_are_known_may_be_found_later(steps: int, late: bool) -> None:
     """The coordinator learns from steps how long phases take, and allows for a start until then."""
     struck_ns, hang = 100 * 10**9, Hang(rank=1, at_step=steps, how="spin")
-    struck = target(undo, injected_ns=struck_ns, claims={"node1.w0": struck_ns})
     records = [*committed(steps, struck_ns), lost("node1.w0", "hung", struck_ns + 20 * 10**9)]
-    strikes = [Strike("fault0", hang, target=struck, effective_ns=struck_ns)]
+    strikes = [strike(hang, at_ns=struck_ns)]
     assert bool(lease(trace_of(run_of(strikes, records)))) == late
 
 
-def test_each_suspect_before_it_doubles_the_time_in_which_a_hang_must_be_found(undo: UndoLog) -> None:
+def test_each_suspect_before_it_doubles_the_time_in_which_a_hang_must_be_found() -> None:
     struck_ns, hang = 100 * 10**9, Hang(rank=1, at_step=20, how="spin")
-    struck = target(undo, injected_ns=struck_ns, claims={"node1.w0": struck_ns})
-    strikes = [Strike("fault0", hang, target=struck, effective_ns=struck_ns)]
+    strikes = [strike(hang, at_ns=struck_ns)]
     found = []
     for suspects in range(4):
         before = [lost(f"node2.w{number}", "hung", struck_ns - 10**9) for number in range(suspects)]
@@ -569,34 +606,32 @@ def test_each_suspect_before_it_doubles_the_time_in_which_a_hang_must_be_found(u
 
 
 @pytest.mark.parametrize(("starved_ms", "late"), [(0.0, True), (4_000.0, True), (9_000.0, False)])
-def test_time_without_a_cpu_is_no_time_of_a_hang(undo: UndoLog, starved_ms: float, late: bool) -> None:
+def test_time_without_a_cpu_is_no_time_of_a_hang(starved_ms: float, late: bool) -> None:
     """A rank of a crowded machine is given up later by as much as it waited for a CPU in its phase."""
     struck_ns, hang = 100 * 10**9, Hang(rank=1, at_step=8, how="spin")
-    beat = Beat("node1.w0", 1, 1, 8, Phase.FORWARD, starved_ms + 600, starved_ms, 8, 1.0)
-    struck = target(undo, injected_ns=struck_ns, claims={"node1.w0": struck_ns}, beat=(0.0, beat))
     records = [*committed(8, struck_ns), lost("node1.w0", "hung", struck_ns + 20 * 10**9)]
-    strikes = [Strike("fault0", hang, target=struck, effective_ns=struck_ns)]
+    strikes = [strike(hang, at_ns=struck_ns, starved_s=starved_ms / 1000)]
     assert bool(lease(trace_of(run_of(strikes, records)))) == late
 
 
-def test_a_fault_that_came_too_late_excuses_nobody(undo: UndoLog) -> None:
+def test_a_fault_that_came_too_late_excuses_nobody() -> None:
     """A slow rank was called hung and ended; the kill that was due later found nobody."""
     slow, late = Straggle(rank=1, at_step=8, delay_ms=10), Kill(rank=1, at_step=9)
     alarm = [lost("node1.w0", "hung")]
-    assert slow_ranks(trace_of(run_of([strike(slow, undo), strike(late, undo)], alarm))) == []
+    assert slow_ranks(trace_of(run_of([strike(slow), strike(late)], alarm))) == []
     for missed in (late, KillNode(rank=1, at_step=9)):
-        run = run_of([strike(slow, undo), strike(missed, undo, missed="the target was gone already")], alarm)
+        run = run_of([strike(slow), strike(missed, missed="the target was gone already")], alarm)
         assert slow_ranks(trace_of(run)) == [f"node1.w0 was only struck by {slow}, and given up: hung"]
 
 
-def test_a_later_loss_is_no_detection_of_corrupt_memory(undo: UndoLog) -> None:
+def test_a_later_loss_is_no_detection_of_corrupt_memory() -> None:
     """A flipped bit that nobody found within the promised steps, on a rank that was lost much later."""
     flip = BitFlip(rank=1, at_step=8, parameter="w", bit=3)
     fields = {"generation": 1, "rank": 0, "world": 3, "loss": 1.0, "grad_sum": 1}
     commits = [Record(STRUCK_NS + step, "node0.w0", Event.COMMIT, {"step": step, **fields}) for step in range(20)]
 
     def found(*more: Record) -> object:
-        return corruption(trace_of(run_of([strike(flip, undo)], [*commits, *more], state_hash_steps=4)))
+        return corruption(trace_of(run_of([strike(flip)], [*commits, *more], state_hash_steps=4)))
 
     missed = [f"{flip} was not found by step 12"]
     assert found() == missed
@@ -607,9 +642,7 @@ def test_a_later_loss_is_no_detection_of_corrupt_memory(undo: UndoLog) -> None:
 
 
 @pytest.mark.parametrize(("pieces", "replicas"), [((0, 0, 0), True), ((0, 1, 0), False), ((0, 1, 1), True)])
-def test_of_a_sharded_job_only_what_two_ranks_hold_must_be_found(
-    undo: UndoLog, pieces: tuple[int, ...], replicas: bool
-) -> None:
+def test_of_a_sharded_job_only_what_two_ranks_hold_must_be_found(pieces: tuple[int, ...], replicas: bool) -> None:
     """The rank that takes its piece from a copy before it was found may have lost the flip with that."""
     flip = BitFlip(rank=1, at_step=8, parameter="w", bit=3)
     fields = {"generation": 1, "world": 3, "loss": 1.0, "grad_sum": 1}
@@ -622,7 +655,7 @@ def test_of_a_sharded_job_only_what_two_ranks_hold_must_be_found(
     ]
 
     def found(*more: Record) -> object:
-        return corruption(trace_of(run_of([strike(flip, undo)], [*commits, *more], "fsdp", state_hash_steps=4)))
+        return corruption(trace_of(run_of([strike(flip)], [*commits, *more], "fsdp", state_hash_steps=4)))
 
     assert found() == ([f"{flip} was not found by step 12"] if replicas else None)
     entered = {"generation": 2, "rank": 1, "cause": ""}
@@ -630,24 +663,22 @@ def test_of_a_sharded_job_only_what_two_ranks_hold_must_be_found(
 
 
 @pytest.mark.parametrize("fault", [BadBatch(at_step=8), ClockJump(rank=1, at_step=8, seconds=60.0)])
-def test_whoever_reads_a_bad_batch_or_a_wrong_clock_is_not_to_blame(undo: UndoLog, fault: Fault) -> None:
+def test_whoever_reads_a_bad_batch_or_a_wrong_clock_is_not_to_blame(fault: Fault) -> None:
     """The rank that stood at the fault's hook, though struck, is given up: that is a false alarm."""
-    run = run_of([strike(fault, undo)], [lost("node1.w0", "nonfinite")])
+    run = run_of([strike(fault)], [lost("node1.w0", "nonfinite")])
     incidents, alarms = Timeline(run, History(run.records)).incidents()
     assert (incidents, [alarm["worker"] for alarm in alarms]) == ([], ["node1.w0"])
-    run = run_of([strike(fault, undo), strike(Kill(rank=1, at_step=8), undo)], [lost("node1.w0", "exited")])
+    run = run_of([strike(fault), strike(Kill(rank=1, at_step=8))], [lost("node1.w0", "exited")])
     assert Timeline(run, History(run.records)).incidents()[1] == []
 
 
 @pytest.mark.parametrize(("last", "verdict"), [(8, Verdict.PASSED), (9, Verdict.FAILED)])
-def test_a_loss_without_a_new_membership_is_borne_in_the_last_step_only(
-    undo: UndoLog, last: int, verdict: Verdict
-) -> None:
+def test_a_loss_without_a_new_membership_is_borne_in_the_last_step_only(last: int, verdict: Verdict) -> None:
     """The job ended well all the same: steps to which the lost rank gave nothing were committed."""
     fields = {"generation": 1, "rank": 1, "shards": [1], "samples": []}
     given = Record(STRUCK_NS - 1, "node1.w0", Event.REDUCE, {"step": 8, **fields})
     commits = committed(last + 1, LOST_NS + 1 + 10**7)
-    strikes = [strike(Kill(rank=1, at_step=8), undo)]
+    strikes = [strike(Kill(rank=1, at_step=8))]
     run = run_of(strikes, [given, lost("node1.w0", "exited"), *commits], ended=EndJob(ok=True, reason=""))
     checks = {check.name: check.verdict for check in judge(run, None, "local").checks}
     assert checks["recovered from every incident"] == verdict
@@ -656,9 +687,9 @@ def test_a_loss_without_a_new_membership_is_borne_in_the_last_step_only(
 RECORD_GONE = Record(LOST_NS, "coordinator", Event.RECORD_LOST, {"node": "node1", "detail": "it has seen more"})
 
 
-def test_a_lost_record_is_a_false_alarm_and_no_twin_has_one(undo: UndoLog) -> None:
+def test_a_lost_record_is_a_false_alarm_and_no_twin_has_one() -> None:
     """No fault takes it away, not even the end of a coordinator."""
-    run = run_of([strike(KillCoordinator(rank=1, at_step=8), undo)], [RECORD_GONE])
+    run = run_of([strike(KillCoordinator(rank=1, at_step=8))], [RECORD_GONE])
     incidents, alarms = Timeline(run, History(run.records)).incidents()
     assert (incidents, alarms) == ([], [RECORD_GONE])
     told = "node1: the coordinator's record was lost (it has seen more)"
@@ -745,7 +776,7 @@ def test_what_is_no_member_of_the_only_membership_may_not_contribute() -> None:
 
 
 @pytest.mark.parametrize("skipped", [True, False])
-def test_a_loss_after_a_skipped_batch_is_not_the_way_back_from_the_batch(undo: UndoLog, skipped: bool) -> None:
+def test_a_loss_after_a_skipped_batch_is_not_the_way_back_from_the_batch(skipped: bool) -> None:
     """A batch that is skipped needs no new membership: the one that a later kill needs is not its own."""
     bad = {"step": 8, "generation": 1, "owner": 1, "worker": "node1.w0", "shards": [1]}
     over = {"step": 8, "generation": 1, "rank": 0, "world": 3, "shards": [1], "samples": []}
@@ -757,7 +788,7 @@ def test_a_loss_after_a_skipped_batch_is_not_the_way_back_from_the_batch(undo: U
         world_of(2, 3, abort=True, t_ns=STRUCK_NS + 10**9),
         Record(STRUCK_NS + 2 * 10**9, "node0.w0", Event.COMMIT, fields),
     ]
-    run = run_of([strike(POISON, undo)], records)
+    run = run_of([strike(POISON)], records)
     run.__dict__["records"][-1] = Record(STRUCK_NS + 3 * 10**9, "coordinator", Event.JOB_ENDED, {"ok": True})
     timeline = Timeline(run, History(run.records))
     (incident,), _ = timeline.incidents()
@@ -804,13 +835,14 @@ def test_a_fault_explains_only_what_it_leads_to(
     undo: UndoLog, fault: Fault, explained: str | None, not_explained: str
 ) -> None:
     """Another loss of the same worker, though it was struck, has another origin: a false alarm."""
+    in_force = Injection("fault0", fault)
+    in_force.strike(target_of(undo, claims={"node1.w0": STRUCK_NS}))
     for cause, expected in ((explained, 0), (not_explained, 1)):
         records = [Record(0, "node1", Event.WORKER_STARTED, {"worker": "node1.w0"}), lost("node1.w0", str(cause))]
-        one = strike(fault, undo)
-        run = run_of([one], records if cause else [])
+        run = run_of([strike(fault)], records if cause else [])
         assert len(Timeline(run, History(run.records)).incidents()[1]) == expected, cause
         said = WorkerLost("node1.w0", "node1", str(cause), "", LOST_NS)
-        assert explains(one, said) == (cause == explained is not None)
+        assert explains(in_force, said) == (cause == explained is not None)
 
 
 EXITED = {"exited"}
@@ -876,7 +908,7 @@ def world_of(generation: int, size: int, *, abort: bool, t_ns: int) -> Record:
 
 
 @pytest.mark.parametrize(("resized", "seconds"), [(True, 2.0), (False, None)])
-def test_a_world_that_was_resized_is_whole_at_its_new_size(undo: UndoLog, resized: bool, seconds: float | None) -> None:
+def test_a_world_that_was_resized_is_whole_at_its_new_size(resized: bool, seconds: float | None) -> None:
     """Three ranks, of which one leaves as planned; then one of the others is killed, and replaced at once."""
 
     def commit(step: int, generation: int, world: int, t_ns: int) -> list[Record]:
@@ -896,8 +928,7 @@ def test_a_world_that_was_resized_is_whole_at_its_new_size(undo: UndoLog, resize
         *commit(2, 3, 2, 5 * second_ns),
     ]
     kill = Kill(rank=1, at_step=2)
-    struck = target(undo, injected_ns=3 * second_ns, claims={"node1.w0": 3 * second_ns})
-    run = run_of([Strike("fault0", kill, target=struck, effective_ns=3 * second_ns)], records)
+    run = run_of([strike(kill, at_ns=3 * second_ns)], records)
     run.__dict__["records"][-1] = Record(9 * second_ns, "coordinator", Event.JOB_ENDED, {"ok": True})
     timeline = Timeline(run, History(run.records))
     (incident,), alarms = timeline.incidents()

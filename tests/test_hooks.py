@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from chaoskit.journal import read_journals
 from chaoskit.suites.goals import JournalFlag, happened, worlds_seen
 from chaoskit.vocabulary import Event
 from faults import Fault, Kill, Scale, Straggle, TakeSpot, Target
-from faults.node import all_gone, look_up
+from faults.evidence import Evidence
+from faults.processes import all_gone, look_up
 
 JOB = str(Path(__file__).parent / "jobs" / "hooked.py")
 POLICY = ElasticPolicy(min_replicas=2, max_replicas=4, scaling_timeout_s=0)
@@ -116,14 +117,11 @@ def test_a_notice_gives_the_rank_less_time_than_the_machine_has(chaos: Any) -> N
 class Retire(TakeSpot):
     """SIGTERM to the agent of the rank's node: it asks for leave itself, and ends by itself."""
 
-    def inject(self, target: Target) -> None:
-        agent, *_ = look_up(target)
-        target.cluster.signal_process(agent, signal.SIGTERM)
-        target.notes["taken"] = "of its own accord"  # the harness neither says nor takes anything
-        target.pull("none")
-
-    def observe(self, target: Target) -> str | None:
-        return all_gone(target)
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        agent, *_ = processes = look_up(target)
+        target.cluster.signal_process(agent, signal.SIGTERM)  # the harness neither says nor takes anything
+        target.release()
+        yield await all_gone(target, processes)
 
 
 def test_an_agent_that_is_told_to_end_waits_for_the_hooks_of_its_rank(chaos: Any) -> None:

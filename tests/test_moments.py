@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from support.goals import Flag, workers_lost
 
 from chaoskit.errors import BadInput
-from chaoskit.experiment.aim import Roster
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import plan_experiment
+from chaoskit.experiment.roster import Roster
 from chaoskit.journal import Journal, Record, read_journals
 from chaoskit.messages import (
     Beat,

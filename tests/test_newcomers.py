@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from chaoskit.substrate.traffic import Block, Narrow, between
 from chaoskit.suites.recovery.expect import STEADY
 from chaoskit.vocabulary import Event
 from faults import AddNode, Bandwidth, Cut, Fault, Target
+from faults.evidence import Evidence
 
 GOOD = {"connect_ms": 1.0, "rtt_ms": (0.2,), "sent_mb_s": 900.0, "received_mb_s": 900.0}
 DEAD = {"error": "silent for 2 s"}
@@ -190,11 +191,12 @@ class AddNodeBehind(AddNode):
 
     makes: str
 
-    def inject(self, target: Target) -> None:
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         ways = between(["node3"], ["node0", "node1", "node2"])
         changes = {"a narrow link": Narrow(bits_per_s=8e6, ways=ways), "no link": Block(ways=ways)}
         target.cluster.apply("node3", changes[self.makes])
-        super().inject(target)
+        async for evidence in super().inject(target):
+            yield evidence
 
 
 def run(chaos: Any, fault: Fault, flag: Flag, world: int) -> Outcome:

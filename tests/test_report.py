@@ -18,7 +18,7 @@ from chaoskit.errors import BadInput
 from chaoskit.experiment.outcome import (
     Check,
     CopyInterval,
-    Evidence,
+    EvidenceRecord,
     FaultRecord,
     Ledger,
     Outcome,
@@ -100,9 +100,11 @@ def kill(rank: int, step: int, injected_s: float) -> FaultRecord:
         injected_s=injected_s,
         state="confirmed",
         evidence=[
-            Evidence(level="armed", at_s=injected_s + 0.0001, observed="kill(4127, SIGKILL) returned 0"),
-            Evidence(level="effective", at_s=injected_s + 0.0031, observed="pidfd of 4127 readable, exit signal 9"),
-            Evidence(level="impactful", at_s=injected_s + 0.0049, observed="3 of 4 ranks left generation 1"),
+            EvidenceRecord(level="armed", at_s=injected_s + 0.0001, observed="kill(4127, SIGKILL) returned 0"),
+            EvidenceRecord(
+                level="effective", at_s=injected_s + 0.0031, observed="pidfd of 4127 readable, exit signal 9"
+            ),
+            EvidenceRecord(level="impactful", at_s=injected_s + 0.0049, observed="3 of 4 ranks left generation 1"),
         ],
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -15,11 +16,12 @@ from chaoskit.errors import BadInput
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import plan_experiment
 from chaoskit.journal import Record, read_journals
-from chaoskit.messages import ScaleTo
+from chaoskit.messages import Answered, ScaleTo
 from chaoskit.suites.goals import JournalFlag, all_took_effect, happened, worlds_seen
 from chaoskit.suites.recovery.expect import STEADY
 from chaoskit.vocabulary import Event
 from faults import AddNode, Demand, Fault, Kill, KillCoordinator, Scale, TakeSpot, Target
+from faults.evidence import Evidence, ReadBack, SizeRequest
 
 AT = 8
 
@@ -141,14 +143,14 @@ class Ask(Scale):
     def require(self, config: RunConfig) -> None:
         """Anything may be asked."""
 
-    def inject(self, target: Target) -> None:
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        answers = target.listen(Answered)
         target.cluster.send(ScaleTo(target.fault_id, self.to, "somebody"))
-        target.notes |= {"said_s": float("inf"), "said": None}
-        target.pull("none")
-
-    def observe(self, target: Target) -> str | None:
-        answer = target.notes.get("answer")
-        return answer.reason if answer is not None and not answer.accepted else None
+        target.release()
+        async for answer in answers:
+            if answer.request == target.fault_id and not answer.accepted:
+                subject = SizeRequest(target.fault_id)
+                yield ReadBack(subject=subject, source="the coordinator", value=answer.reason)
 
 
 @pytest.mark.promise("Each request is answered, also when it is refused", elastic=None)

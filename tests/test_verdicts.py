@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from chaoskit.report.store import read_outcomes
 from chaoskit.substrate.local import LocalSubstrate
 from chaoskit.vocabulary import Verdict
 from faults import DataStall, FailLoad, Fault, Hang, Kill, KillNode, NaN, Raise, Straggle, Target
+from faults.evidence import Evidence, ProcessEnded
 
 JOBS = "jobs/unfaithful.py"
 
@@ -63,11 +65,9 @@ def test_a_fault_that_never_fires_is_unknown(chaos: Chaos) -> None:
 class Pretended(Kill):
     """A mistake in a fault: it does nothing, and says that its target was killed."""
 
-    def inject(self, target: Target) -> None:
-        target.pull("none")
-
-    def observe(self, target: Target) -> str | None:
-        return f"pid {target.pid} was killed by SIGKILL"
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        target.release()
+        yield ProcessEnded(subject=target.process, source="nothing", how="killed", status="SIGKILL")
 
 
 @pytest.mark.promise("A fault that must be felt, and was not, is *unknown*")

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from chaoskit.experiment.injected import Injection, Struck
+from chaoskit.experiment.injected import InjectionRecord, Struck
 from chaoskit.experiment.outcome import Check
 from chaoskit.journal import Record
 from chaoskit.vocabulary import Event, Verdict
@@ -52,7 +52,7 @@ class _Witnesses:
                 case Event.WORKER_EXITED | Event.DETECTED:
                     self._ends[record["worker"]].append(record)
 
-    def hook(self, one: Injection, struck: Struck) -> Record | None:
+    def hook(self, one: InjectionRecord, struck: Struck) -> Record | None:
         """The word of the worker that waited, that it stood where the fault was due."""
         return self._hooks.get((struck.waiting, one.fault_id))
 
@@ -80,7 +80,7 @@ class _Witnesses:
         """Whether the worker came to the end of the job."""
         return struck.worker in self._finished
 
-    def memberships(self, one: Injection, struck: Struck) -> list[Record]:
+    def memberships(self, one: InjectionRecord, struck: Struck) -> list[Record]:
         """Those that may have been in force: the newest one, and that of the rank that stood at the hook."""
         count = bisect_right(self.plans, struck.injected_ns, key=lambda plan: plan.t_ns)
         hook = self.hook(one, struck)
@@ -88,7 +88,7 @@ class _Witnesses:
         return [*self.plans[max(0, count - 1) : count], *stood]
 
 
-def audit(injections: Sequence[Injection], records: Sequence[Record]) -> list[Check]:
+def audit(injections: Sequence[InjectionRecord], records: Sequence[Record]) -> list[Check]:
     """Return an error for each fault that struck something else, and unknown for each of which that is not told."""
     checks, witnesses = [], _Witnesses(records)
     for one in injections:
@@ -102,7 +102,7 @@ def audit(injections: Sequence[Injection], records: Sequence[Record]) -> list[Ch
     return checks
 
 
-def _mismatches(one: Injection, struck: Struck, witnesses: _Witnesses) -> Iterator[str]:
+def _mismatches(one: InjectionRecord, struck: Struck, witnesses: _Witnesses) -> Iterator[str]:
     fault, plans = one.fault, witnesses.memberships(one, struck)
     if _names_a_rank(one) and struck.rank != fault.rank:
         yield f"it struck rank {struck.rank}, not rank {fault.rank}"
@@ -131,13 +131,13 @@ def _mismatches(one: Injection, struck: Struck, witnesses: _Witnesses) -> Iterat
         yield f"numbers were bad in step {bad['step']}, not in step {fault.at_step}"
 
 
-def _ends_its_rank(one: Injection) -> bool:
+def _ends_its_rank(one: InjectionRecord) -> bool:
     """Whether a fault of this kind ends its rank there and then, and no other one."""
     fault = one.fault
     return bool(fault.must_show) and not fault.whole_node and "nonfinite" not in fault.must_show
 
 
-def _is_killed_before_it_contributes(one: Injection, struck: Struck) -> bool:
+def _is_killed_before_it_contributes(one: InjectionRecord, struck: Struck) -> bool:
     """Whether a rank that stood at the fault's hook has no way to contribute to the step any more."""
     fault = one.fault
     return (
@@ -145,7 +145,7 @@ def _is_killed_before_it_contributes(one: Injection, struck: Struck) -> bool:
     )
 
 
-def _is_about_its_tensor(one: Injection) -> bool:
+def _is_about_its_tensor(one: InjectionRecord) -> bool:
     """Whether what was read back names the tensor that a fault was to change; a fault may leave that open."""
     wanted = getattr(one.fault, "parameter", "")
     return not wanted or re.search(rf"(?<![\w.]){re.escape(wanted)}(?![\w.])", one.observed) is not None
@@ -156,7 +156,7 @@ def _is_of_one_step(fault: Fault) -> bool:
     return isinstance(fault, NaN) and fault.where != "weight" and fault.at_step is not None
 
 
-def _lived_on(one: Injection, struck: Struck, witnesses: _Witnesses) -> Iterator[str]:
+def _lived_on(one: InjectionRecord, struck: Struck, witnesses: _Witnesses) -> Iterator[str]:
     """What a rank cannot do that was ended where the fault was due, and what no other rank suffers."""
     if witnesses.finished(struck):
         yield f"{struck.worker} came to the end of the job"
@@ -168,7 +168,7 @@ def _lived_on(one: Injection, struck: Struck, witnesses: _Witnesses) -> Iterator
         yield f"it struck {other}, too"
 
 
-def _elsewhere(one: Injection, struck: Struck, hook: Record) -> Iterator[str]:
+def _elsewhere(one: InjectionRecord, struck: Struck, hook: Record) -> Iterator[str]:
     """Where the worker that waited says that it stood, if it is not where the fault was due."""
     fault, place = one.fault, f"{struck.waiting} stood in"
     if fault.at_step is not None and (hook["step"], hook["phase"]) != (fault.at_step, fault.phase):
@@ -181,13 +181,13 @@ def _elsewhere(one: Injection, struck: Struck, hook: Record) -> Iterator[str]:
         yield "it struck before its rank stood where it was due"
 
 
-def _names_a_rank(one: Injection) -> bool:
+def _names_a_rank(one: InjectionRecord) -> bool:
     """Whether the fault was planned for one rank, and not for a role or for whatever rank comes first."""
     trigger = one.fault.trigger(one.fault_id)
     return isinstance(one.fault.rank, int) and (trigger is None or trigger.rank == one.fault.rank)
 
 
-def _untold(one: Injection, struck: Struck, witnesses: _Witnesses) -> Iterator[str]:
+def _untold(one: InjectionRecord, struck: Struck, witnesses: _Witnesses) -> Iterator[str]:
     if one.fault.at_step is not None and witnesses.hook(one, struck) is None:
         yield f"{struck.waiting or struck.worker} does not tell that it stood {one.fault.moment}"
     if not witnesses.starts(struck):

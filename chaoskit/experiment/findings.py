@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from chaoskit.experiment.injected import Injection, Struck
-from chaoskit.experiment.outcome import Check, Evidence, FaultRecord, RuleRecord
+from chaoskit.experiment.injected import InjectionRecord, Struck
+from chaoskit.experiment.outcome import Check, EvidenceRecord, FaultRecord, RuleRecord
 from chaoskit.journal import FileCoverage, Record
 from chaoskit.vocabulary import Event, Verdict
 
@@ -80,7 +80,11 @@ def _opened(coverage: Mapping[str, FileCoverage], role: str) -> list[Record]:
 
 
 def fault_record(
-    strike: Injection, started_ns: int, stood: Callable[[Struck], str], felt: Sequence[Evidence], moment: str = ""
+    strike: InjectionRecord,
+    started_ns: int,
+    stood: Callable[[Struck], str],
+    felt: Sequence[EvidenceRecord],
+    moment: str = "",
 ) -> FaultRecord:
     """What became of a fault.
 
@@ -108,14 +112,16 @@ def fault_record(
 
     record.rank = target.rank
     record.injected_s = seconds(target.injected_ns)
-    record.evidence = [Evidence(level="armed", at_s=record.injected_s, observed=stood(target))]
+    record.evidence = [EvidenceRecord(level="armed", at_s=record.injected_s, observed=stood(target))]
     if strike.effective_ns is not None:
-        record.evidence.append(Evidence(level="effective", at_s=seconds(strike.effective_ns), observed=strike.observed))
+        record.evidence.append(
+            EvidenceRecord(level="effective", at_s=seconds(strike.effective_ns), observed=strike.observed)
+        )
     record.evidence += felt
     return record
 
 
-def _state(strike: Injection) -> str:
+def _state(strike: InjectionRecord) -> str:
     if not strike.undone:
         return "undo failed"
     if strike.target is None or strike.missed:
@@ -123,7 +129,7 @@ def _state(strike: Injection) -> str:
     return "confirmed" if strike.effective_ns is not None else "not observed"
 
 
-def fault_check(strike: Injection, *, shown: bool = True) -> Check:
+def fault_check(strike: InjectionRecord, *, shown: bool = True) -> Check:
     """Passed with what the target showed; unknown without evidence.
 
     Args:

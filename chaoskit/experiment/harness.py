@@ -16,9 +16,9 @@ from chaoskit.experiment.blackbox.plan import CommandExperiment, plan_command
 from chaoskit.experiment.blackbox.run import CommandRun, execute_command
 from chaoskit.experiment.blackbox.twin import CommandTwin
 from chaoskit.experiment.comparison import exactness
-from chaoskit.experiment.conductor import Watch
 from chaoskit.experiment.directory import keep
 from chaoskit.experiment.floor import Floor, floor_of
+from chaoskit.experiment.follow import Watch
 from chaoskit.experiment.history import History
 from chaoskit.experiment.judge import judge
 from chaoskit.experiment.outcome import Outcome

@@ -45,7 +45,7 @@ class Struck:
 
 
 @dataclass(frozen=True)
-class Injection:
+class InjectionRecord:
     """A planned fault, and what came of it.
 
     Attributes:
@@ -69,7 +69,7 @@ class Injection:
         return self.missed or f"no rank {self.fault.rank} was there {self.fault.moment}"
 
 
-def injections(faults: Sequence[Fault], records: Iterable[Record]) -> list[Injection]:
+def injections(faults: Sequence[Fault], records: Iterable[Record]) -> list[InjectionRecord]:
     """Return one for each fault, in the order of the plan."""
     told: dict[str, list[Record]] = defaultdict(list)
     for record in records:
@@ -81,13 +81,13 @@ def injections(faults: Sequence[Fault], records: Iterable[Record]) -> list[Injec
 _TELLING = frozenset({Event.INJECTED, Event.ACTED, Event.EVIDENCE, Event.FAULT_MISSED, Event.LIFTED, Event.UNDONE})
 
 
-def _injection(name: str, fault: Fault, records: Sequence[Record]) -> Injection:
+def _injection(name: str, fault: Fault, records: Sequence[Record]) -> InjectionRecord:
     injected = [record for record in records if record.event == Event.INJECTED]
     evidence = [record for record in records if record.event == Event.EVIDENCE and record["observed"]]
     missed = [record for record in records if record.event == Event.FAULT_MISSED]
     undone = [record for record in records if record.event == Event.UNDONE]
     last = evidence[-1] if evidence and injected else None  # of an act of which nothing is known it shows nothing
-    return Injection(
+    return InjectionRecord(
         fault_id=name,
         fault=fault,
         target=_struck(fault, injected[0], records) if injected else None,

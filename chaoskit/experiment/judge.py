@@ -24,8 +24,8 @@ from chaoskit.experiment.findings import (
 )
 from chaoskit.experiment.floor import Floor
 from chaoskit.experiment.history import History
-from chaoskit.experiment.injected import Injection, Struck
-from chaoskit.experiment.outcome import Check, Evidence, FaultRecord, Ledger, Outcome, Recovery
+from chaoskit.experiment.injected import InjectionRecord, Struck
+from chaoskit.experiment.outcome import Check, EvidenceRecord, FaultRecord, Ledger, Outcome, Recovery
 from chaoskit.experiment.plan import Experiment
 from chaoskit.experiment.properties import RunTrace, check_properties, summary
 from chaoskit.experiment.redundancy import exposures
@@ -182,9 +182,9 @@ def _settings(experiment: Experiment) -> dict[str, Any]:
 # -- faults -------------------------------------------------------------------------------------------------------
 
 
-def _fault_record(run: RawRun, strike: Injection, incidents: list[Incident], timeline: Timeline) -> FaultRecord:
+def _fault_record(run: RawRun, strike: InjectionRecord, incidents: list[Incident], timeline: Timeline) -> FaultRecord:
     felt = [
-        Evidence(
+        EvidenceRecord(
             level="impactful",
             at_s=(incident.detected.t_ns - run.started_ns) / 1e9,
             observed=timeline.impact(incident),

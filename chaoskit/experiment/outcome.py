@@ -16,7 +16,7 @@ from chaoskit.journal import Record, read_journals
 from chaoskit.vocabulary import Event, Verdict
 
 
-class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+class EvidenceRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One observation about a fault. ``level`` is armed, effective or impactful."""
 
     level: str
@@ -35,7 +35,7 @@ class FaultRecord(msgspec.Struct, kw_only=True):
     moment: str = ""  # when it was due, in words, e.g. "in reduce of step 20"
     injected_s: float | None = None
     state: str = "not fired"
-    evidence: list[Evidence] = []
+    evidence: list[EvidenceRecord] = []
     undone: bool = True
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from chaoskit.experiment.injected import Injection
+from chaoskit.experiment.injected import InjectionRecord
 from chaoskit.experiment.outcome import Exposure
 from chaoskit.journal import Record
 from chaoskit.vocabulary import Event
@@ -65,7 +65,7 @@ def restored_ns(found: Sequence[Window], after_ns: int) -> int | None:
     return later[0].ended_ns if later else after_ns
 
 
-def exposures(found: Sequence[Window], strikes: Iterable[Injection], started_ns: int) -> list[Exposure]:
+def exposures(found: Sequence[Window], strikes: Iterable[InjectionRecord], started_ns: int) -> list[Exposure]:
     """Each window as people read it: from the first fault that struck since the one before, if any did."""
     acts = [(strike.target.injected_ns, str(strike.fault)) for strike in strikes if strike.target and not strike.missed]
     told, before_ns = [], 0

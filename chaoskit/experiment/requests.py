@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -33,10 +34,15 @@ _SILENT = RequestReply(False, "the coordinator has not answered; it may still do
 
 
 class Requests:
-    """Requests that wait to be sent, and those who wait for an answer."""
+    """Requests that wait to be sent, and those who wait for an answer.
+
+    Attributes:
+        on_new: called, from any thread, when there is one more to be sent.
+    """
 
     def __init__(self) -> None:
         self._waiting: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.on_new: Callable[[], None] = lambda: None
         self._lock = threading.Lock()
         self._answers: dict[str, queue.SimpleQueue[RequestReply]] = {}
         self._state, self._over = WorldState(), False
@@ -88,8 +94,12 @@ class Requests:
                 return RequestReply(False, f"there is no {node!r}: the nodes are {', '.join(sorted(self._nodes))}")
             case ReturnNodes(job) if job not in self._borrowers:
                 return RequestReply(False, f"{job!r} has no nodes of this run")
-        self._waiting.put(message)
+        self._put(message)
         return RequestReply(True, "the coordinator is told")
+
+    def _put(self, message: Message) -> None:
+        self._waiting.put(message)
+        self.on_new()
 
     def _ask(self, message: ScaleTo | LendNodes, timeout_s: float) -> RequestReply:
         answers: queue.SimpleQueue[RequestReply] = queue.SimpleQueue()
@@ -97,7 +107,7 @@ class Requests:
             if self._over:
                 return _OVER
             self._answers[message.request] = answers
-        self._waiting.put(message)
+        self._put(message)
         try:
             return answers.get(timeout=timeout_s)
         except queue.Empty:

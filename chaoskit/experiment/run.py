@@ -1,7 +1,8 @@
-"""Runs one experiment: starts the job, has a conductor break it, ends everything."""
+"""Runs one experiment: starts the job, follows it while it is broken, ends everything."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import os
@@ -15,9 +16,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from chaoskit.experiment.conductor import Conductor, Watch, WhenSilent
+from chaoskit.experiment.follow import JobFollower, Watch, WhenSilent
 from chaoskit.experiment.index import Index
-from chaoskit.experiment.injected import Injection, injections
+from chaoskit.experiment.injected import InjectionRecord, injections
 from chaoskit.experiment.plan import Experiment
 from chaoskit.experiment.planfile import FILE_NAME
 from chaoskit.experiment.requests import Requests
@@ -65,7 +66,7 @@ class RawRun:
         return Index(self.records)
 
     @cached_property
-    def injections(self) -> list[Injection]:
+    def injections(self) -> list[InjectionRecord]:
         """What came of each planned fault."""
         return injections(self.experiment.faults, self.records)
 
@@ -213,15 +214,16 @@ def _execute(
         replacements=sum(fault.replaces_node for fault in experiment.faults),
         injects=bool(experiment.faults),
     )
-    conductor = Conductor(experiment, cluster, journal, substrate.undo, watch, store, requests, when_silent)
+    follower = JobFollower(experiment, cluster, journal, substrate.undo, watch, store, requests, when_silent)
+    runner = asyncio.Runner()
     end: EndJob | None = None
     ended_ns, failure = 0, ""
     try:
-        end = conductor.conduct(started_ns / 1e9 + experiment.deadline_s)
+        end = runner.run(follower.follow(started_ns / 1e9 + experiment.deadline_s))
         ended_ns = time.monotonic_ns()
-        if end is not None and end.ok and config.disk is not None and conductor.first_node:
+        if end is not None and end.ok and config.disk is not None and follower.first_node:
             left_s = max(_STORING_LEAST_S, started_ns / 1e9 + experiment.deadline_s - time.monotonic())
-            if reason := await_last(cluster, conductor.first_node, config, directory, left_s, watch):
+            if reason := await_last(cluster, follower.first_node, config, directory, left_s, watch):
                 step = last_step(directory / "journal")
                 journal.write(Event.SAVE_FAILED, step=step, tier="disk", reason=reason)
     except BaseException as error:
@@ -232,11 +234,13 @@ def _execute(
         try:
             cluster.end()
         finally:
-            conductor.clean_up()
-            _look_back(conductor, directory / "journal")
+            exits = [] if follower.is_idle else read_events(directory / "journal", Event.JOB_ENDED, Event.WORKER_EXITED)
+            runner.run(follower.close(exits))
+            runner.close()
+            follower.tell_missed()
             ok, detail = (False, failure) if end is None else (end.ok, end.reason)
-            journal.write(Event.RUN_ENDED, t_ns=ended_ns, reason=conductor.run_end, ok=ok, detail=detail, exits={})
-            journal.close(conductor.run_end)
+            journal.write(Event.RUN_ENDED, t_ns=ended_ns, reason=follower.run_end, ok=ok, detail=detail, exits={})
+            journal.close(follower.run_end)
     return RawRun(
         experiment=experiment,
         directory=directory,
@@ -263,10 +267,3 @@ def load_run(directory: Path, experiment: Experiment) -> RawRun:
         deadline_passed=last is not None and last["reason"] == RunEnd.DEADLINE,
         harness_lost=last is None or last["reason"] in (RunEnd.HARNESS, RunEnd.COORDINATOR_LOST),
     )
-
-
-def _look_back(conductor: Conductor, journals: Path) -> None:
-    """All processes are gone: what they wrote down last is evidence, too."""
-    if any(strike.target is not None for strike in conductor.strikes):
-        conductor.look_back(read_events(journals, Event.JOB_ENDED, Event.WORKER_EXITED))
-    conductor.tell_missed()

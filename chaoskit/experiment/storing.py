@@ -10,7 +10,7 @@ from pathlib import Path
 
 from chaoskit.config import RunConfig
 from chaoskit.control.timetable import LAST_PATIENCE_S, Patience
-from chaoskit.experiment.conductor import Watch
+from chaoskit.experiment.follow import Watch
 from chaoskit.hostchecks import answer_within, on_thread
 from chaoskit.journal import read_tail
 from chaoskit.substrate.base import Cluster

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from chaoskit.experiment import phase_baselines
 from chaoskit.experiment.history import FinishedStep, History
-from chaoskit.experiment.injected import Injection, Struck
+from chaoskit.experiment.injected import InjectionRecord, Struck
 from chaoskit.experiment.outcome import PhaseSpan, Recovery
 from chaoskit.experiment.redundancy import restored_ns, windows
 from chaoskit.experiment.run import RawRun
@@ -29,7 +29,7 @@ _NOTICES = (Event.DETECTED, Event.NONFINITE, Event.CORRUPT, Event.RECORD_LOST)
 class Incident:
     """A fault and the loss or the bad numbers by which it was noticed."""
 
-    strike: Injection | None
+    strike: InjectionRecord | None
     detected: Record
     injected_ns: int
 
@@ -46,8 +46,8 @@ class Timeline:
         self._index = run.index
         self._config = run.experiment.config
         self._resized = self._index.of(Event.RESIZED)
-        self._claims: dict[str, list[Injection]] = defaultdict(list)  # worker -> what acted on it itself
-        self._wide: list[Injection] = []  # that may have struck others, too
+        self._claims: dict[str, list[InjectionRecord]] = defaultdict(list)  # worker -> what acted on it itself
+        self._wide: list[InjectionRecord] = []  # that may have struck others, too
         for strike in run.injections:
             for worker in strike.target.claims if strike.target is not None else ():
                 self._claims[worker].append(strike)
@@ -73,7 +73,7 @@ class Timeline:
             explained.setdefault((strike.fault_id, worker), Incident(strike, record, acted_ns))
         return sorted(explained.values(), key=lambda incident: incident.injected_ns), _once(alarms)
 
-    def _explanation(self, record: Record) -> tuple[Injection, int] | None:
+    def _explanation(self, record: Record) -> tuple[InjectionRecord, int] | None:
         """The strike that a notice belongs to, and when it acted on the worker.
 
         Corrupt data can be noticed by the rank that receives it, and be the fault of the one that sent it.
@@ -85,16 +85,16 @@ class Timeline:
                 return found
         return None
 
-    def _striker(self, worker: str, record: Record) -> tuple[Injection, int] | None:
+    def _striker(self, worker: str, record: Record) -> tuple[InjectionRecord, int] | None:
         """The last one that struck ``worker`` before the notice: what struck it earlier, it had survived."""
-        found: tuple[Injection, int] | None = None
+        found: tuple[InjectionRecord, int] | None = None
         for strike in (*self._claims.get(worker, ()), *self._wide):
             acted_ns = self._acted_ns(strike, worker, record)
             if acted_ns is not None and record.t_ns >= acted_ns and (found is None or acted_ns > found[1]):
                 found = strike, acted_ns
         return found
 
-    def _acted_ns(self, strike: Injection, worker: str, record: Record) -> int | None:
+    def _acted_ns(self, strike: InjectionRecord, worker: str, record: Record) -> int | None:
         """When ``strike`` acted on ``worker``; None if it did not, or leads to no such notice."""
         target = strike.target
         if target is None or strike.missed or _cause(record) not in strike.fault.leads_to:
@@ -107,7 +107,7 @@ class Timeline:
             acted_ns = target.injected_ns
         return acted_ns
 
-    def shows(self, strike: Injection) -> bool:
+    def shows(self, strike: InjectionRecord) -> bool:
         """Whether the loss or the bad numbers followed that must follow a fault of this kind.
 
         Several faults may have led to one loss: it shows each of them.
@@ -118,7 +118,7 @@ class Timeline:
         since_ns = strike.target.injected_ns
         return any(self._is_shown_by(strike, one) for event in events for one in self._index.since(event, since_ns))
 
-    def _is_shown_by(self, strike: Injection, record: Record) -> bool:
+    def _is_shown_by(self, strike: InjectionRecord, record: Record) -> bool:
         target = strike.target
         if target is None:
             return False

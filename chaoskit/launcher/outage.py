@@ -10,7 +10,7 @@ from pathlib import Path
 
 from chaoskit.config import RunConfig
 from chaoskit.errors import HarnessError
-from chaoskit.experiment.conductor import Watch
+from chaoskit.experiment.follow import Watch
 from chaoskit.launcher.stored import Stored, look_at_stored
 from chaoskit.messages import EndJob
 from chaoskit.report.summary import duration

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from chaoskit.experiment.blackbox.conduct import FaultStruck, LogRead
+from chaoskit.experiment.blackbox.follow import FaultStruck, LogRead
 from chaoskit.experiment.storing import Storing
 from chaoskit.launcher.outage import NodesLost
 from chaoskit.messages import (

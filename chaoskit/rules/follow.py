@@ -26,10 +26,14 @@ class Splitter:
 
 
 class LogFile:
-    """A file that grows; it may not be there yet. One that was truncated or replaced is read from its beginning."""
+    """A file that grows; it may not be there yet. One that was truncated or replaced is read from its beginning.
+
+    Attributes:
+        path: where it is.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._fd, self._at = path, -1, 0
+        self.path, self._fd, self._at = path, -1, 0
 
     def read(self, most: int = _CHUNK_BYTES) -> bytes:
         """What was written since the last call, or the first ``most`` bytes of it; b"" where there is nothing new."""
@@ -41,7 +45,7 @@ class LogFile:
 
     def _open(self) -> bool:
         try:
-            self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
         return True
@@ -51,7 +55,7 @@ class LogFile:
         mine = os.fstat(self._fd)
         if mine.st_size >= self._at:
             try:
-                if os.path.samestat(self._path.stat(), mine):
+                if os.path.samestat(self.path.stat(), mine):
                     return b""
             except FileNotFoundError:
                 return b""  # moved away; the next one is not there yet

@@ -107,6 +107,9 @@ class BareCluster(Levers):
     def receive(self, timeout_s: float) -> Any | None:
         return _nobody()
 
+    def fileno(self) -> int:
+        return _nobody()
+
     def send(self, message: Message) -> None:
         _nobody()
 

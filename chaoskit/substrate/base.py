@@ -36,8 +36,11 @@ class Cluster(Protocol):
     def receive(self, timeout_s: float) -> Any | None:
         """The next message of the coordinator; None when none came in time. Raises ConnectionError at the end."""
 
+    def fileno(self) -> int:
+        """The descriptor that is readable when there may be a message; another one after :meth:`receive`."""
+
     def send(self, message: Message) -> None:
-        """Speak to the coordinator."""
+        """Speak to the coordinator, or to the one that follows it. May raise OSError."""
 
     def signal(self, pid: int, signum: int) -> None:
         """Send a signal to a worker of this cluster. Raises ProcessLookupError where it is gone."""

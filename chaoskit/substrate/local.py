@@ -219,6 +219,7 @@ class LocalCluster(Levers):
         self._splitter = wire.Splitter()
         self._over = False  # agents are ending by themselves, and write down how their workers ended
         self._inbox: list[Any] = []
+        self._unsent: list[Message] = []  # for the next coordinator
 
     def receive(self, timeout_s: float) -> Any | None:
         """The next message of the coordinator; None when none came in time. Raises ConnectionError at the end."""
@@ -246,8 +247,11 @@ class LocalCluster(Levers):
         """Find the coordinator that takes over; its port stays open meanwhile."""
         self._observer.close()
         self._splitter = wire.Splitter()
+        unsent, self._unsent = self._unsent, []
         try:
             self._observer = attach(self._network, self.token, self._hello)
+            for message in unsent:
+                wire.send(self._observer, message)
         except (OSError, Refused) as error:
             raise ConnectionError(f"the coordinator is gone, and no other took over: {error}") from error
 
@@ -262,12 +266,15 @@ class LocalCluster(Levers):
             self._over = True
 
     def send(self, message: Message) -> None:
-        """Speak to the coordinator, the next one if this one has ended."""
+        """Speak to the coordinator; if it has ended, to the next one, once :meth:`receive` has found that."""
         try:
             wire.send(self._observer, message)
         except ConnectionError:
-            self._attach()
-            wire.send(self._observer, message)
+            self._unsent.append(message)
+
+    def fileno(self) -> int:
+        """The descriptor that is readable when there may be a message; another one after :meth:`receive`."""
+        return self._observer.fileno()
 
     def signal(self, pid: int, signum: int) -> None:
         """Send a signal to a worker, which must still be the process that it was when it reported for duty."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 import msgspec
 
+from chaoskit.substrate.actions import Applied, Counted
 from chaoskit.substrate.object_troubles import Trouble
 from chaoskit.substrate.servant import Servant
 from chaoskit.substrate.undo import UndoLog
@@ -94,6 +96,11 @@ class ObjectProxy(Servant[Done]):
     def lift(self, number: int) -> int:
         """Gives how many requests have met it."""
         return self.ask(LiftTrouble(number))[0].met
+
+    def apply(self, trouble: Trouble) -> Applied:
+        """Have the proxy do something to requests until that is lifted. Raises HarnessError."""
+        number = self.impose(trouble)
+        return Counted(partial(self.met, number), partial(self.lift, number))
 
     def traffic(self) -> Traffic:
         """What has passed so far."""

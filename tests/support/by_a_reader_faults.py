@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from faults import Kill
-from faults.base import Fault, Target
+from faults.base import Fault
+from faults.evidence import Evidence, ProcessEnded, ReadBack
+from faults.processes import seen_by_parent
+from faults.target import Target
 
 
 def worker_of(target: Target, rank: int) -> Any:
@@ -21,37 +25,35 @@ def worker_of(target: Target, rank: int) -> Any:
 class KillOther(Kill):
     """Signals the process of rank 2, and says that its own target is gone."""
 
-    def inject(self, target: Target) -> None:
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         target.cluster.signal_process(worker_of(target, 2), signal.SIGKILL)
-        target.pull("none")
-
-    def observe(self, target: Target) -> str | None:
-        return f"pid {target.pid} was killed by SIGKILL"
+        target.release()
+        yield ProcessEnded(subject=target.process, source="nothing", how="killed", status="SIGKILL")
 
 
 @dataclass(frozen=True, kw_only=True)
 class KillLate(Kill):
     """Lets the rank go on, and strikes it some steps later."""
 
-    def inject(self, target: Target) -> None:
-        target.pull("none")
-
-    def again(self, target: Target, message: Any) -> bool:
-        if target.seconds_since > 0.2 and "struck" not in target.notes:
-            target.notes["struck"] = True
-            target.claim(target.worker)
-            target.signal(signal.SIGKILL)
-        return False
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        target.release()
+        await target.sleep(0.2)
+        target.claim()
+        target.signal(signal.SIGKILL)
+        how, status = await target.ended()
+        if (how, status) == ("killed", "SIGKILL"):
+            yield seen_by_parent(target, how, status)
 
 
 @dataclass(frozen=True, kw_only=True)
 class KillTwo(Kill):
     """Kills its target, and rank 2 with it, and claims both."""
 
-    def inject(self, target: Target) -> None:
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         target.claim(f"{target.places[2]}.0")
         target.cluster.signal_process(worker_of(target, 2), signal.SIGKILL)
-        super().inject(target)
+        async for evidence in super().inject(target):
+            yield evidence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +62,6 @@ class Nothing(Fault):
 
     family: ClassVar[str] = "process"
 
-    def inject(self, target: Target) -> None:
-        target.pull("none")
-
-    def observe(self, target: Target) -> str | None:
-        return ""
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        target.release()
+        yield ReadBack(subject=target.process, source="", value="")

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from chaoskit.osprocess import start_ticks
 from chaoskit.substrate.undo import ContinueEntry
 from faults import Kill, KillNode, NaN
-from faults.base import Target
-from faults.node import all_gone, signal_all
+from faults.base import found
+from faults.evidence import Evidence
+from faults.processes import gone, seen_by_parent, signal_all
+from faults.target import Target
 
 _IN_UPDATE_S = 0.1
 
@@ -21,37 +24,34 @@ _IN_UPDATE_S = 0.1
 class NaNElsewhere(NaN):
     """Poisons the gradient of the last bias."""
 
-    def inject(self, target: Target) -> None:
-        target.pull("nan", parameter="3.bias", where=self.where, sticky=self.sticky)
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        target.act("nan", parameter="3.bias", where=self.where, sticky=self.sticky)
+        yield await target.read_back()
 
 
 @dataclass(frozen=True, kw_only=True)
 class KillOtherNode(KillNode):
     """Kills the node of rank 2."""
 
-    def inject(self, target: Target) -> None:
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         node = target.places[2]
         target.struck_nodes = {node}
-        target.notes |= {"node": node, "processes": target.cluster.node(node)}
-        signal_all(target, target.notes["processes"], signal.SIGKILL)
-        target.pull("none")
-
-    def observe(self, target: Target) -> str | None:
-        return all_gone(target, target.notes["node"], target.notes["processes"])
+        processes = target.cluster.node(node)
+        signal_all(target, processes, signal.SIGKILL)
+        target.release()
+        yield found(await target.seen(lambda: gone(processes, node)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class KillInUpdate(Kill):
     """Lets the rank contribute to the step, and strikes it in its update."""
 
-    def inject(self, target: Target) -> None:
-        target.pull("none")
-
-    def again(self, target: Target, message: Any) -> bool:
-        if target.seconds_since > _IN_UPDATE_S and "struck" not in target.notes:
-            target.notes["struck"] = True
-            target.signal(signal.SIGKILL)
-        return False
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        target.release()
+        await target.sleep(_IN_UPDATE_S)
+        target.signal(signal.SIGKILL)
+        async for evidence in _killed(target):
+            yield evidence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,20 +60,30 @@ class KillAndStop(Kill):
 
     stopped: ClassVar[list[subprocess.Popen[bytes]]] = []
 
-    def inject(self, target: Target) -> None:
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        self._stop_one(target)
+        async for evidence in super().inject(target):
+            yield evidence
+
+    def _stop_one(self, target: Target) -> None:
         process = subprocess.Popen(["sleep", "300"])
         self.stopped.append(process)
         target.undo.plan(ContinueEntry(process.pid, start_ticks(process.pid)))
         os.kill(process.pid, signal.SIGSTOP)
-        super().inject(target)
-
-    def clean_up(self, target: Target) -> bool:
-        return True
 
 
 @dataclass(frozen=True, kw_only=True)
 class LazyKill(Kill):
     """Does nothing, and sees that its target is killed."""
 
-    def inject(self, target: Target) -> None:
-        target.pull("none")
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        target.release()
+        async for evidence in _killed(target):
+            yield evidence
+
+
+async def _killed(target: Target) -> AsyncIterator[Evidence]:
+    """Evidence that the target's process was killed, by whatever sent the signal."""
+    how, status = await target.ended()
+    if (how, status) == ("killed", "SIGKILL"):
+        yield seen_by_parent(target, how, status)

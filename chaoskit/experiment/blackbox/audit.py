@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from chaoskit.experiment.blackbox.run import CommandRun
 from chaoskit.experiment.blackbox.twin import unfinished
 from chaoskit.experiment.fault_audit import NAME
-from chaoskit.experiment.injected import Injection, Struck
+from chaoskit.experiment.injected import InjectionRecord, Struck
 from chaoskit.experiment.outcome import Check
 from chaoskit.journal import Record
 from chaoskit.stacks.command import PLACEHOLDERS
@@ -82,7 +82,7 @@ def _commands(run: CommandRun) -> list[Check]:
     return [Check(name=_COMMAND, verdict=Verdict.ERROR, detail="; ".join(problems))] if problems else []
 
 
-def _mismatches(run: CommandRun, one: Injection, struck: Struck, holders: Sequence[_Holder]) -> Iterator[str]:
+def _mismatches(run: CommandRun, one: InjectionRecord, struck: Struck, holders: Sequence[_Holder]) -> Iterator[str]:
     fault, place = one.fault, f"process {struck.pid} of {struck.node}"
     if isinstance(fault.rank, int) and struck.rank != fault.rank:
         yield f"it struck rank {struck.rank}, not rank {fault.rank}"
@@ -103,7 +103,7 @@ def _mismatches(run: CommandRun, one: Injection, struck: Struck, holders: Sequen
         yield from _another_moment(run, one, struck, holders)
 
 
-def _another_moment(run: CommandRun, one: Injection, struck: Struck, holders: Sequence[_Holder]) -> Iterator[str]:
+def _another_moment(run: CommandRun, one: InjectionRecord, struck: Struck, holders: Sequence[_Holder]) -> Iterator[str]:
     """By what the log had shown when it struck."""
     fault, lines = one.fault, [line for line in run.lines if line.step is not None]
     before = [line for line in lines if line.t_ns <= struck.injected_ns]
@@ -130,7 +130,7 @@ def _last(run: CommandRun) -> int | None:
 
 
 def _is_late(
-    run: CommandRun, one: Injection, struck: Struck, holders: Sequence[_Holder], before: Sequence[Line]
+    run: CommandRun, one: InjectionRecord, struck: Struck, holders: Sequence[_Holder], before: Sequence[Line]
 ) -> bool:
     """Whether the log was read again between the moment and the act, although the process was there all the time.
 
@@ -150,7 +150,7 @@ def _step(step: int) -> str:
     return "no step" if step < 0 else f"step {step}"
 
 
-def _untold(one: Injection, struck: Struck, holders: Sequence[_Holder], lines: Sequence[Line]) -> Iterator[str]:
+def _untold(one: InjectionRecord, struck: Struck, holders: Sequence[_Holder], lines: Sequence[Line]) -> Iterator[str]:
     mine = [holder for holder in holders if (holder.node, holder.pid) == (struck.node, struck.pid)]
     if not mine:
         yield f"no node tells that process {struck.pid} of {struck.node} had rank {struck.rank}"
@@ -176,6 +176,6 @@ def _never_back(struck: Struck, holders: Sequence[_Holder], lines: Sequence[Line
         yield f"rank {struck.rank} never came back, and the log shows steps until {late_s:.1f} s after it was struck"
 
 
-def _ends_a_process(one: Injection) -> bool:
+def _ends_a_process(one: InjectionRecord) -> bool:
     """Whether the process cannot outlive the fault, and its node does."""
     return isinstance(one.fault, Kill) and one.fault.signum == Kill.signum

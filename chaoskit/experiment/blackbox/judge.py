@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from chaoskit.experiment.blackbox.audit import audit
-from chaoskit.experiment.blackbox.conduct import GOOD
 from chaoskit.experiment.blackbox.coverage import coverage_of
+from chaoskit.experiment.blackbox.follow import GOOD
 from chaoskit.experiment.blackbox.plan import moment
 from chaoskit.experiment.blackbox.run import CommandRun
 from chaoskit.experiment.blackbox.twin import CommandTwin, taken_nodes, unfinished
@@ -21,8 +21,8 @@ from chaoskit.experiment.findings import (
     rules_fired,
     started_at,
 )
-from chaoskit.experiment.injected import Injection, Struck
-from chaoskit.experiment.outcome import Check, Evidence, FaultRecord, Outcome, PhaseSpan, Recovery, StepPoint
+from chaoskit.experiment.injected import InjectionRecord, Struck
+from chaoskit.experiment.outcome import Check, EvidenceRecord, FaultRecord, Outcome, PhaseSpan, Recovery, StepPoint
 from chaoskit.stacks.course import Course, Usual, differs
 from chaoskit.stacks.felt import Felt, look, usual_step_s
 from chaoskit.vocabulary import Verdict
@@ -118,7 +118,7 @@ def _landed(run: CommandRun) -> list[_Landed]:
 class _Landed:
     """A strike that was injected."""
 
-    def __init__(self, strike: Injection) -> None:
+    def __init__(self, strike: InjectionRecord) -> None:
         assert strike.target is not None
         self.fault, self.target = strike.fault, strike.target
         self.done_ns = strike.target.done_ns  # from then on the fault is in force
@@ -199,12 +199,12 @@ def _impact(run: CommandRun, course: Course, strike: _Landed) -> str:
 # -- faults ---------------------------------------------------------------------------------------------------------
 
 
-def _fault_record(run: CommandRun, course: Course, strike: Injection) -> FaultRecord:
+def _fault_record(run: CommandRun, course: Course, strike: InjectionRecord) -> FaultRecord:
     felt = []
     if strike.target is not None and not strike.missed and (impact := _impact(run, course, _Landed(strike))):
         seen = _felt(run, course, _Landed(strike))
         at_ns = seen.end[0] if seen and seen.end else run.ended_ns
-        felt = [Evidence(level="impactful", at_s=(at_ns - run.started_ns) / 1e9, observed=impact)]
+        felt = [EvidenceRecord(level="impactful", at_s=(at_ns - run.started_ns) / 1e9, observed=impact)]
     return fault_record(strike, run.started_ns, _stood, felt, moment(strike.fault))
 
 

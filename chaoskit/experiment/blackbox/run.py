@@ -1,7 +1,8 @@
-"""Runs one experiment with a command: starts it on every node, has a conductor break it, ends everything."""
+"""Runs one experiment with a command: starts it on every node, follows it while it is broken, ends everything."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 import uuid
@@ -11,9 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from chaoskit.experiment.blackbox.conduct import GOOD, CommandConductor, Exit
+from chaoskit.experiment.blackbox.follow import GOOD, CommandFollower
 from chaoskit.experiment.blackbox.plan import CommandExperiment
-from chaoskit.experiment.injected import Injection, injections
+from chaoskit.experiment.injected import InjectionRecord, injections
 from chaoskit.journal import FileCoverage, Journal, Journals, Record, load_journals
 from chaoskit.osprocess import start_ticks
 from chaoskit.stacks.command import Place, arguments, environment
@@ -21,6 +22,7 @@ from chaoskit.stacks.log import Line
 from chaoskit.substrate.bare import BareCluster
 from chaoskit.substrate.base import Needs, Substrate
 from chaoskit.vocabulary import Event, RunEnd
+from faults.target import Exit
 
 #: Below a run's directory: what ``{run_dir}`` names.
 STATE = "state"
@@ -91,7 +93,7 @@ class CommandRun:
         return self.journals.records
 
     @cached_property
-    def injections(self) -> list[Injection]:
+    def injections(self) -> list[InjectionRecord]:
         """What came of each planned fault."""
         return injections(self.experiment.faults, self.records)
 
@@ -135,11 +137,12 @@ def execute_command(
     started_ns = time.monotonic_ns()  # what a cold nursery takes does not count
     told = {"substrate": substrate.name, "names": cluster.nodes, "twin": twin_id}
     _write_start(journal, experiment, started_ns, told)
-    conductor = CommandConductor(experiment, cluster, directory, journal, substrate.undo, watch)
+    follower = CommandFollower(experiment, cluster, directory, journal, substrate.undo, watch)
+    runner = asyncio.Runner()
     over, failure = False, ""
     try:
         _start(experiment, cluster, directory / STATE)
-        over = conductor.conduct(started_ns / 1e9 + experiment.deadline_s)
+        over = runner.run(follower.follow(started_ns / 1e9 + experiment.deadline_s))
     except BaseException as error:
         failure = f"{type(error).__name__}: {error}"
         raise
@@ -148,15 +151,15 @@ def execute_command(
         try:
             cluster.end()
         finally:
-            conductor.clean_up()
-            conductor.close()
-            conductor.tell_missed()
-            ok = over and set(conductor.exits.values()) == {GOOD}
-            reader = conductor.reader
+            runner.run(follower.close())
+            runner.close()
+            follower.tell_missed()
+            ok = over and set(follower.exits.values()) == {GOOD}
+            reader = follower.reader
             logs = {"lines": reader.lines, "example": reader.example, "odd": reader.odd}
-            end: dict[str, Any] = {"ok": ok, "detail": failure, "exits": conductor.exits, "logs": logs}
-            journal.write(Event.RUN_ENDED, t_ns=ended_ns, reason=conductor.run_end, **end)
-            journal.close(conductor.run_end)
+            end: dict[str, Any] = {"ok": ok, "detail": failure, "exits": follower.exits, "logs": logs}
+            journal.write(Event.RUN_ENDED, t_ns=ended_ns, reason=follower.run_end, **end)
+            journal.close(follower.run_end)
     return load_command_run(directory, experiment)
 
 
@@ -176,7 +179,7 @@ def load_command_run(directory: Path, experiment: CommandExperiment) -> CommandR
         started_ns=begun.t_ns if begun is not None else 0,
         ended_ns=last.t_ns if last is not None else newest_ns,
         reason=str(last["reason"]) if last is not None else "",
-        exits={node: (how, status) for node, (how, status) in last["exits"].items()} if last is not None else {},
+        exits={node: Exit(how, status) for node, (how, status) in last["exits"].items()} if last is not None else {},
         lines_read=logs["lines"],
         example=logs["example"],
         odd=logs["odd"],

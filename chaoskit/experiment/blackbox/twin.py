@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from chaoskit.errors import HarnessError
-from chaoskit.experiment.blackbox.conduct import GOOD
+from chaoskit.experiment.blackbox.follow import GOOD
 from chaoskit.experiment.blackbox.plan import CommandExperiment
 from chaoskit.experiment.blackbox.run import CommandRun, describe_end
 from chaoskit.experiment.twin import Interrupted

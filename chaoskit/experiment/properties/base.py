@@ -11,7 +11,7 @@ from typing import Literal
 
 from chaoskit.config import RunConfig
 from chaoskit.experiment.history import History
-from chaoskit.experiment.injected import Injection
+from chaoskit.experiment.injected import InjectionRecord
 from chaoskit.experiment.outcome import Recovery
 from chaoskit.experiment.properties.promised import FIRST_STEP_ALLOWANCES, KNOWN_STEPS, YOUNG_STEPS
 from chaoskit.experiment.run import RawRun
@@ -78,7 +78,7 @@ class RunTrace:
             return True
         return any(len({one["piece"] for one in commits}) < len(commits) for commits in self.commits.values())
 
-    def confirmed(self, *kinds: str) -> list[Injection]:
+    def confirmed(self, *kinds: str) -> list[InjectionRecord]:
         """The faults of these kinds that took effect."""
         struck = [one for one in self.run.injections if one.fault.kind in kinds and not one.missed]
         return [one for one in struck if one.effective_ns is not None]

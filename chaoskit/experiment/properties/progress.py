@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 
-from chaoskit.experiment.injected import Injection, Struck
+from chaoskit.experiment.injected import InjectionRecord, Struck
 from chaoskit.experiment.properties import promised
 from chaoskit.experiment.properties.base import SLACK_S, Finding, RunTrace
 from chaoskit.journal import Record
@@ -73,7 +73,7 @@ def wall_clock(trace: RunTrace) -> Finding:
     return _kept(trace, trace.confirmed("ClockJump"), ())
 
 
-def _kept(trace: RunTrace, strikes: list[Injection], causes: tuple[str, ...]) -> Finding:
+def _kept(trace: RunTrace, strikes: list[InjectionRecord], causes: tuple[str, ...]) -> Finding:
     """A rank that nothing else has struck is not given up (for one of ``causes``, where some are named)."""
     if not strikes:
         return None
@@ -129,7 +129,7 @@ def coordinator_returns(trace: RunTrace) -> Finding:
     return found
 
 
-def _killed_ns(strike: Injection) -> int:
+def _killed_ns(strike: InjectionRecord) -> int:
     """The act came no earlier: the rank was released first."""
     return _target(strike).injected_ns
 
@@ -221,6 +221,6 @@ def _promised_steps(trace: RunTrace, target: Struck, where: str) -> int | None:
     return None
 
 
-def _target(strike: Injection) -> Struck:
+def _target(strike: InjectionRecord) -> Struck:
     assert strike.target is not None, "a fault that took effect has a target"
     return strike.target

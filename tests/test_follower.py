@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
-import math
 import os
+import select
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ import pytest
 from support.waiting import LIMIT_S
 
 from chaoskit.errors import HarnessError
-from chaoskit.experiment.conductor import Conductor
+from chaoskit.experiment.follow import JobFollower
 from chaoskit.experiment.history import History
 from chaoskit.experiment.judge import judge
 from chaoskit.experiment.plan import plan_experiment
@@ -31,7 +34,8 @@ from chaoskit.substrate.network import Loopback
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event, RunEnd, Verdict
 from faults import Fault, Flap, Kill
-from faults.base import Target
+from faults.evidence import Evidence, ReadBack
+from faults.target import Target
 
 END = EndJob(ok=True, reason="")
 
@@ -43,7 +47,12 @@ class Script:
 
     def __init__(self, messages: list[Message]) -> None:
         self._messages = messages
+        self._readable = os.eventfd(1, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.released: list[str] = []
+
+    def fileno(self) -> int:
+        """Readable until the end: messages, and then the news that the coordinator is gone."""
+        return self._readable
 
     def receive(self, timeout_s: float) -> Message | None:
         if not self._messages:
@@ -58,26 +67,36 @@ class Script:
         os.kill(pid, signum)
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
+    def close(self) -> None:
+        os.close(self._readable)
+
 
 class Quiet(Script):
-    """After its messages nothing is heard for a while; how long the harness waits each time is written down."""
+    """Before its last message nothing is heard for a while; when the harness asks for one meanwhile is written down."""
 
     quiet_s = 1.5
 
     def __init__(self, messages: list[Message]) -> None:
         super().__init__(messages)
-        self.waits_s: list[float] = []
-        self._until_s = math.inf
+        self.asked_s: list[float] = []
+        self._over: threading.Timer | None = None
 
     def receive(self, timeout_s: float) -> Message | None:
         if len(self._messages) > 1:
             return super().receive(timeout_s)
-        self._until_s = min(self._until_s, time.monotonic() + self.quiet_s)
-        if time.monotonic() >= self._until_s:
+        if self._over is None:
+            os.eventfd_read(self._readable)
+            self._over = threading.Timer(self.quiet_s, os.eventfd_write, (self._readable, 1))
+            self._over.start()
+        if select.select([self._readable], [], [], 0.0)[0]:
             return super().receive(timeout_s)
-        self.waits_s.append(timeout_s)
-        time.sleep(timeout_s)
+        self.asked_s.append(time.monotonic())
         return None
+
+    def close(self) -> None:
+        if self._over is not None:
+            self._over.join()
+        super().close()
 
 
 @pytest.fixture
@@ -111,16 +130,29 @@ def hook(worker: str, fault: str, pid: int, **more: Any) -> HookReached:
     return HookReached(worker, fault, rank=1, step=3, phase="forward", pid=pid, tid=pid, **more)
 
 
-def conducted(
-    tmp_path: Path, faults: list[Fault], messages: list[Message], kind: type[Script] = Script
-) -> tuple[Conductor, Any]:
+def followed(
+    tmp_path: Path,
+    faults: list[Fault],
+    messages: list[Message],
+    kind: type[Script] = Script,
+    records: Callable[[JobFollower], list[Record]] = lambda follower: [],
+) -> tuple[JobFollower, Any]:
+    """Follow a run to its end, and close it with the records that journals are to have by then."""
     cluster: Any = kind([*messages, END])
-    journal, undo = Journal(tmp_path, "harness"), UndoLog(tmp_path)
     experiment = plan_experiment("gpt", nodes=2, steps=9, faults=faults)
-    conductor = Conductor(experiment, cluster, journal, undo, lambda message: None)
-    assert conductor.conduct(time.monotonic() + LIMIT_S) == END
-    undo.close()
-    return conductor, cluster  # which may have more to write down
+    with (
+        closing(cluster),
+        closing(Journal(tmp_path, "harness")) as journal,
+        closing(UndoLog(tmp_path)) as undo,
+        asyncio.Runner() as runner,
+    ):
+        follower = JobFollower(experiment, cluster, journal, undo, lambda message: None)
+        try:
+            assert runner.run(follower.follow(time.monotonic() + LIMIT_S)) == END
+        finally:
+            runner.run(follower.close(records(follower)))
+            follower.tell_missed()
+    return follower, cluster
 
 
 @pytest.mark.parametrize("heard", [True, False])
@@ -135,25 +167,48 @@ def test_who_is_lost_already_is_not_struck_at_its_hook(
         end(old)
     stands = [hook("node1.1", "fault0", old.pid), plan(2, pids[0], new.pid), hook("node1.2", "fault0", new.pid)]
     messages = [plan(1, pids[0], old.pid), *([lost] if heard else []), *stands]
-    conductor, cluster = conducted(tmp_path, [Kill(rank=1, at_step=3)], messages)
-    (strike,) = conductor.strikes
-    assert strike.target is not None
-    assert (strike.target.worker, strike.missed) == ("node1.2", "")
+    follower, cluster = followed(tmp_path, [Kill(rank=1, at_step=3)], messages)
+    (injection,) = follower.injections
+    assert injection.target is not None
+    assert (injection.target.worker, injection.missed) == ("node1.2", "")
     assert new.wait() == -signal.SIGKILL
     assert heard == (old.poll() is None)
     assert cluster.released == ["node1.1", "node1.2"]
 
 
+def test_what_is_known_after_the_run_only_wakes_nothing_before(
+    tmp_path: Path, processes: list[subprocess.Popen[bytes]]
+) -> None:
+    """How a rank ended is: until then the harness must not wake beside what it measures."""
+    pids = [process.pid for process in processes[:2]]
+    messages = [plan(1, *pids), hook("node1.1", "fault0", pids[1])]
+    _, cluster = followed(tmp_path, [Kill(rank=1, at_step=3)], messages, Quiet)
+    assert 1 <= len(cluster.asked_s) <= 5, "every 4 ms it would be 375 times"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Looking(Kill):
+    """A fault that does nothing, and writes down when it looks for evidence."""
+
+    looks_s: list[float]
+
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        target.release()
+        await target.seen(lambda: self.looks_s.append(time.monotonic()))
+        yield ReadBack(subject=target.process, source="nothing", value="nothing")
+
+
 def test_the_longer_evidence_takes_the_less_often_it_is_looked_for(
     tmp_path: Path, processes: list[subprocess.Popen[bytes]]
 ) -> None:
-    """How a rank ended is known after the run only; until then the harness must not wake beside what it measures."""
-    pids = [process.pid for process in processes[:2]]
+    """It may take until the end of the run, and the harness must not disturb what it measures."""
+    pids, looks_s = [process.pid for process in processes[:2]], list[float]()
     messages = [plan(1, *pids), hook("node1.1", "fault0", pids[1])]
-    _, cluster = conducted(tmp_path, [Kill(rank=1, at_step=3)], messages, Quiet)
-    assert cluster.waits_s[0] < 0.02
-    assert cluster.waits_s[-1] > 0.02
-    assert len(cluster.waits_s) < 200, "at 250 a second it would be 375"
+    followed(tmp_path, [Looking(rank=1, at_step=3, looks_s=looks_s)], messages, Quiet)
+    waits_s = [after_s - before_s for before_s, after_s in pairwise(looks_s)]
+    assert min(waits_s[:10]) < 0.02
+    assert max(waits_s) > 0.02
+    assert len(waits_s) < 200, "at 250 a second it would be 375"
 
 
 def test_a_fault_that_was_missed_keeps_the_harness_awake_no_longer(
@@ -161,9 +216,45 @@ def test_a_fault_that_was_missed_keeps_the_harness_awake_no_longer(
 ) -> None:
     pids = [process.pid for process in processes[:2]]
     messages = [plan(1, *pids), hook("node1.1", "fault0", pids[1])]
-    conductor, cluster = conducted(tmp_path, [Late(rank=1, at_step=3)], messages, Quiet)
-    assert conductor.strikes[0].missed
-    assert min(cluster.waits_s) >= 0.1
+    follower, cluster = followed(tmp_path, [Late(rank=1, at_step=3)], messages, Quiet)
+    assert follower.injections[0].missed
+    assert 1 <= len(cluster.asked_s) <= 5
+
+
+class Noted(Script):
+    """A cluster that writes down what was heard of it so far."""
+
+    def __init__(self, messages: list[Message]) -> None:
+        super().__init__(messages)
+        self.heard: list[type] = []
+
+    def receive(self, timeout_s: float) -> Message | None:
+        message = super().receive(timeout_s)
+        self.heard.append(type(message))
+        return message
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noting(Kill):
+    """A fault that writes down what was heard of the run before it acts."""
+
+    heard: list[type]
+
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        cluster: Any = target.cluster
+        self.heard.extend(cluster.heard)
+        target.release()
+        yield ReadBack(subject=target.process, source="nothing", value="nothing")
+
+
+def test_what_is_due_acts_before_anything_more_is_heard(
+    tmp_path: Path, processes: list[subprocess.Popen[bytes]]
+) -> None:
+    """The rank waits for it; and what is heard later, as the end of the job, is later than the act."""
+    pids, heard = [process.pid for process in processes[:2]], list[type]()
+    messages = [plan(1, *pids), hook("node1.1", "fault0", pids[1])]
+    followed(tmp_path, [Noting(rank=1, at_step=3, heard=heard)], messages, Noted)
+    assert heard == [Plan, HookReached]
 
 
 class Links(Quiet):
@@ -178,18 +269,11 @@ class Links(Quiet):
     def first_pid(self, node: str) -> int:
         return os.getpid()
 
-    def probe(self, source: str, target: str, timeout_s: float) -> Links:
-        return self
+    def probe(self, source: str, target: str, timeout_s: float) -> Echoes:
+        return Echoes(self)
 
     def round_trips_ms(self, source: str, target: str, count: int, timeout_s: float) -> tuple[float, ...]:
         return (0.1,) * count
-
-    def results_ms(self) -> list[float | None]:
-        """One echo is lost, right after the first change."""
-        return [None] if self.changes_s and time.monotonic() > self.changes_s[0] + 0.01 else []
-
-    def close(self) -> None:
-        """No thread sends echoes."""
 
     def apply(self, node: str, action: object) -> Links:
         self.changes_s.append(time.monotonic())
@@ -203,6 +287,20 @@ class Links(Quiet):
         return 0
 
 
+class Echoes:
+    """One echo is lost, right after the first change of a link."""
+
+    def __init__(self, links: Links) -> None:
+        self._links = links
+
+    def results_ms(self) -> list[float | None]:
+        changes_s = self._links.changes_s
+        return [None] if changes_s and time.monotonic() > changes_s[0] + 0.01 else []
+
+    def close(self) -> None:
+        """No thread sends echoes."""
+
+
 def test_a_link_that_comes_and_goes_does_so_when_it_should(
     tmp_path: Path, processes: list[subprocess.Popen[bytes]]
 ) -> None:
@@ -210,7 +308,7 @@ def test_a_link_that_comes_and_goes_does_so_when_it_should(
     pids = [process.pid for process in processes[:2]]
     messages = [plan(1, *pids), hook("node1.1", "fault0", pids[1])]
     fault = Flap(rank=1, at_step=3, down_s=0.1, up_s=0.2, times=3)
-    _, cluster = conducted(tmp_path, [fault], messages, Links)
+    _, cluster = followed(tmp_path, [fault], messages, Links)
     begun_s = cluster.changes_s[0]
     assert [at_s - begun_s for at_s in cluster.changes_s] == pytest.approx([0, 0.1, 0.3, 0.4, 0.6, 0.7], abs=0.04)
 
@@ -219,16 +317,18 @@ def test_a_link_that_comes_and_goes_does_so_when_it_should(
 class Late(Kill):
     """A fault whose target is gone when it acts."""
 
-    def inject(self, target: Target) -> None:
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         raise ProcessLookupError(target.pid)
+        yield
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forbidden(Kill):
     """A fault that the kernel does not allow."""
 
-    def inject(self, target: Target) -> None:
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        yield
 
 
 def test_what_is_not_allowed_is_an_error_and_no_target_that_was_gone(
@@ -238,7 +338,7 @@ def test_what_is_not_allowed_is_an_error_and_no_target_that_was_gone(
     pids = [process.pid for process in processes[:2]]
     messages = [plan(1, *pids), hook("node1.1", "fault0", pids[1])]
     with pytest.raises(HarnessError, match=r"Forbidden\(.*\) could not act: .*not permitted"):
-        conducted(tmp_path, [Forbidden(rank=1, at_step=3)], messages)
+        followed(tmp_path, [Forbidden(rank=1, at_step=3)], messages)
     assert processes[1].poll() is None
 
 
@@ -249,15 +349,14 @@ def test_who_is_gone_before_another_fault_strikes_is_gone_by_the_first(
     pids = [process.pid for process in processes[:2]]
     stands = [hook("node1.1", "fault0", pids[1]), hook("node0.1", "fault1", pids[0])]
     faults: list[Fault] = [Kill(rank=1, at_step=3), Kill(rank=0, at_step=4)]
-    conductor, _ = conducted(tmp_path, faults, [plan(1, *pids), *stands])
-    conductor.look_back([])
-    first, second = conductor.strikes
+    follower, _ = followed(tmp_path, faults, [plan(1, *pids), *stands])
+    first, second = follower.injections
     assert first.observed == f"pid {pids[1]} is gone"
     assert first.target is not None
-    assert first.effective_ns == first.target.gone_ns > 0
-    assert second.effective_ns is None, "it was not looked at afterwards"
+    assert first.evidence[-1].observed_ns == first.target.gone_ns > 0
+    assert second.evidence == [], "it was not looked at afterwards"
     (told,) = read_events(tmp_path, Event.EVIDENCE)
-    assert (told.t_ns, told["fault"], told["observed"]) == (first.effective_ns, "fault0", first.observed)
+    assert (told.t_ns, told["fault"], told["observed"]) == (first.target.gone_ns, "fault0", first.observed)
 
 
 def test_a_healer_that_ends_already_is_not_struck(tmp_path: Path, processes: list[subprocess.Popen[bytes]]) -> None:
@@ -266,8 +365,8 @@ def test_a_healer_that_ends_already_is_not_struck(tmp_path: Path, processes: lis
     end(healer)
     faults: list[Fault] = [Kill(rank=0, at_step=8), Kill(rank="healer", during="restore")]
     stands = hook("node1.1", "fault1", joiner.pid, peer="node0.1")
-    conductor, cluster = conducted(tmp_path, faults, [plan(1, healer.pid, joiner.pid), stands])
-    assert conductor.strikes[1].missed == "the healer node0.1 was lost before it could be struck"
+    follower, cluster = followed(tmp_path, faults, [plan(1, healer.pid, joiner.pid), stands])
+    assert follower.injections[1].missed == "the healer node0.1 was lost before it could be struck"
     assert cluster.released == ["node1.1"]
 
 
@@ -297,22 +396,24 @@ def test_who_is_struck_after_the_end_of_the_job_proves_nothing(
     """The process was killed, but the job had ended before and could not feel it."""
     pids = [process.pid for process in processes[:2]]
     messages = [plan(1, *pids), hook("node1.1", "fault0", pids[1])]
-    conductor, _ = conducted(tmp_path, [Kill(rank=1, at_step=3)], messages)
-    (strike,) = conductor.strikes
-    assert strike.target is not None
-    over_ns = strike.target.injected_ns + (-1 if late else 1)
-    died = {"worker": "node1.1", "pid": pids[1], "how": "killed", "status": "SIGKILL"}
-    records = [
-        Record(over_ns, "coordinator", Event.JOB_ENDED, {"ok": True}),
-        Record(over_ns + 2, "node1", Event.WORKER_EXITED, died),
-    ]
-    if not late:  # the job feels it, as it must
+
+    def told(follower: JobFollower) -> list[Record]:
+        (injection,) = follower.injections
+        assert injection.target is not None
+        over_ns = injection.target.injected_ns + (-1 if late else 1)
+        died = {"worker": "node1.1", "pid": pids[1], "how": "killed", "status": "SIGKILL"}
         lost = {"worker": "node1.1", "rank": 1, "cause": "exited", "detail": ""}
-        records.insert(0, Record(over_ns, "coordinator", Event.DETECTED, lost))
-    conductor.look_back(records)
-    experiment = plan_experiment("gpt", nodes=2, steps=9, faults=[strike.fault])
-    conductor.tell_missed()
-    run = RawRun(experiment, tmp_path, 0, over_ns, END, deadline_passed=False)
+        return [
+            *([] if late else [Record(over_ns, "coordinator", Event.DETECTED, lost)]),  # the job feels it, as it must
+            Record(over_ns, "coordinator", Event.JOB_ENDED, {"ok": True}),
+            Record(over_ns + 2, "node1", Event.WORKER_EXITED, died),
+        ]
+
+    fault = Kill(rank=1, at_step=3)
+    follower, _ = followed(tmp_path, [fault], messages, records=told)
+    records = told(follower)
+    experiment = plan_experiment("gpt", nodes=2, steps=9, faults=[fault])
+    run = RawRun(experiment, tmp_path, 0, records[-1].t_ns, END, deadline_passed=False)
     run.__dict__["records"] = [*read_journals(tmp_path), *records]
     check = next(check for check in judge(run, None, "local").checks if check.name.startswith("evidence of"))
     assert check.verdict == (Verdict.UNKNOWN if late else Verdict.PASSED)
@@ -326,13 +427,19 @@ def test_who_is_struck_after_the_end_of_the_job_proves_nothing(
     ("messages", "deadline_s", "end"),
     [([END], LIMIT_S, RunEnd.ENDED), ([], LIMIT_S, RunEnd.COORDINATOR_LOST), ([END], -1.0, RunEnd.DEADLINE)],
 )
-def test_a_conductor_knows_why_its_run_was_over(
+def test_a_follower_knows_why_its_run_was_over(
     tmp_path: Path, messages: list[Message], deadline_s: float, end: RunEnd
 ) -> None:
     cluster: Any = Script(messages)
-    with closing(Journal(tmp_path, "harness")) as journal, closing(UndoLog(tmp_path)) as undo:
+    with (
+        closing(cluster),
+        closing(Journal(tmp_path, "harness")) as journal,
+        closing(UndoLog(tmp_path)) as undo,
+        asyncio.Runner() as runner,
+    ):
         experiment = plan_experiment("gpt", nodes=2, steps=9)
-        conductor = Conductor(experiment, cluster, journal, undo, lambda message: None)
+        follower = JobFollower(experiment, cluster, journal, undo, lambda message: None)
         with suppress(HarnessError):
-            conductor.conduct(time.monotonic() + deadline_s)
-    assert conductor.run_end is end
+            runner.run(follower.follow(time.monotonic() + deadline_s))
+        runner.run(follower.close([]))
+    assert follower.run_end is end

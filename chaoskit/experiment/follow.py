@@ -1,0 +1,362 @@
+"""The harness's side of a running job: hears the coordinator, and knows when the moment of each fault has come."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from chaoskit.errors import BadInput, HarnessError
+from chaoskit.experiment.injection import Injection, InjectionState
+from chaoskit.experiment.injector import GONE, Injector
+from chaoskit.experiment.plan import Experiment
+from chaoskit.experiment.requests import Requests
+from chaoskit.experiment.roster import Roster
+from chaoskit.journal import Journal, Record
+from chaoskit.messages import (
+    Arm,
+    EndJob,
+    HookReached,
+    Lever,
+    Message,
+    Release,
+    Trigger,
+    WorkerFailed,
+    WorkerLost,
+    WorldSize,
+)
+from chaoskit.osprocess import is_ending, start_ticks
+from chaoskit.substrate.base import Cluster
+from chaoskit.substrate.object_proxy import ObjectProxy
+from chaoskit.substrate.undo import UndoLog
+from chaoskit.vocabulary import Event, RunEnd
+from faults.target import Exit, Target
+
+Watch = Callable[[Any], None]
+#: Called with the cluster whenever nothing was heard for a moment: no node lives, or no coordinator.
+WhenSilent = Callable[[Cluster], None]
+
+_SILENT_S = 0.2
+_TOLD_AGAIN_S = 1.0  # an order may be lost with a coordinator
+_TOGETHER_S = 3.0  # how long a rank waits at its hook for another one that is due at the same moment of a step
+_TOGETHER_IN_RECOVERY_S = 1.0  # where some of the ranks may never come
+
+
+class JobFollower:
+    """Follows one run of a job until it ends, and has its faults act.
+
+    Attributes:
+        injections: one for each fault, in the order of the plan.
+        run_end: why the run was over.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        cluster: Cluster,
+        journal: Journal,
+        undo: UndoLog,
+        watch: Watch,
+        store: ObjectProxy | None = None,
+        requests: Requests | None = None,
+        when_silent: WhenSilent | None = None,
+    ) -> None:
+        self._cluster, self._undo, self._watch, self._store = cluster, undo, watch, store
+        self._requests, self._when_silent = requests or Requests(), when_silent
+        self._config = experiment.config
+        self._roster = Roster()
+        self._detections = 0
+        self._woken = asyncio.Event()
+        self._wakes_s = math.inf  # when it is to wake without a message
+        self._following: asyncio.Task[Any] | None = None
+        self._injector = Injector(experiment.faults, journal, self._place_of, self._woken.set)
+        self.injections = self._injector.injections
+        self.tell_missed = self._injector.tell_missed
+        self.run_end = RunEnd.HARNESS
+
+    @property
+    def first_node(self) -> str:
+        """Where rank 0 is, in the newest membership: it commits what is stored. Empty before the first."""
+        return self._roster.places.get(0, "")
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no fault has acted."""
+        return not self._injector.in_force
+
+    async def follow(self, deadline_s: float) -> EndJob | None:
+        """Until the job ends; None when the deadline (on the monotonic clock) passed first.
+
+        Raises:
+            HarnessError: if the coordinator died, or a fault could not act. BadInput: if the job refused its input.
+        """
+        self._following = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        self._requests.on_new = partial(_wake, loop, self._woken)
+        try:
+            async with asyncio.timeout_at(None if deadline_s == math.inf else deadline_s):
+                end = await self._until_end()
+        except TimeoutError:
+            self.run_end = RunEnd.DEADLINE
+            await self._injector.end()
+            return None
+        self.run_end = RunEnd.ENDED
+        return end
+
+    async def _until_end(self) -> EndJob:
+        while True:
+            for request in self._requests.take():
+                self._say(request)
+            try:
+                message = await self._next_message()
+            except ConnectionError as error:
+                await self._injector.settle()
+                self.run_end = RunEnd.COORDINATOR_LOST
+                raise HarnessError(f"the coordinator ended early: {error}; see its log") from error
+            self._injector.check()
+            if message is not None:
+                self._watch(message)
+                self._hear(message)
+                await asyncio.sleep(0)  # what waits for it goes on
+            if isinstance(message, EndJob):
+                await self._injector.end()
+                return message
+            self._strike_due()
+
+    async def _next_message(self) -> Any | None:
+        """The next message; None where something else is to be done."""
+        if (message := self._cluster.receive(0.0)) is not None:
+            return message
+        now_s = time.monotonic()
+        wait_s = self._wakes_s - now_s if self._when_silent is None else min(_SILENT_S, self._wakes_s - now_s)
+        loop, descriptor = asyncio.get_running_loop(), self._cluster.fileno()
+        timer = None if wait_s == math.inf else loop.call_later(wait_s, self._woken.set)
+        loop.add_reader(descriptor, self._woken.set)
+        try:
+            await self._woken.wait()
+        finally:
+            loop.remove_reader(descriptor)
+            if timer is not None:
+                timer.cancel()
+        self._woken.clear()
+        message = self._cluster.receive(0.0)
+        if message is None and self._when_silent is not None and time.monotonic() >= now_s + _SILENT_S:
+            self._when_silent(self._cluster)
+        return message
+
+    def _place_of(self, worker: str) -> dict[str, Any]:
+        roster = self._roster
+        return {
+            "rank": roster.rank_of(worker),
+            "node": roster.node_of(worker),
+            "pid": roster.pid_of(worker),
+            "generation": roster.generation,
+        }
+
+    def _hear(self, message: Any) -> None:
+        self._requests.hear(message)
+        match message:
+            case HookReached():
+                self._answer(message)
+                return
+            case WorldSize(wanted=wanted):
+                self._cluster.provide(wanted)
+            case WorkerFailed(refused=(field, value, remedy)):
+                raise BadInput(field, _Literal(value), remedy)
+        lost = self._roster.member(message.worker) if isinstance(message, WorkerLost) else None
+        if not isinstance(message, WorkerLost):
+            self._roster.hear(message)
+        self._injector.deliver(message)
+        if isinstance(message, WorkerLost):
+            self._roster.hear(message)
+            self._count_detection(message, had_rank=lost is not None)
+
+    def _count_detection(self, lost: WorkerLost, *, had_rank: bool) -> None:
+        """The n-th loss that answers a fault is the moment of those that strike after detection."""
+        injection = next((one for one in self.injections if not one.answered and explains(one, lost)), None)
+        if injection is None or not had_rank:
+            return
+        injection.answered = True
+        self._detections += 1
+        for other in self.injections:
+            if other.fault.during == "detection" and other.fault.recovery == self._detections and not other.is_struck:
+                self._strike_directly(other, missed_if_absent=True)
+
+    # -- the moment -----------------------------------------------------------------------------------------------
+
+    def _answer(self, hook: HookReached) -> None:
+        """A worker stands at a trigger."""
+        injection = next(one for one in self.injections if one.fault_id == hook.fault)
+        if not injection.is_struck:
+            if injection.state is InjectionState.PLANNED:
+                injection.stand(hook, time.monotonic())
+            return
+        target = injection.target
+        if target is not None and target.takes_hook(hook):
+            return
+        # said twice because the answer was lost: the same again; else whoever came after the one that was struck
+        said = target.releases.get(hook.worker) if target is not None else None
+        self._say(said or Release(hook.worker, hook.fault, Lever("none")))
+
+    def _strike_due(self) -> None:
+        """Strike whoever stands at a hook, together with all that are due there; and those whose time has come."""
+        now_s, begun_s = time.monotonic(), self._roster.first_commit_s
+        self._wakes_s = math.inf
+        for injection in self.injections:
+            if injection.hook is not None and not self._awaits_others(injection, now_s):
+                self._strike_together([one for one in self.injections if one.hook and one.place == injection.place])
+        for injection in self.injections:
+            after_s = injection.fault.after_s
+            if after_s is None or begun_s is None or injection.is_struck:
+                continue
+            if now_s < begun_s + after_s:
+                self._wakes_s = min(self._wakes_s, begun_s + after_s)
+            elif not injection.fault.from_outside:
+                self._arm(injection)
+            elif not self._strike_directly(injection):
+                self._wakes_s = min(self._wakes_s, now_s + _SILENT_S)
+
+    def _awaits_others(self, injection: Injection, now_s: float) -> bool:
+        """Whether another rank that is due at the same moment may still come."""
+        limit_s = _TOGETHER_S if injection.fault.during is None else _TOGETHER_IN_RECOVERY_S
+        if now_s >= injection.hook_s + limit_s:
+            return False
+        awaits = any(
+            other.state is InjectionState.PLANNED and self._roster.holder(other.fault.rank) is not None
+            for other in self.injections
+            if other.place == injection.place
+            and isinstance(other.fault.rank, int)
+            and other.fault.rank != injection.fault.rank
+        )
+        if awaits:
+            self._wakes_s = min(self._wakes_s, injection.hook_s + limit_s)
+        return awaits
+
+    def _strike_together(self, injections: list[Injection]) -> None:
+        aimed = [(one, target) for one in injections if (target := self._target_at_hook(one)) is not None]
+        self._injector.strike(aimed)
+
+    def _target_at_hook(self, injection: Injection) -> Target | None:
+        """What the fault is to strike; None where that is gone, or ends already."""
+        hook = injection.hook
+        assert hook is not None
+        worker, rank, pid, tid = hook.worker, hook.rank, hook.pid, hook.tid
+        if self._roster.is_lost(worker) or is_ending(pid):  # it may be whoever has the rank next
+            self._say(Release(hook.worker, hook.fault, Lever("none")))
+            injection.step_back()
+            return None
+        if injection.fault.rank == "healer":
+            healer = self._roster.member(hook.peer)
+            if healer is None or self._injector.is_doomed(healer.worker, healer.pid):
+                injection.miss(f"the healer {hook.peer} was lost before it could be struck")
+                self._say(Release(hook.worker, hook.fault, Lever("none")))
+                return None
+            worker, rank, pid, tid = healer.worker, healer.rank, healer.pid, healer.pid
+        return self._target(injection, worker, rank, pid, tid, hook.step, hook.phase, waiting=hook.worker)
+
+    def _strike_directly(self, injection: Injection, *, missed_if_absent: bool = False) -> bool:
+        """Strike whoever has the rank now, wherever it stands. Whether there is one: else the moment is missed, or
+        the next one to have the rank is struck."""
+        holder = self._roster.holder(injection.fault.rank)
+        if holder is None or self._injector.is_doomed(holder.worker, holder.pid):
+            if missed_if_absent:
+                injection.miss(f"nobody held rank {injection.fault.rank} {injection.fault.moment}")
+            return False
+        worker, pid, step = holder.worker, holder.pid, self._roster.step
+        target = self._target(injection, worker, holder.rank, pid, pid, step, injection.fault.during or "")
+        self._injector.strike([(injection, target)])
+        return True
+
+    def _arm(self, injection: Injection) -> None:
+        """Have whoever has the rank now stop at the next entry of the phase."""
+        holder, now_s = self._roster.holder(injection.fault.rank), time.monotonic()
+        armed, armed_s = injection.armed
+        if holder is not None and (holder.worker != armed or now_s >= armed_s + _TOLD_AGAIN_S):
+            injection.armed = (holder.worker, now_s)
+            trigger = Trigger(injection.fault_id, -1, -1, injection.fault.phase)
+            self._say(Arm(holder.node, holder.worker, trigger))
+        self._wakes_s = min(self._wakes_s, now_s + _TOLD_AGAIN_S)
+
+    def _say(self, message: Message) -> None:
+        with contextlib.suppress(OSError):  # a coordinator that is gone: whoever waits for an answer asks again
+            self._cluster.send(message)
+
+    def _target(
+        self, injection: Injection, worker: str, rank: int, pid: int, tid: int, step: int, phase: str, waiting: str = ""
+    ) -> Target:
+        node = self._roster.node_of(worker)
+        rack = self._config.rack(node)
+        return Target(
+            cluster=self._cluster,
+            undo=self._undo,
+            fault_id=injection.fault_id,
+            worker=worker,
+            node=node,
+            rank=rank,
+            step=step,
+            phase=phase,
+            pid=pid,
+            tid=tid,
+            ticks=start_ticks(pid),
+            waiting=waiting,
+            places=self._roster.places,
+            rack=tuple(name for name in self._cluster.nodes if self._config.rack(name) == rack),
+            struck_nodes={node},
+            config=self._config,
+            store=self._store,
+        )
+
+    # -- after the run --------------------------------------------------------------------------------------------
+
+    async def close(self, records: list[Record]) -> None:
+        """All processes are gone. What is known only now is evidence, too; then everything is put back.
+
+        Args:
+            records: of the journals: who was struck too late, and how a target's parent saw it end.
+        """
+        if self._following is not None:
+            self._following.cancel()
+        self._look_back(records)
+        await self._injector.settle()
+        await self._injector.close()
+        self._requests.on_new = lambda: None
+
+    def _look_back(self, records: list[Record]) -> None:
+        exits = {record["worker"]: record for record in records if record.event == Event.WORKER_EXITED}
+        ended_ns = min((record.t_ns for record in records if record.event == Event.JOB_ENDED), default=math.inf)
+        for injection, target in self._injector.in_force:
+            target.end()
+            record = exits.get(target.worker)
+            if target.injected_ns > ended_ns:
+                injection.miss("the job had ended")
+            elif injection.evidence:
+                continue
+            elif record is not None:
+                target.tell_exit(Exit(record["how"], record["status"]), record.t_ns)
+            elif target.gone_ns:
+                target.tell_exit(GONE, target.gone_ns)
+
+
+class _Literal(str):
+    """A value that is shown as it came, without further quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _wake(loop: asyncio.AbstractEventLoop, woken: asyncio.Event) -> None:
+    loop.call_soon_threadsafe(woken.set)
+
+
+def explains(injection: Injection, lost: WorkerLost) -> bool:
+    """Whether the loss is the doing of the fault."""
+    target = injection.struck
+    if target is None or lost.cause not in injection.fault.leads_to:
+        return False
+    return lost.worker in target.claims or (injection.fault.whole_node and lost.node in target.struck_nodes)
