@@ -334,9 +334,10 @@ def keep_freed_memory() -> None:
 def children(pid: int) -> list[int]:
     """Pids of the direct children of a process, whichever of its threads has started them."""
     found = list[int]()
-    for thread in Path(f"/proc/{pid}/task").glob("*"):
-        with contextlib.suppress(OSError):  # it has ended
-            found += [int(child) for child in (thread / "children").read_text().split()]
+    with contextlib.suppress(OSError):  # the process has ended
+        for tid in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):  # the thread has
+                found += [int(child) for child in Path(f"/proc/{pid}/task/{tid}/children").read_text().split()]
     return found
 
 
