@@ -178,7 +178,8 @@ def test_the_group_of_a_killed_launcher_is_removed(
     launcher.kill()
     launcher.communicate()
     wait_until(lambda: osprocess.is_ending(int(guard)), "the end of the guard")
-    repairs = sweep(tmp_path)
+    repairs: list[Repair] = []
+    wait_until(lambda: repairs.extend(sweep(tmp_path)) or repairs, "the end of its lock, which is a moment later")
     assert repairs == [Repair("cgroup", str(path), RepairOutcome.REPAIRED)]
     assert describe(repairs[0]) == f"removed {path}, left behind"
     assert not path.exists()

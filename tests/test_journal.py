@@ -139,7 +139,8 @@ def test_two_processes_can_append_to_one_journal(tmp_path: Path, writers: list[s
     records = read_journals(tmp_path)
     for writer in writers:
         assert [record["number"] for record in records if record["writer"] == writer.pid] == list(range(300))
-    assert len((tmp_path / "shared.jsonl").read_bytes().splitlines()) == 600
+    # a writer that begins while another one writes may see no end of a line, and begin one of its own
+    assert len([line for line in (tmp_path / "shared.jsonl").read_bytes().splitlines() if line]) == 600
 
 
 def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
