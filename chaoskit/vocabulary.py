@@ -125,7 +125,7 @@ class Event(StrEnum):
     INJECTED = "injected"  # fault, what, worker, rank, step, phase, node, pid, ticks; nodes: that it strikes as a whole
     # generation (of a command: None); waiting: the worker that stands at the fault's hook, or ""
     ACTED = "acted"  # a fault acts once more: fault, what, worker, rank, node, pid, generation; None: not known
-    EVIDENCE = "evidence"  # fault, level, observed; also what is found after the run; of several the last one counts
+    EVIDENCE = "evidence"  # fault, level, observed, evidence; also of what is found after the run; the last one counts
     FAULT_MISSED = "fault_missed"  # fault, what, reason: it did not act, or too late, whatever else is told of it
     LIFTED = "lifted"  # a fault has ended while the run goes on, as a cut that is healed: fault, what
     UNDONE = "undone"  # fault, ok: nothing of it is left; acted_ns: of its last act; starved_s: its target had no CPU

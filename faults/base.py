@@ -8,10 +8,10 @@ gone.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from random import Random
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
@@ -126,6 +126,10 @@ class Fault:
     forms: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
     #: A line for a test, with the sample for ``{fault}``.
     example: ClassVar[str] = 'chaos.run("gpt", nodes=4, steps=60, faults=[{fault}])'
+    #: What it costs at most of what trained from the start: ``nothing``, a ``process``, or a ``node``.
+    cost: ClassVar[Literal["nothing", "process", "node"]] = "node"
+    #: Fields -> values from which random plans draw it; None: only if :mod:`faults.strategies` has a recipe for it.
+    drawn: ClassVar[Mapping[str, Sequence[Any]] | None] = None
     #: Whether it strikes a whole node, so that the loss of each of its workers is its doing.
     whole_node: ClassVar[bool] = False
     #: Whether it takes the node away for good: what ran there is not expected to end well.

@@ -18,7 +18,6 @@ from faults.processes import is_gone
 from faults.target import Target
 
 _ENDS_S = 0.05
-_ANSWER_S = 0.25  # the question may have ended with another coordinator; who waits for a release asks again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +51,8 @@ class KillCoordinator(Fault):
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         target.unclaim()  # the rank itself comes to no harm
-        killed = None
-        if target.waiting:  # its release passes through the coordinator: the answer to what follows shows that it did
-            target.release()
-            target.ask_thread(1)
-            await target.seen(lambda: 1 in target.pongs, limit_s=_ANSWER_S)
-        else:
-            killed = self._kill(target)
+        killed = self._kill(target)
+        target.release()
         killed = killed or found(await target.seen(lambda: self._kill(target)))
         await target.seen(
             lambda: is_gone(killed) and not target.job_ended

@@ -194,7 +194,7 @@ class LossReported(Evidence, frozen=True, kw_only=True):
 class AgentHeard(Evidence, frozen=True, kw_only=True):
     """The coordinator hears the agent that was started on a node. ``seen``: in words."""
 
-    subject: WholeNode
+    subject: WholeNode | SizeRequest
     seen: str
 
     def __str__(self) -> str:

@@ -21,7 +21,7 @@ from faults.target import Target
 
 HOWS = ("stop", "gil", "spin")
 
-_CONTROL = "ck-control"  # name of the thread that answers
+_LISTENING = "ck-inject"  # name of the thread that answers
 _ASK_S = 0.01
 _QUESTIONS = 3
 _SILENT_S = 0.06  # a healthy control thread answers within a few milliseconds
@@ -94,9 +94,9 @@ async def _stopped(target: Target) -> ProcessStopped:
 
 
 async def _silent(target: Target) -> ThreadStuck:
-    """The training thread sleeps and has the interpreter lock; the control thread is awake, wants it, and is silent.
+    """The training thread sleeps and has the interpreter lock; the one that listens is awake, wants it, and is silent.
 
-    Silence alone would be nothing: on a busy machine the control thread may have no CPU. Whoever waits for the lock
+    Silence alone would be nothing: on a busy machine the listening thread may have no CPU. Whoever waits for the lock
     wakes up again and again to ask for it, which the kernel counts; a thread without a CPU is not switched.
     """
     watch: _Watch | None = None
@@ -119,7 +119,7 @@ async def _silent(target: Target) -> ThreadStuck:
             return None
         told = (
             f"thread {target.tid} of pid {target.pid} slept for {silent_s * 1000:.0f} ms without a context switch, and "
-            f"its control thread answered none of {len(watch.asked)} questions: it woke up {woken} times in vain"
+            f"the thread that listens answered none of {len(watch.asked)} questions: it woke up {woken} times in vain"
         )
         return ThreadStuck(
             subject=target.process, source="the kernel's counts of its threads", tid=target.tid, seen=told
@@ -142,7 +142,7 @@ class _Watch:
 
 def _look(target: Target) -> tuple[tuple[int, int], int] | None:
     """What the kernel counts for the training thread and for the control thread; None unless the first one sleeps."""
-    control = next((tid for tid, name in osprocess.threads(target.pid).items() if name == _CONTROL), None)
+    control = next((tid for tid, name in osprocess.threads(target.pid).items() if name == _LISTENING), None)
     if control is None or osprocess.thread_state(target.pid, target.tid) != "S":
         return None
     switches, ticks = osprocess.switches(target.pid, target.tid), osprocess.cpu_ticks(target.pid, target.tid)

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from chaoskit.errors import BadInput
-from chaoskit.osprocess import signal_name
 from chaoskit.vocabulary import EXITED, FAILED_CAUSES, HUNG_CAUSES
 from faults import incidents
 from faults.base import Fault
 from faults.evidence import Evidence
 from faults.incidents import IncidentKind
-from faults.processes import seen_by_parent
+from faults.processes import killed
 from faults.target import Target
 
 _STOPPING = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
@@ -58,8 +57,5 @@ class Kill(Fault):
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         target.signal(self.signum)
         target.release()  # a process that survives the signal goes on
-        how, status = await target.ended()
-        # where nothing tells by which signal it went: from this one there is no way back
-        is_gone = how == "gone" and self.signum == signal.SIGKILL
-        if is_gone or (how in ("killed", "dumped") and status == signal_name(self.signum)):
-            yield seen_by_parent(target, how, status)
+        if (evidence := await killed(target, self.signum)) is not None:
+            yield evidence

@@ -12,7 +12,7 @@ from faults import incidents
 from faults.base import Fault
 from faults.evidence import Evidence
 from faults.incidents import IncidentKind
-from faults.processes import seen_by_parent
+from faults.processes import ended
 from faults.target import Target
 
 
@@ -47,4 +47,4 @@ class Exit(Fault):
         how, status = await target.ended()
         # in the end every worker exits, with status 0: only one that was missed left too early
         if (how, status) == ("exited", f"status {self.status}") and target.lost is not None:
-            yield seen_by_parent(target, how, status)
+            yield ended(target, how, status)

@@ -158,6 +158,5 @@ class Rack(NodeFault):
             target.cluster.lose(node)
         target.release()
         await target.seen(lambda: all(gone(processes, node) for node, processes in racks.items()))
-        told = [str(gone(processes, node)) for node, processes in racks.items() if node != target.node]
-        seen = await all_gone(target, racks[target.node])
-        yield msgspec.structs.replace(seen, more="".join(f"; {one}" for one in told))
+        first, *others = [gone(processes, node) for node, processes in racks.items()]
+        yield msgspec.structs.replace(found(first), more="".join(f"; {one}" for one in others))

@@ -65,7 +65,17 @@ async def all_gone(target: Target, processes: Sequence[Process]) -> NodeGone:
     return evidence
 
 
-def seen_by_parent(target: Target, how: str, status: str) -> ProcessEnded:
+async def killed(target: Target, signum: int) -> ProcessEnded | None:
+    """Wait until it is known how the target's process ended; None if not by this signal."""
+    how, status = await target.ended()
+    # where nothing tells by which signal it went: from this one there is no way back
+    is_gone = how == "gone" and signum == signal.SIGKILL
+    if is_gone or (how in ("killed", "dumped") and status == osprocess.signal_name(signum)):
+        return ended(target, how, status)
+    return None
+
+
+def ended(target: Target, how: str, status: str) -> ProcessEnded:
     """Evidence that the target's process ended in this way."""
     seen_ns = target.exited_ns
     return ProcessEnded(subject=target.process, source="its parent", observed_ns=seen_ns, how=how, status=status)

@@ -24,7 +24,7 @@ from chaoskit.messages import (
 )
 from faults import incidents
 from faults.base import Fault, require_seconds
-from faults.evidence import AgentHeard, Evidence, SizeRequest, WholeNode, WorldFormed
+from faults.evidence import AgentHeard, Evidence, SizeRequest, WorldFormed
 from faults.incidents import IncidentKind
 from faults.node import NodeFault
 from faults.processes import all_gone, look_up, signal_all
@@ -127,7 +127,7 @@ class AddNode(ResizeFault):
         async for beat in heard:
             if beat.node == node and beat.sent_ns > since_ns:  # else it is of the agent before this one
                 told = f"the agent of {node} is heard"
-                yield AgentHeard(subject=WholeNode(node), source="the coordinator", seen=told)
+                yield AgentHeard(subject=SizeRequest(target.fault_id), source="the coordinator", seen=told)
                 return
 
 

@@ -75,7 +75,7 @@ class Delay(BadNetwork):
                 if before_ms is not None and not late_ms:
                     least = 1 if self.heal_after_s and target.seconds_since >= self.heal_after_s else _ECHOES
                     late_ms = self._late_ms(probe, before_ms, least)
-                if before_ms is None or not late_ms:
+                if before_ms is None or not late_ms or not delay.shown():
                     return None
                 probe.close()
                 told = (

@@ -8,16 +8,16 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 from chaoskit.config import RunConfig
 from chaoskit.errors import HarnessError
 from chaoskit.messages import (
-    Arm,
     Beat,
     EndJob,
     Heartbeat,
     HookReached,
+    InjectionOrder,
     Lever,
     LeverPulled,
     Message,
@@ -48,6 +48,16 @@ class Exit(NamedTuple):
     status: str
 
 
+class Channel(Protocol):
+    """What a fault may say to workers and checkpoint daemons."""
+
+    def tell(self, node: str, order: InjectionOrder, worker: str = "") -> bool:
+        """Give an order to a worker, or to the checkpoint daemon of ``node``. False where that is not there."""
+
+    def arm_node(self, node: str, trigger: Trigger) -> None:
+        """Stop every worker that ``node`` starts from now on at ``trigger``."""
+
+
 @dataclass(eq=False)
 class Target:
     """What a fault strikes, what it may do to it, and what was heard of it since.
@@ -67,12 +77,14 @@ class Target:
         losses: the same for every worker that the fault struck.
         reports: what a worker or a node itself read back after it acted on order.
         beat: the newest reading of its progress board.
-        pongs: answers of its control thread, by number.
+        pongs: answers of its thread that listens, by number.
+        released: workers that stood at its trigger, and were let go on.
         exit: how its parent saw it end; of a job's rank known after the run, of a command's process at once.
         gone_ns: when it was seen to be gone before another fault struck; 0: it was not.
         job_ended: whether the job is over: what ends then is no evidence.
         left_behind: what could not be put back.
         config: of the run; None of a command.
+        channel: to workers and checkpoint daemons; None of a command.
         store: the proxy through which the run reaches its remote tier; None where no fault asks for one.
         last_word: gives newer evidence than the last, for faults that are felt again and again.
     """
@@ -94,13 +106,14 @@ class Target:
     struck_nodes: set[str] = field(default_factory=set)
     config: RunConfig | None = None
     store: ObjectProxy | None = None
+    channel: Channel | None = None
     claims: dict[str, int] = field(default_factory=dict)
     injected_ns: int = 0
     acted_ns: int = 0
     lifted_ns: int = 0
     lost: WorkerLost | None = None
     losses: dict[str, WorkerLost] = field(default_factory=dict)
-    releases: dict[str, Release] = field(default_factory=dict)
+    released: set[str] = field(default_factory=set)
     reports: list[LeverPulled] = field(default_factory=list)
     beat: Beat | None = None
     pongs: set[int] = field(default_factory=set)
@@ -133,21 +146,24 @@ class Target:
         self.act("none")
 
     def release_worker(self, worker: str, act: str, **options: Any) -> None:
-        """Let ``worker`` go on. What it is told is kept: it asks again if the answer is lost with a coordinator."""
-        self.releases[worker] = Release(worker, self.fault_id, Lever(act, options))
-        self.say(self.releases[worker])
+        """Let ``worker``, which stands at the fault's trigger, go on after doing ``act`` to itself."""
+        self.released.add(worker)
+        if self.channel is not None:
+            self.channel.tell(worker.rpartition(".")[0], Release(self.fault_id, Lever(act, options)), worker)
 
     def order(self, node: str, act: str, **options: Any) -> None:
         """Have a node do ``act`` to the copies that it keeps. May be said again: it is done once."""
-        self.say(PullNode(node, self.fault_id, Lever(act, options)))
+        if self.channel is not None:
+            self.channel.tell(node, PullNode(self.fault_id, Lever(act, options)))
 
     def ask_thread(self, number: int) -> bool:
-        """Ask the worker's control thread for a sign of life. Whether the question is on its way."""
-        return self.say(Ping(self.worker, number))
+        """Ask the worker's thread that listens for a sign of life. Whether the question is on its way."""
+        return self.channel is not None and self.channel.tell(self.node, Ping(number), self.worker)
 
     def arm(self, phase: str) -> None:
         """Stop every worker that the node starts from now on when it enters ``phase``."""
-        self.say(Arm(self.node, "", Trigger(self.fault_id, -1, -1, phase)))
+        if self.channel is not None:
+            self.channel.arm_node(self.node, Trigger(self.fault_id, -1, -1, phase))
 
     def say(self, message: Message) -> bool:
         """Speak to the coordinator. False where there is none: whoever waits for an answer asks again."""
@@ -321,10 +337,8 @@ class Target:
         self.wake()
 
     def takes_hook(self, hook: HookReached) -> bool:
-        """Whether the fault itself answers a worker that stands at its trigger: the one that waits, and others."""
-        if hook.worker == self.waiting:
-            return hook.worker not in self.releases
-        taken = hook.worker not in self.releases and any(inbox.take(hook) for inbox in self._inboxes)
+        """Whether the fault itself answers another worker that stands at its trigger."""
+        taken = any(inbox.take(hook) for inbox in self._inboxes)
         self.wake()
         return taken
 

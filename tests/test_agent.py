@@ -157,7 +157,7 @@ async def drown(far):
 
 async def live(how):
     options = {"text": "x" * 300_000} if how == "long" else {}
-    welcome = Welcome(RunConfig(job=JobSpec("job.py", options=options)), (), 1, 1)
+    welcome = Welcome(RunConfig(job=JobSpec("job.py", options=options)), 1, 1)
     spec = AgentSpec("node0", "127.0.0.1", ("127.0.0.1", 1), ("127.0.0.1", 2), "token", sys.argv[1])
     (line, far), (mine, zygote) = socket.socketpair(), socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     keeper, _kept = socket.socketpair()

@@ -529,7 +529,7 @@ class Story:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.progress = Progress(0.0, steps=100)
-        self.tell(Welcome(RunConfig(job=JobSpec("train.py"), nodes=2, spares=1), (), term=1, pid=1))
+        self.tell(Welcome(RunConfig(job=JobSpec("train.py"), nodes=2, spares=1), term=1, pid=1))
 
     def tell(self, message: Any) -> list[str]:
         self.now_s += 1.0

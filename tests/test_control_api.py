@@ -46,7 +46,7 @@ class Launcher:
         self.requests, self.sent = Requests(), list[Message]()
         self.directory, self.answers, self.accepts = directory, True, True
         elastic = ElasticPolicy(min_replicas=1, max_replicas=4)
-        self.requests.hear(Welcome(RunConfig(job=JobSpec("job.py"), nodes=2, elastic=elastic), (), 1, os.getpid()))
+        self.requests.hear(Welcome(RunConfig(job=JobSpec("job.py"), nodes=2, elastic=elastic), 1, os.getpid()))
         self.requests.hear(Heartbeat("node1", ()))
 
     @contextlib.contextmanager

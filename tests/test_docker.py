@@ -56,7 +56,7 @@ from chaoskit.substrate.docker import DockerSubstrate
 job = resolve_job(sys.argv[1], {"steps": 10**6, "step_s": 0.02})
 substrate = DockerSubstrate()
 config = RunConfig(job=job, nodes=2, spares=0, **DETECTION["relaxed"])
-cluster = substrate.launch(config, (), Path(sys.argv[2]) / "001-run")
+cluster = substrate.launch(config, Path(sys.argv[2]) / "001-run")
 paused = cluster.apply("node1", Freeze())
 assert paused.shown()
 print(*(container.name for container in substrate.containers.values()), flush=True)
@@ -116,7 +116,7 @@ def start(substrate: DockerSubstrate, runs: Path) -> LocalCluster:
     """Two nodes that train until they are stopped."""
     job = resolve_job(TROUBLED, {"steps": 10**6, "step_s": 0.02})
     config = RunConfig(job=job, nodes=2, spares=0, **RELAXED)
-    return substrate.launch(config, (), runs / f"cluster{len(list(runs.glob('cluster*')))}")
+    return substrate.launch(config, runs / f"cluster{len(list(runs.glob('cluster*')))}")
 
 
 @pytest.fixture
@@ -262,7 +262,7 @@ def test_a_node_that_is_provided_is_a_container_as_all_are(substrate: DockerSubs
     job = resolve_job(TROUBLED, {"steps": 10**6, "step_s": 0.02})
     elastic = ElasticPolicy(min_replicas=2, max_replicas=3)
     config = RunConfig(job=job, nodes=2, spares=0, elastic=elastic, **RELAXED)
-    cluster = substrate.launch(config, (), runs / "provided")
+    cluster = substrate.launch(config, runs / "provided")
     try:
         cluster.provide(2)
         assert cluster.nodes == ("node0", "node1")
@@ -508,7 +508,7 @@ def test_an_image_without_chaoskit_is_refused(client: Any, tmp_path: Path) -> No
         substrate = DockerSubstrate(image)
         try:
             with pytest.raises(BadInput, match=remedy):
-                substrate.launch(RunConfig(job=resolve_job("gpt")), (), tmp_path / "run")
+                substrate.launch(RunConfig(job=resolve_job("gpt")), tmp_path / "run")
         finally:
             substrate.close()
 

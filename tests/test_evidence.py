@@ -37,12 +37,14 @@ from chaoskit.messages import (
     Endpoint,
     Formed,
     HookReached,
+    InjectionOrder,
     LeverPulled,
     Member,
     Message,
     Ping,
     Plan,
     ScaleTo,
+    Trigger,
     WorkerLost,
     WorkerReady,
 )
@@ -132,12 +134,10 @@ def test_a_nan_is_written_whatever_the_strides(where: str) -> None:
 def test_a_question_that_nobody_carries_is_not_left_unanswered(undo: UndoLog) -> None:
     """After the run, for one: the silence of the worker means nothing, and is no error either."""
     with Worker("sleep") as worker:
-        struck = worker.struck(undo)
-        gone: Any = Deserted()
-        struck.cluster = gone
-        with injecting(HOLDS_GIL, struck) as run:
+        worker.is_there = False
+        with injecting(HOLDS_GIL, worker.struck(undo)) as run:
             assert not run.is_seen(limit_s=SHORT_S)
-        assert gone.unsaid[:2] == [Ping("node1.w0", 1)] * 2, "it is the first question still"
+        assert worker.asked[:2] == [Ping(1)] * 2, "it is the first question still"
 
 
 WORKER = """
@@ -147,7 +147,7 @@ from chaoskit.osprocess import set_name
 listens = threading.Event()
 
 def listen():
-    set_name("ck-control")
+    set_name("ck-inject")
     print("ready", flush=True)
     listens.set()
     while os.read(0, 1):
@@ -166,10 +166,11 @@ SHORT_S, WAIT_S = 0.4, 20.0
 
 
 class Worker:
-    """A process whose control thread hears every question and answers none: it is also the way to that thread."""
+    """A process whose listening thread hears every question and answers none: it is also the line to that thread."""
 
     def __init__(self, does: str) -> None:
-        self.asked: list[Message] = []
+        self.asked: list[InjectionOrder] = []
+        self.is_there = True
         command = [sys.executable, "-c", WORKER, does]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
@@ -182,17 +183,22 @@ class Worker:
         self._process.kill()
         self._process.communicate()
 
-    def send(self, message: Message) -> None:
-        self.asked.append(message)
-        assert self._process.stdin is not None
-        self._process.stdin.write(b"?")
-        self._process.stdin.flush()
+    def tell(self, node: str, order: InjectionOrder, worker: str = "") -> bool:
+        self.asked.append(order)
+        if self.is_there:
+            assert self._process.stdin is not None
+            self._process.stdin.write(b"?")
+            self._process.stdin.flush()
+        return self.is_there
+
+    def arm_node(self, node: str, trigger: Trigger) -> None:
+        raise AssertionError("nothing arms it")
 
     def struck(self, undo: UndoLog) -> Target:
         """The process as the target of a fault whose lever was pulled."""
         pid = self._process.pid
         reports = [LeverPulled("node1.w0", "fault0", "about to call pause()", False)]
-        return target_of(undo, self, pid=pid, tid=pid, ticks=None, reports=reports)
+        return target_of(undo, channel=self, pid=pid, tid=pid, ticks=None, reports=reports)
 
 
 def test_a_thread_that_keeps_the_interpreter_lock_is_seen(undo: UndoLog) -> None:
@@ -207,7 +213,7 @@ def test_a_thread_that_keeps_the_interpreter_lock_is_seen(undo: UndoLog) -> None
 
 @pytest.mark.parametrize("does", ["sleep", "work"])
 def test_silence_is_no_evidence_of_a_hang(undo: UndoLog, does: str) -> None:
-    """A rank that waits for others, or computes, and whose control thread just does not answer."""
+    """A rank that waits for others, or computes, and whose thread that listens just does not answer."""
     with Worker(does) as worker, injecting(HOLDS_GIL, worker.struck(undo)) as run:
         assert not run.is_seen(limit_s=SHORT_S)
         assert worker.asked or does == "work"
@@ -525,7 +531,7 @@ def test_a_load_fails_by_the_fault_or_by_itself(
     """Of the workers that it stopped, those count that ended with its exception."""
     struck = target_of(undo)
     with injecting(FailLoad(rank=1, at_step=8), struck) as run:
-        run.hear(HookReached("node1.w1", "fault0", rank=-1, step=-1, phase=LOAD, pid=1, tid=1))
+        run.hear(HookReached("node1.w1", "fault0", rank=-1, step=-1, phase=LOAD, pid=1, tid=1, generation=0))
         assert {*struck.claims} == {"node1.w1"}
         run.hear(WorkerLost(worker, "node1", cause, detail, 1))
         assert bool(run.evidence) == expected

@@ -165,7 +165,7 @@ def enter_twice(line: Line, directory: Path) -> list[Phase]:
         RunConfig(job=resolve_job("fsdp"), nodes=1),
         journal,
         board,
-        hooks=Hooks("node0.0", (), lambda message: None, board, journal),
+        hooks=Hooks("node0.0", None, board, journal),
         regrouper=Regrouper("node0.0", journal, unused, unused, unused, unused),
         callbacks=Callbacks(journal),
         send=lambda message: None,

@@ -28,7 +28,18 @@ from chaoskit.experiment.plan import plan_experiment
 from chaoskit.experiment.properties import RunTrace
 from chaoskit.experiment.run import RawRun
 from chaoskit.journal import Journal, Record, read_events, read_journals
-from chaoskit.messages import EndJob, Endpoint, HookReached, Member, Message, Plan, Release, WorkerLost, WorkerReady
+from chaoskit.messages import (
+    Arm,
+    EndJob,
+    Endpoint,
+    HookReached,
+    Member,
+    Message,
+    Plan,
+    Release,
+    WorkerLost,
+    WorkerReady,
+)
 from chaoskit.substrate.local import LocalCluster, LocalSubstrate
 from chaoskit.substrate.network import Loopback
 from chaoskit.substrate.undo import UndoLog
@@ -41,14 +52,15 @@ END = EndJob(ok=True, reason="")
 
 
 class Script:
-    """A cluster with a given list of messages; after the last one nothing is there any more."""
+    """A cluster, and the lines to its workers, with a given list of messages; after the last one nothing is there."""
 
     nodes = ("node0", "node1", "node2")
 
-    def __init__(self, messages: list[Message]) -> None:
+    def __init__(self, messages: list[Message | HookReached]) -> None:
         self._messages = messages
         self._readable = os.eventfd(1, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.released: list[str] = []
+        self._hear: Callable[[HookReached], None] = lambda hook: None
 
     def fileno(self) -> int:
         """Readable until the end: messages, and then the news that the coordinator is gone."""
@@ -57,11 +69,19 @@ class Script:
     def receive(self, timeout_s: float) -> Message | None:
         if not self._messages:
             raise ConnectionError("the coordinator is gone")
-        return self._messages.pop(0)
+        message = self._messages.pop(0)
+        if isinstance(message, HookReached):
+            self._hear(message)
+            return None
+        return message
 
-    def send(self, message: Message) -> None:
-        if isinstance(message, Release):
-            self.released.append(message.worker)
+    def open(self, hear: Callable[[HookReached], None]) -> None:
+        self._hear = hear
+
+    def tell(self, node: str, order: Arm | Release, worker: str) -> bool:
+        if isinstance(order, Release):
+            self.released.append(worker)
+        return True
 
     def signal(self, pid: int, signum: int) -> None:
         os.kill(pid, signum)
@@ -76,7 +96,7 @@ class Quiet(Script):
 
     quiet_s = 1.5
 
-    def __init__(self, messages: list[Message]) -> None:
+    def __init__(self, messages: list[Message | HookReached]) -> None:
         super().__init__(messages)
         self.asked_s: list[float] = []
         self._over: threading.Timer | None = None
@@ -127,13 +147,13 @@ def plan(generation: int, *pids: int) -> Plan:
 
 
 def hook(worker: str, fault: str, pid: int, **more: Any) -> HookReached:
-    return HookReached(worker, fault, rank=1, step=3, phase="forward", pid=pid, tid=pid, **more)
+    return HookReached(worker, fault, rank=1, step=3, phase="forward", pid=pid, tid=pid, generation=0, **more)
 
 
 def followed(
     tmp_path: Path,
     faults: list[Fault],
-    messages: list[Message],
+    messages: list[Message | HookReached],
     kind: type[Script] = Script,
     records: Callable[[JobFollower], list[Record]] = lambda follower: [],
 ) -> tuple[JobFollower, Any]:
@@ -146,7 +166,7 @@ def followed(
         closing(UndoLog(tmp_path)) as undo,
         asyncio.Runner() as runner,
     ):
-        follower = JobFollower(experiment, cluster, journal, undo, lambda message: None)
+        follower = JobFollower(experiment, cluster, journal, undo, lambda message: None, channel=cluster)
         try:
             assert runner.run(follower.follow(time.monotonic() + LIMIT_S)) == END
         finally:
@@ -224,14 +244,13 @@ def test_a_fault_that_was_missed_keeps_the_harness_awake_no_longer(
 class Noted(Script):
     """A cluster that writes down what was heard of it so far."""
 
-    def __init__(self, messages: list[Message]) -> None:
+    def __init__(self, messages: list[Message | HookReached]) -> None:
         super().__init__(messages)
         self.heard: list[type] = []
 
     def receive(self, timeout_s: float) -> Message | None:
-        message = super().receive(timeout_s)
-        self.heard.append(type(message))
-        return message
+        self.heard += [type(message) for message in self._messages[:1]]
+        return super().receive(timeout_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,7 +281,7 @@ class Links(Quiet):
 
     store_port = 0
 
-    def __init__(self, messages: list[Message]) -> None:
+    def __init__(self, messages: list[Message | HookReached]) -> None:
         super().__init__(messages)
         self.changes_s: list[float] = []
 

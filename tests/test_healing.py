@@ -83,7 +83,7 @@ def test_a_rank_that_cannot_be_healed_keeps_its_state_for_the_next_plan(tmp_path
         RunConfig(job=resolve_job("gpt"), nodes=1, shards=1),
         journal,
         board,
-        hooks=Hooks("node0.0", (), said.append, board, journal),
+        hooks=Hooks("node0.0", None, board, journal),
         regrouper=regrouper,
         callbacks=Callbacks(journal),
         send=said.append,

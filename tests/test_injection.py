@@ -21,7 +21,7 @@ from chaoskit.experiment.injection import Injection
 from chaoskit.experiment.injector import Injector
 from chaoskit.journal import Journal, Record
 from chaoskit.journal.lines import unseal
-from chaoskit.messages import Beat, Heartbeat, HookReached, Message, Release
+from chaoskit.messages import Beat, Heartbeat, HookReached, InjectionOrder, Release, Trigger
 from chaoskit.osprocess import start_ticks
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event, Phase
@@ -33,7 +33,7 @@ from faults.target import Target
 # -- states -------------------------------------------------------------------------------------------------------
 
 KILL = Kill(rank=1, at_step=8)
-HOOK = HookReached("node1.w0", "fault0", rank=1, step=8, phase="forward", pid=1, tid=1)
+HOOK = HookReached("node1.w0", "fault0", rank=1, step=8, phase="forward", pid=1, tid=1, generation=1)
 TARGET: Any = object()
 PROOF = ReadBack(subject=RankProcess("node1.w0", 1, 1), source="a test", value="seen")
 
@@ -113,14 +113,19 @@ class Told(Fault):
         return self.story(target)
 
 
-class Hearing:
-    """A cluster that keeps what is said to it."""
+class Lines:
+    """Lines to workers, through which nothing but releases goes."""
 
     def __init__(self) -> None:
-        self.heard: list[Message] = []
+        self.released: list[str] = []
 
-    def send(self, message: Message) -> None:
-        self.heard.append(message)
+    def tell(self, node: str, order: InjectionOrder, worker: str = "") -> bool:
+        assert isinstance(order, Release)
+        self.released.append(worker)
+        return True
+
+    def arm_node(self, node: str, trigger: Trigger) -> None:
+        raise AssertionError("no story arms a node")
 
 
 class Run:
@@ -130,7 +135,7 @@ class Run:
         self._undo, self._path = undo, directory / "harness.jsonl"
         self._journal, self._runner = Journal(directory, "harness"), asyncio.Runner()
         self.log: list[str] = []
-        self.cluster = Hearing()
+        self.lines = Lines()
         self.failures = 0
         self.injector: Injector
         self.targets: list[Target]
@@ -141,7 +146,7 @@ class Run:
         self.targets = [
             target_of(
                 self._undo,
-                self.cluster,
+                channel=self.lines,
                 fault_id=injection.fault_id,
                 worker=f"node{rank}.w0",
                 node=f"node{rank}",
@@ -295,7 +300,7 @@ def test_a_target_that_is_gone_before_the_act_is_missed(run: Run) -> None:
     run.strike(story, lasting)
     run.undo()
     assert [one.missed for one in run.injector.injections] == ["the target was gone already: no such process", ""]
-    assert [message.worker for message in run.cluster.heard if isinstance(message, Release)] == ["node0.w0"]
+    assert run.lines.released == ["node0.w0"]
     assert [event for event, fault in run.written() if fault == "fault0"] == [Event.FAULT_MISSED]
     assert run.failures == 0
 
@@ -326,7 +331,7 @@ def test_a_fault_that_fails_ends_the_run(run: Run, is_shown: bool) -> None:
     with pytest.raises(HarnessError, match=r"Told\(\) could not act: not allowed"):
         run.injector.check()
     assert run.injector.injections[0].missed == ("" if is_shown else "it could not act: not allowed")
-    assert [message.worker for message in run.cluster.heard if isinstance(message, Release)] == ["node0.w0"]
+    assert run.lines.released == ["node0.w0"]
 
 
 # -- the end ------------------------------------------------------------------------------------------------------

@@ -291,7 +291,7 @@ from chaoskit.substrate.local import LocalSubstrate
 path, function, directory = sys.argv[1:]
 substrate = LocalSubstrate()
 job = JobSpec(path, function=function, options={"steps": 10**6, "step_s": 0.01})
-cluster = substrate.launch(RunConfig(job=job, nodes=2, spares=0), (), Path(directory))
+cluster = substrate.launch(RunConfig(job=job, nodes=2, spares=0), Path(directory))
 while not isinstance(cluster.receive(60.0), Plan):
     pass
 print("training", flush=True)

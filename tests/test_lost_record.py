@@ -427,7 +427,7 @@ path = run / "coordinator.record"
 Record(path)
 if how == "damaged":
     path.write_bytes(b"nonsense")
-coordinator = Coordinator(CoordinatorSpec(RunConfig(job=JobSpec("job.py")), (), "token", str(run)))
+coordinator = Coordinator(CoordinatorSpec(RunConfig(job=JobSpec("job.py")), "token", str(run)))
 if how == "taken over":
     Record(path)
 listener = socket.create_server(("127.0.0.1", 0))

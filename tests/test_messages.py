@@ -26,7 +26,7 @@ from support.network import accept
 
 from chaoskit import messages, wire
 from chaoskit.errors import Refused
-from chaoskit.messages import Accepted, Lever, Ping, Pong, Proof, Put, Release
+from chaoskit.messages import Accepted, Endpoint, Formed, Healed, Proof, Put, StopWorker
 from chaoskit.wire import Splitter
 
 TOKEN = "correct-horse-battery-staple-0451"
@@ -89,7 +89,7 @@ def test_messages_survive_any_cut_of_the_stream(sent: list[messages.Message], da
 
 def test_a_message_comes_out_with_its_last_byte_and_not_before() -> None:
     """Fed byte by byte, a frame gives nothing until it is complete, and then its message at once."""
-    sent = [Ping("a", 1), Put(3, "key", b"\x00\xff" * 300), Pong("b", 2)]
+    sent = [Formed("a", 1), Put(3, "key", b"\x00\xff" * 300), Healed("b", 2)]
     ends = [sum(len(wire.encode(message)) for message in sent[: count + 1]) for count in range(len(sent))]
     stream = b"".join(map(wire.encode, sent))
     splitter = Splitter()
@@ -104,22 +104,23 @@ def test_every_kind_of_message_has_a_tag_of_its_own() -> None:
     assert len({kind.__struct_config__.tag for kind in KINDS}) == len(KINDS)
 
 
-_DEEP = b"\x84\xa4type\xa7Release\xa6worker\xa1w\xa5fault\xa1f\xa5lever\x82\xa3act\xa1a\xa7options\x81\xa1k"
+_DEEP = b"\x84\xa4type\xa7Welcome\xa6config\x81\xa3job\x81\xa7options\x81\xa1k"
+_PLACE = msgspec.to_builtins(Endpoint("host", "", 0, 1, -1))
 REFUSED_BODIES = {
-    "unknown field": msgspec.msgpack.encode({"type": "Ping", "worker": "w", "number": 1, "more": 1}),
+    "unknown field": msgspec.msgpack.encode({"type": "Formed", "worker": "w", "generation": 1, "more": 1}),
     "unknown field inside": msgspec.msgpack.encode(
-        {"type": "Release", "worker": "w", "fault": "f", "lever": {"act": "none", "options": {}, "more": 1}}
+        {"type": "WorkerReady", "worker": "w", "node": "n", "endpoint": _PLACE | {"more": 1}}
     ),
-    "missing field": msgspec.msgpack.encode({"type": "Ping", "worker": "w"}),
-    "wrong type of a field": msgspec.msgpack.encode({"type": "Ping", "worker": "w", "number": "one"}),
+    "missing field": msgspec.msgpack.encode({"type": "Formed", "worker": "w"}),
+    "wrong type of a field": msgspec.msgpack.encode({"type": "Formed", "worker": "w", "generation": "one"}),
     "unknown type": msgspec.msgpack.encode({"type": "Shell", "command": "rm -rf /"}),
-    "no type": msgspec.msgpack.encode({"worker": "w", "number": 1}),
+    "no type": msgspec.msgpack.encode({"worker": "w", "generation": 1}),
     "not a map": msgspec.msgpack.encode([1, 2, 3]),
-    "JSON": b'{"type": "Ping", "worker": "w", "number": 1}',
+    "JSON": b'{"type": "Formed", "worker": "w", "generation": 1}',
     "HTTP": b"GET / HTTP/1.1\r\n\r\n",
-    "two messages in one frame": msgspec.msgpack.encode({"type": "Ping", "worker": "w", "number": 1}) * 2,
-    "cut off": msgspec.msgpack.encode({"type": "Ping", "worker": "w", "number": 1})[:-1],
-    "not UTF-8": b"\x83\xa4type\xa4Ping\xa6worker\xa2\xff\xfe\xa6number\x01",
+    "two messages in one frame": msgspec.msgpack.encode({"type": "Formed", "worker": "w", "generation": 1}) * 2,
+    "cut off": msgspec.msgpack.encode({"type": "Formed", "worker": "w", "generation": 1})[:-1],
+    "not UTF-8": b"\x83\xa4type\xa6Formed\xa6worker\xa2\xff\xfe\xaageneration\x01",
     "nested too deep": _DEEP + b"\x91" * 100_000 + b"\x01",
     "unhashable key": _DEEP + b"\x81\x80\x01",
     "empty": b"",
@@ -227,14 +228,14 @@ def test_a_connection_that_the_network_gave_up_is_a_connection_error() -> None:
 
 def test_a_stream_that_ends_inside_a_message_is_a_connection_error() -> None:
     """Both readers report the end of a stream as ConnectionError, in a header, in a body and between messages."""
-    frame = wire.encode(Ping("w", 7))
+    frame = wire.encode(Formed("w", 7))
     for length in (0, 2, 4, len(frame) - 1):
         ours, theirs = socket.socketpair()
         with ours:
             ours.settimeout(WAIT_S)
             theirs.sendall(frame + frame[:length])
             theirs.close()
-            assert wire.receive(ours) == Ping("w", 7)
+            assert wire.receive(ours) == Formed("w", 7)
             with pytest.raises(ConnectionError):
                 wire.receive(ours)
 
@@ -243,7 +244,7 @@ def test_a_stream_that_ends_inside_a_message_is_a_connection_error() -> None:
             reader, writer = await asyncio.open_connection(sock=ours)
             theirs.sendall(frame + frame[:length])
             theirs.close()
-            assert await asyncio.wait_for(wire.read_message(reader), WAIT_S) == Ping("w", 7)
+            assert await asyncio.wait_for(wire.read_message(reader), WAIT_S) == Formed("w", 7)
             with pytest.raises(ConnectionError):
                 await asyncio.wait_for(wire.read_message(reader), WAIT_S)
             writer.close()
@@ -260,7 +261,7 @@ def _serve_blocking(connection: socket.socket, token: str) -> float | None:
         accept(connection, token)
         timeout_s = connection.gettimeout()
         ping = wire.receive(connection)
-        wire.send(connection, Pong(ping.worker, ping.number))
+        wire.send(connection, Healed(ping.worker, ping.generation))
         return timeout_s
 
 
@@ -270,7 +271,7 @@ def _serve_async(connection: socket.socket, token: str) -> None:
         try:
             await wire.accept_async(reader, writer, token)
             ping = await wire.read_message(reader)
-            writer.write(wire.encode(Pong(ping.worker, ping.number)))
+            writer.write(wire.encode(Healed(ping.worker, ping.generation)))
             await writer.drain()
         finally:
             writer.close()
@@ -281,14 +282,14 @@ def _serve_async(connection: socket.socket, token: str) -> None:
 def _call_blocking(address: Address, token: str) -> Any:
     with wire.connect(address, token, timeout_s=WAIT_S) as connection:
         assert connection.gettimeout() is None, "a worker waits as long as it takes"
-        wire.send(connection, Ping("w", 42))
+        wire.send(connection, Formed("w", 42))
         return wire.receive(connection)
 
 
 def _call_async(address: Address, token: str) -> Any:
     async def call() -> Any:
         reader, writer = await wire.connect_async(address, token)
-        writer.write(wire.encode(Ping("w", 42)))
+        writer.write(wire.encode(Formed("w", 42)))
         try:
             return await wire.read_message(reader)
         finally:
@@ -326,7 +327,7 @@ def _listening(serve: Callable[[socket.socket], Any]) -> Iterator[tuple[Address,
 def test_both_sides_that_know_the_token_can_talk(serve: Callable[..., Any], call: Callable[..., Any]) -> None:
     """After the handshake messages pass, for every pair of blocking and asyncio ends, without a time limit left."""
     with _listening(lambda connection: serve(connection, TOKEN)) as (address, served):
-        assert call(address, TOKEN) == Pong("w", 42)
+        assert call(address, TOKEN) == Healed("w", 42)
         assert served.result(WAIT_S) is None
 
 
@@ -361,7 +362,7 @@ ROGUES: dict[str, Callable[[Proof], messages.Message]] = {
     "guesses": lambda proof: Accepted(hashlib.sha256(b"guess").digest()),
     "echoes the client's digest": lambda proof: Accepted(proof.digest),
     "sends nothing": lambda proof: Accepted(b""),
-    "welcomes anybody": lambda proof: Pong("w", 42),
+    "welcomes anybody": lambda proof: Healed("w", 42),
 }
 
 
@@ -381,7 +382,7 @@ def test_a_server_that_does_not_know_the_token_is_refused(
 @clients
 def test_a_server_that_speaks_first_of_something_else_is_refused(call: Callable[..., Any]) -> None:
     """A client does not prove anything to a server that opens with another message."""
-    serving = _listening(lambda connection: wire.send(connection, Pong("w", 1)))
+    serving = _listening(lambda connection: wire.send(connection, Healed("w", 1)))
     with serving as (address, _), pytest.raises(Refused, match="expected a challenge"):
         call(address, TOKEN)
 
@@ -392,7 +393,7 @@ def test_a_client_that_skips_the_proof_is_refused(serve: Callable[..., Any]) -> 
     serving = _listening(lambda connection: serve(connection, TOKEN))
     with serving as (address, served), socket.create_connection(address, timeout=WAIT_S) as connection:
         wire.receive(connection)
-        wire.send(connection, Release("w", "f", Lever("none")))
+        wire.send(connection, StopWorker("w", "lost"))
         assert isinstance(served.exception(WAIT_S), Refused)
 
 

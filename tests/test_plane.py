@@ -29,7 +29,6 @@ from chaoskit.job import JobSpec
 from chaoskit.messages import (
     STANDING,
     AgentHello,
-    Arm,
     EndJob,
     Endpoint,
     Exchange,
@@ -47,7 +46,6 @@ from chaoskit.messages import (
     Snapshot,
     StartWorker,
     StopWorker,
-    Trigger,
     WorkerDone,
     WorkerFailed,
     WorkerLost,
@@ -698,25 +696,6 @@ def test_only_a_failure_that_ends_the_job_is_told_to_observers() -> None:
     fatal = WorkerFailed("a.0", "no such module", fatal=True)
     bench.hear(fatal)
     assert [one for one in bench.plane.picture() if isinstance(one, WorkerFailed)] == [fatal]
-
-
-def test_an_order_for_workers_to_come_is_told_to_whoever_was_not_there() -> None:
-    order = Arm("b", "", Trigger("fault0", -1, -1, "load"))
-    bench = Bench().begin()
-    bench.do(bench.plane.detach("b", "gone", bench.now_s, dead=True))
-    bench.hear(order, order)
-    (sent,) = [one for one in bench.attach(hello("b", pid=2)) if isinstance(one[1], Arm)]
-    assert sent == ("b", order)
-    assert [entry.event for entry in bench.record].count(events.Armed("b", order.trigger)) == 1
-
-
-def test_an_order_for_workers_to_come_survives_its_coordinator() -> None:
-    """It comes before the order to start any."""
-    order = Arm("b", "", Trigger("fault0", -1, -1, "load"))
-    bench = Bench().begin()
-    bench.hear(order, lost("b.0"))
-    sent = bench.successor().attach(back("b", workers=(), ended=("b.0",)))
-    assert sent.index(("b", order)) < sent.index(("b", StartWorker("b.1")))
 
 
 # -- the end ------------------------------------------------------------------------------------------------------

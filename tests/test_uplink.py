@@ -39,7 +39,7 @@ class Server:
         assert isinstance(await wire.read_message(reader), AgentHello)
         number = len(self.lines)
         self.lines.append(writer)
-        writer.write(wire.encode(Welcome(self.config, (), 1, 1)))
+        writer.write(wire.encode(Welcome(self.config, 1, 1)))
         with contextlib.suppress(ConnectionError):
             while True:
                 await self._tell()

@@ -30,21 +30,18 @@ from chaoskit.control.lease import REPORT_SHARE
 from chaoskit.control.log_process import LogLine, start_log_process
 from chaoskit.control.uplink import Uplink, attach_first
 from chaoskit.errors import ChaoskitError, Refused
+from chaoskit.injection_line import InjectionDoor
 from chaoskit.journal import Journal
 from chaoskit.messages import (
     AgentHello,
-    Arm,
     EndJob,
     Heartbeat,
     Holding,
     LinksTested,
     MeasureLinks,
     NoticeCancelled,
-    Ping,
     Plan,
-    PullNode,
     Recall,
-    Release,
     RuleFired,
     SpotNotice,
     StartWorker,
@@ -86,6 +83,7 @@ class AgentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     store: tuple[str, int]  # the coordinator's too, on a port of its own
     token: str
     run_directory: str
+    injection: InjectionDoor | None = None  # of a run with faults
 
 
 class Agent:
@@ -104,7 +102,7 @@ class Agent:
         keeper: KeeperLine,
         log_process: socket.socket | None,
     ) -> None:
-        self._spec, self._config, self._triggers = spec, welcome.config, welcome.triggers
+        self._spec, self._config = spec, welcome.config
         self._zygote, self._port, self._keeper, self._log_process = reports, port, keeper, log_process
         self._uplink = Uplink(coordinator, spec.coordinator, spec.token, welcome, self._hello)
         self._generation = 0  # of the newest plan
@@ -190,15 +188,6 @@ class Agent:
                 self._keeper.follow(message)
             case Recall(number):
                 self._spawn(self._recall(number))
-            case Release(worker=worker) | Ping(worker=worker):
-                self._pass_on(worker, message)
-            case Arm(worker="", trigger=trigger):  # for those that are started from now on
-                if trigger not in self._triggers:  # an order may come twice, from two coordinators
-                    self._triggers = (*self._triggers, trigger)
-            case Arm(worker=worker):
-                self._pass_on(worker, message)
-            case PullNode():
-                self._keeper.pull(message)
             case Store():
                 self._keeper.store(message)
             case TestLinks():
@@ -262,9 +251,9 @@ class Agent:
             "store": self._spec.store,
             "token": self._spec.token,
             "config": self._config,
-            "triggers": self._triggers,
             "run_directory": self._spec.run_directory,
             "journal": worker,
+            "injection": self._spec.injection,
         }
         self._spawn(self._listen(charge))
         with theirs:
@@ -476,7 +465,7 @@ def run_agent(spec: AgentSpec, parent_pid: int) -> None:
             one.close()
         zygote.run_zygote(theirs, me, welcome.config.job, welcome.config.fork)
     theirs.close()
-    quarters = Quarters(spec.node, spec.host, spec.token, spec.run_directory, welcome.config)
+    quarters = Quarters(spec.node, spec.host, spec.token, spec.run_directory, welcome.config, spec.injection)
     keeper, copies_port = start_keeper(quarters, door, (mine, connection))
     log_process = None
     if rules := welcome.config.rules:

@@ -34,7 +34,6 @@ from chaoskit.control.rendezvous import Reply
 from chaoskit.errors import ChaoskitError, JournalFull, Refused
 from chaoskit.journal import Journal
 from chaoskit.messages import (
-    INJECTION_ORDERS,
     AgentHello,
     EndJob,
     Heard,
@@ -42,7 +41,6 @@ from chaoskit.messages import (
     ObserverHello,
     Probe,
     RendezvousHello,
-    Trigger,
     Welcome,
 )
 from chaoskit.osprocess import (
@@ -71,13 +69,11 @@ _UNPROVEN_MAX = 256
 
 
 class CoordinatorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a substrate tells a new coordinator. ``injects``: whether observers may order faults."""
+    """What a substrate tells a new coordinator."""
 
     config: RunConfig
-    triggers: tuple[Trigger, ...]
     token: str
     run_directory: str
-    injects: bool = False
 
 
 class Coordinator:
@@ -215,7 +211,7 @@ class Coordinator:
             raise
 
     def _welcome(self) -> Welcome:
-        return Welcome(self._spec.config, self._spec.triggers, self._record.term, os.getpid())
+        return Welcome(self._spec.config, self._record.term, os.getpid())
 
     async def _serve_observer(
         self, hello: ObserverHello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -227,8 +223,6 @@ class Coordinator:
         try:
             while True:
                 message = await wire.read_message(reader)
-                if isinstance(message, INJECTION_ORDERS) and not self._spec.injects:
-                    raise Refused(f"{type(message).__name__}: no faults are injected into this run")
                 self._carry_out(self._plane.hear(message, time.monotonic()))
                 self._tick_soon()
         finally:

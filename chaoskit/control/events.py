@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from chaoskit.elastic import events as elastic
-from chaoskit.messages import Endpoint, Plan, RuleFired, Snapshot, Trigger
+from chaoskit.messages import Endpoint, Plan, RuleFired, Snapshot
 from chaoskit.vocabulary import Phase
 
 # -- what happens -------------------------------------------------------------------------------------------------
@@ -229,13 +229,6 @@ class Elastic(Event, frozen=True):
     what: elastic.Event
 
 
-class Armed(Event, frozen=True):
-    """Workers that ``node`` starts from now on are to stop at ``trigger``. No business of the membership."""
-
-    node: str
-    trigger: Trigger
-
-
 class Ruled(Event, frozen=True):
     """A log rule has ``workers`` given up; the loss of each of them follows. No business of the membership.
 
@@ -273,7 +266,6 @@ AnyEvent = (
     | Resized
     | Evicted
     | Elastic
-    | Armed
     | Ruled
 )
 

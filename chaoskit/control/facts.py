@@ -12,10 +12,7 @@ from chaoskit.messages import (
     GroupBroken,
     Healed,
     HealthReport,
-    HookReached,
-    LeverPulled,
     LinesMatched,
-    Release,
     RuleFired,
     Snapshot,
     SourceFailed,
@@ -37,8 +34,6 @@ _STANDING = (
     Accuse,
     LinesMatched,
     RuleFired,
-    HookReached,
-    LeverPulled,
     WorkerDone,
 )
 #: A worker may report several copies that it cannot restore.
@@ -82,8 +77,6 @@ class Facts:
                 for said in (self._living, self._failed, self._lost):
                     said.pop(worker, None)
                 self._stopped.update({worker} & self._open)
-            case Release(worker):
-                self._living.get(worker, {}).pop((HookReached, None), None)
             case Healed(worker):
                 self._stand(message)
                 for kind in [kind for kind in self._living.get(worker, ()) if kind[0] is SourceFailed]:

@@ -19,7 +19,6 @@ from chaoskit.control.timetable import Timetable
 from chaoskit.errors import Refused
 from chaoskit.messages import (
     Accuse,
-    Arm,
     EndJob,
     Formed,
     GroupBroken,
@@ -27,17 +26,11 @@ from chaoskit.messages import (
     HealthReport,
     Heard,
     Heartbeat,
-    HookReached,
     LendNodes,
-    LeverPulled,
     LinesMatched,
     LinksMeasured,
     LinksTested,
     NoticeCancelled,
-    Ping,
-    Pong,
-    PullNode,
-    Release,
     ReturnNodes,
     RuleFired,
     ScaleTo,
@@ -54,9 +47,9 @@ from chaoskit.vocabulary import CORRUPT, Event
 
 #: What a coordinator listens to, beside heartbeats.
 _HEARD = (
-    *(WorkerReady, WorkerFailed, WorkerDone, Formed, Healed, GroupBroken, Accuse, HookReached, LeverPulled, Pong),
+    *(WorkerReady, WorkerFailed, WorkerDone, Formed, Healed, GroupBroken, Accuse),
     *(WorkerLost, LinksTested, LinksMeasured, HealthReport, Sealed, SourceFailed, LinesMatched, RuleFired),
-    *(Release, Ping, PullNode, Arm, ScaleTo, LendNodes, SpotNotice, NoticeCancelled, ReturnNodes, EndJob),
+    *(ScaleTo, LendNodes, SpotNotice, NoticeCancelled, ReturnNodes, EndJob),
 )
 #: A heartbeat that follows so many intervals after one that was answered is answered, too.
 _UNANSWERED_BEATS = 1.2
@@ -126,8 +119,6 @@ class Hearing(Inheritance):
                 return shown
             case Accuse():
                 return self._hear_accusation(message, now_s) + shown
-            case HookReached() | LeverPulled() | Pong():
-                return shown
         return None
 
     def _hear_accusation(self, message: Accuse, now_s: float) -> list[Output]:
@@ -171,12 +162,6 @@ class Hearing(Inheritance):
 
     def _hear_observer(self, message: Any, shown: list[Output], now_s: float) -> list[Output] | None:
         match message:
-            case Release(worker=worker) | Ping(worker=worker):
-                return [Send(self._hosts.get(worker, ""), message)]
-            case PullNode(node):
-                return [Send(node, message)]
-            case Arm(node, worker, trigger):
-                return (self._arm(node, trigger, now_s) if not worker else []) + [Send(node, message)]
             case ScaleTo() | LendNodes() | SpotNotice() | NoticeCancelled() | ReturnNodes():
                 return self._ask_for(message, now_s)
             case EndJob(reason=reason):

@@ -69,8 +69,6 @@ class Inheritance(Nodes):
         match entry.event:
             case events.NodeJoined(node):
                 self._joined[node] = entry.event
-            case events.Armed(node, trigger):
-                self._armed.setdefault(node, []).append(trigger)
             case events.GenerationSeen():
                 self._attendance.hurry(now_s + REATTACH_S)
                 self._attendance.linger(now_s + REATTACH_S)

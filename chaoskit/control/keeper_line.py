@@ -15,7 +15,7 @@ import msgspec
 from chaoskit import wire
 from chaoskit.control.keeper_protocol import Adopt, Ended, Finish, Finished, WentOn, decode_answer
 from chaoskit.errors import ChaoskitError
-from chaoskit.messages import Endpoint, Holding, MeasureLinks, Message, Plan, PullNode, Recall, Store
+from chaoskit.messages import Endpoint, Holding, MeasureLinks, Message, Plan, Recall, Store
 from chaoskit.runtime.board import Board
 
 _RECEIVE_BYTES = 65536
@@ -99,10 +99,6 @@ class KeeperLine:
         if step != self._step:
             self._step = step
             self._give(WentOn(step))
-
-    def pull(self, order: PullNode) -> None:
-        """Answered by ``LeverPulled``, which goes to the coordinator."""
-        self._give(order)
 
     def store(self, order: Store) -> None:
         """The state after one more step is to be stored."""

@@ -27,9 +27,10 @@ from chaoskit.control.keeping import NodeContext, NodeKeeper
 from chaoskit.control.link_tester import answer_tests, start_tests
 from chaoskit.control.pieces import PieceKeeper
 from chaoskit.errors import ChaoskitError
+from chaoskit.injection_line import InjectionDoor, InjectionLine, dial
 from chaoskit.journal import Journal
-from chaoskit.messages import Holding, MeasureLinks, Message, Plan, PullNode, Recall, Store
-from chaoskit.osprocess import die_of, die_with_parent, more_files, raise_priority, set_name
+from chaoskit.messages import Holding, LeverPulled, MeasureLinks, Message, Plan, PullNode, Recall, Store
+from chaoskit.osprocess import await_readable, die_of, die_with_parent, more_files, raise_priority, set_name
 from chaoskit.runtime.board import Board
 
 NAME = "ck-keeper"
@@ -46,6 +47,7 @@ class Quarters:
     token: str
     run_directory: str
     config: RunConfig
+    injection: InjectionDoor | None = None  # of a run with faults
 
 
 def start_keeper(quarters: Quarters, door: socket.socket, others: Sequence[socket.socket]) -> tuple[socket.socket, int]:
@@ -106,7 +108,9 @@ class _Service:
         self._quarters, node, config = quarters, quarters.node, quarters.config
         # the agent's file, too: a record is one write
         self._journal = Journal(Path(quarters.run_directory) / "journal", node, role="keeper", node=node)
-        context = NodeContext(node, quarters.host, quarters.token, config, self._journal, self._tell, die_of)
+        told = (self._tell, die_of, self._report)
+        context = NodeContext(node, quarters.host, quarters.token, config, self._journal, *told)
+        self._injection = dial(quarters.injection, node)
         self._keeper: NodeKeeper = Keeper(context) if listener is None else PieceKeeper(context, listener)
         answer_tests(quarters.token, door)
         if config.health != "off":
@@ -117,6 +121,8 @@ class _Service:
         """Until the agent goes away."""
         raise_priority()  # after all other threads were started: what is ordered may be on the way of a recovery
         while True:
+            if self._injection is not None:
+                self._await_orders(self._injection)
             data, descriptors, flags, _ = socket.recv_fds(self._line, _RECEIVE_BYTES, _DESCRIPTORS_MAX)
             if flags & socket.MSG_CTRUNC:  # later orders would get what belongs to this one
                 raise ChaoskitError(f"{NAME} has no room for the files of a worker: {more_files()}")
@@ -126,6 +132,23 @@ class _Service:
             self._descriptors.extend(descriptors)
             for order in self._splitter.feed(data):
                 self._obey(order)
+
+    def _await_orders(self, injection: InjectionLine) -> None:
+        """Until there is one of the agent, do what the harness orders."""
+        while self._line.fileno() not in (ready := await_readable([self._line.fileno(), injection.fileno()])):
+            assert ready
+            match injection.receive():
+                case PullNode(fault, lever):
+                    self._keeper.pull(fault, lever)
+                case None:
+                    injection.close()
+                    self._injection = None
+                    return
+
+    def _report(self, report: LeverPulled) -> None:
+        """From any thread."""
+        if (injection := self._injection) is not None:
+            injection.send(report)
 
     def _tell(self, message: Message) -> None:
         """From any thread."""
@@ -152,8 +175,6 @@ class _Service:
                 keeper.recall(number)
             case WentOn(step):
                 keeper.went_on(step)
-            case PullNode(fault=fault, lever=lever):
-                keeper.pull(fault, lever)
             case Store(step):
                 keeper.store(step)
             case MeasureLinks():

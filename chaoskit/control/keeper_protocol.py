@@ -10,12 +10,10 @@ from chaoskit.messages import (
     Endpoint,
     HealthReport,
     Holding,
-    LeverPulled,
     LinksMeasured,
     MeasureLinks,
     Message,
     Plan,
-    PullNode,
     Recall,
     Sealed,
     Store,
@@ -57,8 +55,8 @@ class Finished(Message, frozen=True):
     """Nothing is being stored any more, or its time is up."""
 
 
-Order = Adopt | Holding | Plan | Ended | Recall | WentOn | PullNode | Store | MeasureLinks | Finish
-Answer = Sealed | LeverPulled | HealthReport | LinksMeasured | Finished
+Order = Adopt | Holding | Plan | Ended | Recall | WentOn | Store | MeasureLinks | Finish
+Answer = Sealed | HealthReport | LinksMeasured | Finished
 
 decode_order = wire.decoder(Order)
 decode_answer = wire.decoder(Answer)

@@ -17,7 +17,7 @@ from chaoskit.control.levers import KeepsCopies, NodeLevers
 from chaoskit.control.offers import Offers, Orders, start_thread
 from chaoskit.control.saving import Saver
 from chaoskit.journal import Journal
-from chaoskit.messages import Endpoint, Holding, Lever, Message, Plan
+from chaoskit.messages import Endpoint, Holding, Lever, LeverPulled, Message, Plan
 from chaoskit.osprocess import await_readable, may_raise_priority
 from chaoskit.runtime.board import Board
 from chaoskit.vocabulary import Event
@@ -32,6 +32,7 @@ class NodeContext:
         config: says how many nodes copy each committed state, and which stand together.
         tell: takes a message to the coordinator; called on threads of the keeper.
         fail: called there with an error that the keeper cannot live with; after that nothing is kept.
+        report: takes what a lever did to the harness that ordered it; called there, too; a run without faults has none.
     """
 
     node: str
@@ -41,6 +42,7 @@ class NodeContext:
     journal: Journal
     tell: Callable[[Message], None]
     fail: Callable[[BaseException], None]
+    report: Callable[[LeverPulled], None] = lambda report: None
 
 
 class NodeKeeper(KeepsCopies, ABC):
@@ -58,7 +60,7 @@ class NodeKeeper(KeepsCopies, ABC):
         self._plan: Plan | None = None
         self._offers = Offers(context.node, context.host, context.token)
         self._orders = Orders()
-        self._levers = NodeLevers(context.node, context.tell)
+        self._levers = NodeLevers(context.node, context.report)
         self.breakpoints = Breakpoints()
         at = self.breakpoints.reach
         self._archive = Archive(context.node, context.token, context.config, context.journal, context.fail, at)

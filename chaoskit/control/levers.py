@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from chaoskit.checkpoint.breakpoints import Breakpoints
 from chaoskit.control.kept import KeptCopy, damage, newest
 from chaoskit.errors import ChaoskitError
-from chaoskit.messages import Lever, LeverPulled, Message
+from chaoskit.messages import Lever, LeverPulled
 
 
 class KeepsCopies(Protocol):
@@ -59,10 +59,10 @@ class NodeLevers:
     A lever whose copies are still on their way is not pulled, and nothing is reported: it is to be ordered again.
 
     Args:
-        tell: takes a message to the coordinator; called on any thread.
+        tell: takes the report to the harness; called on any thread.
     """
 
-    def __init__(self, node: str, tell: Callable[[Message], None]) -> None:
+    def __init__(self, node: str, tell: Callable[[LeverPulled], None]) -> None:
         self._node, self._tell = node, tell
         self._pulled: dict[str, LeverPulled] = {}  # by fault
         self._broken: set[str] = set()  # faults whose breakpoint was set

@@ -13,7 +13,7 @@ from chaoskit.control.limits import Limits
 from chaoskit.control.losses import news
 from chaoskit.control.outputs import Disconnect, Note, Output, Send
 from chaoskit.control.policies import Policies
-from chaoskit.messages import AgentHello, Arm, Recall, StartWorker, StopWorker, Trigger
+from chaoskit.messages import AgentHello, Recall, StartWorker, StopWorker
 from chaoskit.vocabulary import Event
 
 #: A new coordinator gives the nodes that the one before it knew so long to attach to it.
@@ -28,7 +28,6 @@ class Nodes(Attention):
     def __init__(self, config: RunConfig, now_s: float, policies: Policies, limits: Limits) -> None:
         super().__init__(config, now_s, policies, limits)
         self._joined: dict[str, events.NodeJoined] = {}  # by node: which agent it was when it came
-        self._armed: dict[str, list[Trigger]] = {}  # by node, for workers that are started later; as many as faults
         self._met = False  # the members of a plan have, or may have at the coordinator before: only then they can train
 
     @property
@@ -63,7 +62,6 @@ class Nodes(Attention):
             outputs += self._lose_record(hello, detail, now_s)
             if self._membership.finished:
                 return outputs
-        outputs += [Send(node, Arm(node, "", trigger)) for trigger in self._armed.get(node, ())]
         if node in self._membership.nodes:
             if self._joined[node].incarnation == joined.incarnation:
                 return outputs + self._welcome_back(hello, now_s)
@@ -141,11 +139,3 @@ class Nodes(Attention):
         for worker in self._membership.workers_on(node):
             self._watch.forget(worker)
         return told + self._advance(lost, now_s)
-
-    def _arm(self, node: str, trigger: Trigger, now_s: float) -> list[Output]:
-        """An order for workers that are not there yet: the node, or another coordinator, may have to be told again."""
-        armed = self._armed.setdefault(node, [])
-        if trigger in armed:
-            return []
-        armed.append(trigger)
-        return self._advance(events.Armed(node, trigger), now_s)

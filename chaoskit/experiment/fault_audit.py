@@ -119,6 +119,8 @@ def _mismatches(one: InjectionRecord, struck: Struck, witnesses: _Witnesses) -> 
             yield f"it struck {after_s:.3f} s after the first committed step, not {fault.after_s:g} s"
     if one.effective_ns is not None and one.effective_ns < struck.injected_ns:
         yield "its effect was seen before it acted"
+    if not one.is_about_its_target:
+        yield f"its evidence is not about what it struck: {one.subject or one.observed}"
     if witnesses.ends_before(struck):
         yield f"{struck.worker} was lost before it acted"
     if one.effective_ns is not None and _ends_its_rank(one):

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from chaoskit.errors import BadInput, HarnessError
+from chaoskit.experiment.channel import InjectionChannel
 from chaoskit.experiment.injection import Injection, InjectionState
 from chaoskit.experiment.injector import GONE, Injector
 from chaoskit.experiment.plan import Experiment
@@ -21,6 +22,7 @@ from chaoskit.messages import (
     Arm,
     EndJob,
     HookReached,
+    InjectionReport,
     Lever,
     Message,
     Release,
@@ -41,7 +43,6 @@ Watch = Callable[[Any], None]
 WhenSilent = Callable[[Cluster], None]
 
 _SILENT_S = 0.2
-_TOLD_AGAIN_S = 1.0  # an order may be lost with a coordinator
 _TOGETHER_S = 3.0  # how long a rank waits at its hook for another one that is due at the same moment of a step
 _TOGETHER_IN_RECOVERY_S = 1.0  # where some of the ranks may never come
 
@@ -62,10 +63,12 @@ class JobFollower:
         undo: UndoLog,
         watch: Watch,
         store: ObjectProxy | None = None,
+        channel: InjectionChannel | None = None,
         requests: Requests | None = None,
         when_silent: WhenSilent | None = None,
     ) -> None:
         self._cluster, self._undo, self._watch, self._store = cluster, undo, watch, store
+        self._channel, self._standing = channel, list[HookReached]()  # ranks that stand, and are not looked at yet
         self._requests, self._when_silent = requests or Requests(), when_silent
         self._config = experiment.config
         self._roster = Roster()
@@ -97,10 +100,15 @@ class JobFollower:
         self._following = asyncio.current_task()
         loop = asyncio.get_running_loop()
         self._requests.on_new = partial(_wake, loop, self._woken)
+        if self._channel is not None:
+            self._channel.open(self._hear_rank)
+        limit = asyncio.timeout_at(None if deadline_s == math.inf else deadline_s)
         try:
-            async with asyncio.timeout_at(None if deadline_s == math.inf else deadline_s):
+            async with limit:
                 end = await self._until_end()
         except TimeoutError:
+            if not limit.expired():  # else it is another's, such as a socket's
+                raise
             self.run_end = RunEnd.DEADLINE
             await self._injector.end()
             return None
@@ -121,32 +129,39 @@ class JobFollower:
             if message is not None:
                 self._watch(message)
                 self._hear(message)
-                await asyncio.sleep(0)  # what waits for it goes on
             if isinstance(message, EndJob):
                 await self._injector.end()
                 return message
             self._strike_due()
+            await asyncio.sleep(0)  # what is due acts, and what waits for this message goes on
 
     async def _next_message(self) -> Any | None:
-        """The next message; None where something else is to be done."""
-        if (message := self._cluster.receive(0.0)) is not None:
+        """The next message; None where something else is to be done first."""
+        if not self._woken.is_set() and (message := self._cluster.receive(0.0)) is not None:
             return message
-        now_s = time.monotonic()
-        wait_s = self._wakes_s - now_s if self._when_silent is None else min(_SILENT_S, self._wakes_s - now_s)
-        loop, descriptor = asyncio.get_running_loop(), self._cluster.fileno()
-        timer = None if wait_s == math.inf else loop.call_later(wait_s, self._woken.set)
+        is_silent = not await self._is_woken()
+        self._woken.clear()
+        if is_silent and self._when_silent is not None:
+            if (message := self._cluster.receive(0.0)) is not None:
+                return message
+            self._when_silent(self._cluster)
+        return None
+
+    async def _is_woken(self) -> bool:
+        """Wait for a message, or for the time at which something is due; False if neither came for a while."""
+        loop, descriptor, now_s = asyncio.get_running_loop(), self._cluster.fileno(), time.monotonic()
+        timer = None if self._wakes_s == math.inf else loop.call_later(self._wakes_s - now_s, self._woken.set)
         loop.add_reader(descriptor, self._woken.set)
         try:
-            await self._woken.wait()
+            async with asyncio.timeout(None if self._when_silent is None else _SILENT_S):
+                await self._woken.wait()
+        except TimeoutError:
+            return False
         finally:
             loop.remove_reader(descriptor)
             if timer is not None:
                 timer.cancel()
-        self._woken.clear()
-        message = self._cluster.receive(0.0)
-        if message is None and self._when_silent is not None and time.monotonic() >= now_s + _SILENT_S:
-            self._when_silent(self._cluster)
-        return message
+        return True
 
     def _place_of(self, worker: str) -> dict[str, Any]:
         roster = self._roster
@@ -160,9 +175,6 @@ class JobFollower:
     def _hear(self, message: Any) -> None:
         self._requests.hear(message)
         match message:
-            case HookReached():
-                self._answer(message)
-                return
             case WorldSize(wanted=wanted):
                 self._cluster.provide(wanted)
             case WorkerFailed(refused=(field, value, remedy)):
@@ -188,22 +200,37 @@ class JobFollower:
 
     # -- the moment -----------------------------------------------------------------------------------------------
 
-    def _answer(self, hook: HookReached) -> None:
-        """A worker stands at a trigger."""
-        injection = next(one for one in self.injections if one.fault_id == hook.fault)
-        if not injection.is_struck:
-            if injection.state is InjectionState.PLANNED:
+    def _hear_rank(self, report: InjectionReport) -> None:
+        """What a worker, or the checkpoint daemon of a node, says itself."""
+        self._watch(report)
+        if isinstance(report, HookReached):
+            self._standing.append(report)
+            self._woken.set()
+        else:
+            self._injector.deliver(report)
+
+    def _look_at_standing(self) -> None:
+        """Workers that stand at a trigger, as soon as the coordinator has told which ranks they have."""
+        standing, self._standing = self._standing, []
+        for hook in standing:
+            injection = next(one for one in self.injections if one.fault_id == hook.fault)
+            if injection.is_struck:
+                if injection.target is None or not injection.target.takes_hook(hook):
+                    self._let_go(hook)  # whoever came after the one that was struck
+            elif hook.generation > self._roster.generation:
+                self._standing.append(hook)
+            elif injection.state is InjectionState.PLANNED:
                 injection.stand(hook, time.monotonic())
-            return
-        target = injection.target
-        if target is not None and target.takes_hook(hook):
-            return
-        # said twice because the answer was lost: the same again; else whoever came after the one that was struck
-        said = target.releases.get(hook.worker) if target is not None else None
-        self._say(said or Release(hook.worker, hook.fault, Lever("none")))
+            else:
+                self._standing.append(hook)  # another one is looked at first
+
+    def _let_go(self, hook: HookReached) -> None:
+        assert self._channel is not None
+        self._channel.tell(self._roster.node_of(hook.worker), Release(hook.fault, Lever("none")), hook.worker)
 
     def _strike_due(self) -> None:
         """Strike whoever stands at a hook, together with all that are due there; and those whose time has come."""
+        self._look_at_standing()
         now_s, begun_s = time.monotonic(), self._roster.first_commit_s
         self._wakes_s = math.inf
         for injection in self.injections:
@@ -238,7 +265,8 @@ class JobFollower:
 
     def _strike_together(self, injections: list[Injection]) -> None:
         aimed = [(one, target) for one in injections if (target := self._target_at_hook(one)) is not None]
-        self._injector.strike(aimed)
+        if aimed:
+            self._injector.strike(aimed)
 
     def _target_at_hook(self, injection: Injection) -> Target | None:
         """What the fault is to strike; None where that is gone, or ends already."""
@@ -246,14 +274,14 @@ class JobFollower:
         assert hook is not None
         worker, rank, pid, tid = hook.worker, hook.rank, hook.pid, hook.tid
         if self._roster.is_lost(worker) or is_ending(pid):  # it may be whoever has the rank next
-            self._say(Release(hook.worker, hook.fault, Lever("none")))
+            self._let_go(hook)
             injection.step_back()
             return None
         if injection.fault.rank == "healer":
             healer = self._roster.member(hook.peer)
             if healer is None or self._injector.is_doomed(healer.worker, healer.pid):
                 injection.miss(f"the healer {hook.peer} was lost before it could be struck")
-                self._say(Release(hook.worker, hook.fault, Lever("none")))
+                self._let_go(hook)
                 return None
             worker, rank, pid, tid = healer.worker, healer.rank, healer.pid, healer.pid
         return self._target(injection, worker, rank, pid, tid, hook.step, hook.phase, waiting=hook.worker)
@@ -273,13 +301,12 @@ class JobFollower:
 
     def _arm(self, injection: Injection) -> None:
         """Have whoever has the rank now stop at the next entry of the phase."""
-        holder, now_s = self._roster.holder(injection.fault.rank), time.monotonic()
-        armed, armed_s = injection.armed
-        if holder is not None and (holder.worker != armed or now_s >= armed_s + _TOLD_AGAIN_S):
-            injection.armed = (holder.worker, now_s)
+        holder = self._roster.holder(injection.fault.rank)
+        if holder is not None and holder.worker != injection.armed:
+            injection.armed = holder.worker
             trigger = Trigger(injection.fault_id, -1, -1, injection.fault.phase)
-            self._say(Arm(holder.node, holder.worker, trigger))
-        self._wakes_s = min(self._wakes_s, now_s + _TOLD_AGAIN_S)
+            assert self._channel is not None
+            self._channel.tell(holder.node, Arm((trigger,)), holder.worker)
 
     def _say(self, message: Message) -> None:
         with contextlib.suppress(OSError):  # a coordinator that is gone: whoever waits for an answer asks again
@@ -308,6 +335,7 @@ class JobFollower:
             struck_nodes={node},
             config=self._config,
             store=self._store,
+            channel=self._channel,
         )
 
     # -- after the run --------------------------------------------------------------------------------------------

@@ -6,10 +6,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from chaoskit.experiment.plan import fault_id
 from chaoskit.journal import Record
 from chaoskit.vocabulary import Event
+from faults import KillCoordinator
 from faults.base import Fault
+from faults.evidence import CoordinatorProcess, NetworkPath, RankProcess, SharedStore, SizeRequest, Subject, WholeNode
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class InjectionRecord:
     Attributes:
         target: what it struck; None if no journal tells of an act.
         effective_ns: since when its effect was seen; None without evidence. observed: what was seen.
+        subject: what that is about; None without evidence, or where it cannot be read.
         missed: why it did not act, or too late.
         undone: whether nothing of it is left.
     """
@@ -60,8 +65,30 @@ class InjectionRecord:
     target: Struck | None = None
     effective_ns: int | None = None
     observed: str = ""
+    subject: Subject | None = None
     missed: str = ""
     undone: bool = True
+
+    @property
+    def is_about_its_target(self) -> bool:
+        """Whether the evidence is about what the fault struck; True without evidence."""
+        struck, subject = self.target, self.subject
+        if struck is None or not self.observed:
+            return True
+        match subject:
+            case RankProcess(worker, rank, pid):
+                return (worker, rank, pid) == (struck.worker, struck.rank, struck.pid)
+            case WholeNode(node):
+                return node in struck.struck_nodes or node == struck.node
+            case NetworkPath(nodes):
+                return struck.node in nodes
+            case CoordinatorProcess():
+                return isinstance(self.fault, KillCoordinator)
+            case SizeRequest(fault):
+                return fault == self.fault_id
+            case SharedStore():
+                return True
+        return False
 
     @property
     def why_missed(self) -> str:
@@ -93,9 +120,18 @@ def _injection(name: str, fault: Fault, records: Sequence[Record]) -> InjectionR
         target=_struck(fault, injected[0], records) if injected else None,
         effective_ns=last.t_ns if last is not None else None,
         observed=str(last["observed"]) if last is not None else "",
+        subject=_subject(last) if last is not None else None,
         missed=str(missed[-1]["reason"]) if missed else "",
         undone=all(record["ok"] for record in undone),
     )
+
+
+def _subject(evidence: Record) -> Subject | None:
+    try:
+        subject: Subject = msgspec.convert(evidence["evidence"]["subject"], Subject)
+    except (KeyError, TypeError, msgspec.ValidationError):
+        return None
+    return subject
 
 
 def _struck(fault: Fault, injected: Record, records: Sequence[Record]) -> Struck:

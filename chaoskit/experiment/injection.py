@@ -38,7 +38,7 @@ class Injection:
 
     Attributes:
         hook: said by the rank that waits to be struck; hook_s: since when.
-        armed: the worker that was told during the run where to stop, and when.
+        armed: the worker that was told during the run where to stop.
         target: what it struck; None before.
         evidence: of its effect, the newest last.
         missed: why it did not act, or too late.
@@ -50,7 +50,7 @@ class Injection:
     state: InjectionState = InjectionState.PLANNED
     hook: HookReached | None = None
     hook_s: float = 0.0
-    armed: tuple[str, float] = ("", 0.0)
+    armed: str = ""
     target: Target | None = None
     evidence: list[Evidence] = field(default_factory=list)
     missed: str = ""

@@ -84,10 +84,13 @@ class Injector:
         target.injected_ns = target.acted_ns
         try:
             async for evidence in injection.fault.inject(target):
-                self._write_down(injection, target)
+                if not injection.is_written:
+                    await asyncio.sleep(0)  # first what is due together acts
                 self._confirm(injection, evidence)
         except (ProcessLookupError, ConnectionError) as error:
-            if not injection.evidence:
+            if self._is_closing:
+                self._fail(injection, target, error)
+            elif not injection.evidence:
                 injection.miss(f"the target was gone already: {error}")
             target.release()
         except Exception as error:  # noqa: BLE001 - of whatever a fault does; it ends the run

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from chaoskit.experiment.channel import InjectionChannel
 from chaoskit.experiment.follow import JobFollower, Watch, WhenSilent
 from chaoskit.experiment.index import Index
 from chaoskit.experiment.injected import InjectionRecord, injections
@@ -142,12 +143,12 @@ def execute(
     """
     if experiment.config.disk is not None:
         Path(experiment.config.disk.target).mkdir(parents=True, exist_ok=True)
-    with store_of(experiment, substrate.undo) as store:
+    with store_of(experiment, substrate.undo) as store, channel_of(experiment, directory) as channel:
         journal = Journal(directory / "journal", "harness", role="harness")
         started_ns = time.monotonic_ns()
         _write_start(journal, experiment, started_ns, substrate.name, twin_id, digest_of(directory))
         place = (journal, started_ns, directory)
-        return _execute(experiment, substrate, place, watch, port, store, requests, heartbeat_s, when_silent)
+        return _execute(experiment, substrate, place, watch, port, store, channel, requests, heartbeat_s, when_silent)
 
 
 @contextlib.contextmanager
@@ -167,6 +168,16 @@ def store_of(experiment: Experiment, undo: UndoLog) -> Iterator[ObjectProxy | No
         yield proxy
     finally:
         proxy.close()
+
+
+@contextlib.contextmanager
+def channel_of(experiment: Experiment, directory: Path) -> Iterator[InjectionChannel | None]:
+    """What faults are injected through, while the run lasts; None of a run without faults."""
+    if not experiment.faults:
+        yield None
+        return
+    with contextlib.closing(InjectionChannel(directory, experiment.triggers())) as channel:
+        yield channel
 
 
 def digest_of(directory: Path) -> str:
@@ -196,6 +207,7 @@ def _execute(
     watch: Watch,
     port: int,
     store: ObjectProxy | None,
+    channel: InjectionChannel | None,
     requests: Requests | None,
     heartbeat_s: float,
     when_silent: WhenSilent | None,
@@ -207,14 +219,13 @@ def _execute(
         config = msgspec.structs.replace(config, remote=remote)
     cluster = substrate.launch(
         config,
-        experiment.triggers(),
         directory,
         port=port,
         heartbeat_s=heartbeat_s,
         replacements=sum(fault.replaces_node for fault in experiment.faults),
-        injects=bool(experiment.faults),
+        injection=channel.door if channel is not None else None,
     )
-    follower = JobFollower(experiment, cluster, journal, substrate.undo, watch, store, requests, when_silent)
+    follower = JobFollower(experiment, cluster, journal, substrate.undo, watch, store, channel, requests, when_silent)
     runner = asyncio.Runner()
     end: EndJob | None = None
     ended_ns, failure = 0, ""

@@ -20,16 +20,17 @@ from chaoskit.messages.fitness import (
     TestLinks,
 )
 from chaoskit.messages.injection import (
-    INJECTION_ORDERS,
     Arm,
     HookReached,
+    InjectionHello,
+    InjectionOrder,
+    InjectionReport,
     Lever,
     LeverPulled,
     Ping,
     Pong,
     PullNode,
     Release,
-    Store,
     Trigger,
 )
 from chaoskit.messages.nodes import (
@@ -42,6 +43,7 @@ from chaoskit.messages.nodes import (
     Heartbeat,
     ObserverHello,
     Probe,
+    Store,
     Welcome,
 )
 from chaoskit.messages.rendezvous import (
@@ -106,12 +108,7 @@ AnyMessage = (
     | WorkerReady
     | Holding
     | WorkerLost
-    | HookReached
-    | Arm
-    | Release
     | Store
-    | PullNode
-    | LeverPulled
     | Accuse
     | LinesMatched
     | RuleFired
@@ -132,8 +129,6 @@ AnyMessage = (
     | WorldSize
     | StartWorker
     | StopWorker
-    | Ping
-    | Pong
     | EndJob
     | RendezvousHello
     | Put
@@ -148,7 +143,6 @@ AnyMessage = (
 )
 
 __all__ = [
-    "INJECTION_ORDERS",
     "STANDING",
     "Accepted",
     "Accuse",
@@ -174,6 +168,9 @@ __all__ = [
     "Heartbeat",
     "Holding",
     "HookReached",
+    "InjectionHello",
+    "InjectionOrder",
+    "InjectionReport",
     "LendNodes",
     "Lever",
     "LeverPulled",

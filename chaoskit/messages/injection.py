@@ -1,4 +1,4 @@
-"""How the harness reaches into workers and nodes."""
+"""How the harness of an experiment reaches into workers and checkpoint daemons; see :mod:`chaoskit.injection_line`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Any
 
 import msgspec
 
-from chaoskit.messages.base import Message
+
+class InjectionMessage(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Base of what is said on the line of a worker or a checkpoint daemon. No coordinator hears any of it."""
 
 
 class Trigger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,8 +36,19 @@ class Lever(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     options: dict[str, Any] = {}
 
 
-class HookReached(Message, frozen=True):
-    """A worker waits at a trigger; said again until it is released. ``peer``: whom it is about to pull from."""
+class InjectionHello(InjectionMessage, frozen=True):
+    """The first word of a worker, or with ``worker`` "" of the checkpoint daemon of ``node``."""
+
+    token: str
+    node: str
+    worker: str
+
+
+class HookReached(InjectionMessage, frozen=True):
+    """A worker waits at a trigger until it is released. ``peer``: the worker that it is about to pull from.
+
+    ``generation``: of the membership in which it stands; 0 before its first.
+    """
 
     worker: str
     fault: str
@@ -44,37 +57,31 @@ class HookReached(Message, frozen=True):
     phase: str
     pid: int
     tid: int
+    generation: int
     peer: str = ""
 
 
-class Arm(Message, frozen=True):
-    """Stop ``worker`` at a trigger that was not planned before the start.
+class Arm(InjectionMessage, frozen=True):
+    """Stop at these triggers, each once. The first answer to a worker that says hello has those of the plan."""
 
-    ``worker`` "": stop those that ``node`` starts from now on.
-    """
-
-    node: str
-    worker: str
-    trigger: Trigger
+    triggers: tuple[Trigger, ...]
 
 
-class Release(Message, frozen=True):
+class Release(InjectionMessage, frozen=True):
     """Let the worker that waits for ``fault`` go on, after pulling ``lever``."""
 
-    worker: str
     fault: str
     lever: Lever
 
 
-class PullNode(Message, frozen=True):
-    """Let ``node`` do ``lever`` to the copies that it keeps, once however often it is told."""
+class PullNode(InjectionMessage, frozen=True):
+    """Let the checkpoint daemon do ``lever`` to the copies that it keeps, once however often it is told."""
 
-    node: str
     fault: str
     lever: Lever
 
 
-class LeverPulled(Message, frozen=True):
+class LeverPulled(InjectionMessage, frozen=True):
     """A worker reports what its lever did, with values read back from the target; with ``worker`` "", ``node`` does."""
 
     worker: str
@@ -84,23 +91,18 @@ class LeverPulled(Message, frozen=True):
     node: str = ""
 
 
-class Ping(Message, frozen=True):
-    """Asks the control thread of a worker for a :class:`Pong`: silence means that the GIL is held."""
+class Ping(InjectionMessage, frozen=True):
+    """Asks the thread that listens to the harness for a :class:`Pong`: silence means that the GIL is held."""
+
+    number: int
+
+
+class Pong(InjectionMessage, frozen=True):
+    """Answers a :class:`Ping`."""
 
     worker: str
     number: int
 
 
-class Pong(Message, frozen=True):
-    worker: str
-    number: int
-
-
-class Store(Message, frozen=True):
-    """The state after ``step`` steps is to be stored, whatever multiple that is."""
-
-    step: int
-
-
-#: What only the harness of an experiment says.
-INJECTION_ORDERS = (Arm, Release, PullNode, Ping)
+InjectionOrder = Arm | Release | PullNode | Ping
+InjectionReport = InjectionHello | HookReached | LeverPulled | Pong

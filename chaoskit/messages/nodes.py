@@ -8,7 +8,6 @@ import msgspec
 
 from chaoskit.config import RunConfig
 from chaoskit.messages.base import Message
-from chaoskit.messages.injection import Trigger
 
 
 class AgentHello(Message, frozen=True):
@@ -34,7 +33,7 @@ class AgentHello(Message, frozen=True):
 
 
 class ObserverHello(Message, frozen=True):
-    """The harness, or a live view: sees everything, may release triggers and stop the run.
+    """The harness, or a live view: sees everything, and may stop the run.
 
     ``heartbeat_s``: how far apart the heartbeats of a node may be that it is shown while nothing else happens; 0 for
     all of them.
@@ -47,7 +46,6 @@ class Welcome(Message, frozen=True):
     """``term``: number of this coordinator, higher than that of all before it; ``pid``: its process."""
 
     config: RunConfig
-    triggers: tuple[Trigger, ...]
     term: int
     pid: int
 
@@ -127,3 +125,9 @@ class Probe(Message, frozen=True):
 class EndJob(Message, frozen=True):
     ok: bool
     reason: str
+
+
+class Store(Message, frozen=True):
+    """The state after ``step`` steps is to be stored, whatever multiple that is."""
+
+    step: int

@@ -4,48 +4,67 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable
-from queue import Empty, SimpleQueue
+from collections.abc import Iterable
+from queue import SimpleQueue
 
+from chaoskit.injection_line import InjectionLine
 from chaoskit.journal import Journal
-from chaoskit.messages import HookReached, Lever, LeverPulled, Member, Message, Plan, Release, Trigger
+from chaoskit.messages import Arm, HookReached, Lever, LeverPulled, Member, Ping, Plan, Pong, Release, Trigger
+from chaoskit.osprocess import set_name
 from chaoskit.runtime.board import Board
 from chaoskit.runtime.levers.rig import Bench, Rig
 from chaoskit.runtime.registered import Registered
 from chaoskit.vocabulary import Event, Phase
 
-_REPEAT_S = 1.0  # the report or the answer may have been lost with a coordinator
+_GREETING_S = 20.0  # for the triggers of the plan: the harness may be about to start a container
 
 
 class Hooks:
     """Armed triggers of one worker. Costs one dictionary look-up a phase when none is due.
 
+    Args:
+        line: to the harness that injects faults; None in a run without.
+
     Attributes:
         rig: what levers have left for later moments of the step; the trainer lets it act there.
     """
 
-    def __init__(
-        self, worker: str, triggers: Iterable[Trigger], send: Callable[[Message], None], board: Board, journal: Journal
-    ) -> None:
-        self._worker, self._send, self._board, self._journal = worker, send, board, journal
+    def __init__(self, worker: str, line: InjectionLine | None, board: Board, journal: Journal) -> None:
+        self._worker, self._line, self._board, self._journal = worker, line, board, journal
         self.rig = Rig()
         self._lock = threading.Lock()
-        self._releases: dict[str, SimpleQueue[Release]] = {}  # fault -> answers for whoever waits for it
+        self._releases: dict[str, SimpleQueue[Release]] = {}  # fault -> the answer for the thread that waits for it
         self._due: dict[str, list[Trigger]] = {}  # by phase
-        for trigger in triggers:
-            self.arm(trigger)
+        if line is not None:
+            armed = threading.Event()
+            threading.Thread(target=self._obey, args=(line, armed), name="ck-inject", daemon=True).start()
+            armed.wait(_GREETING_S)
 
-    def arm(self, trigger: Trigger) -> None:
-        """From now on, stop at ``trigger``, once."""
+    def _obey(self, line: InjectionLine, armed: threading.Event) -> None:
+        """Do what the harness orders, until it is gone: then nothing waits for it any more."""
+        set_name("ck-inject")
+        while (order := line.receive()) is not None:
+            match order:
+                case Arm(triggers):
+                    self._arm(triggers)
+                    armed.set()
+                case Release(fault):
+                    if (waiting := self._releases.get(fault)) is not None:
+                        waiting.put(order)
+                case Ping(number):
+                    line.send(Pong(self._worker, number))
         with self._lock:
-            due = self._due.setdefault(trigger.phase, [])
-            due += [trigger] if trigger not in due else []
+            self._line = None
+            self._due.clear()
+        armed.set()
+        for fault, waiting in list(self._releases.items()):
+            waiting.put(Release(fault, Lever("none")))
 
-    def release(self, message: Release) -> None:
-        """Control thread: the harness has acted, the thread that waits may go on."""
-        waiting = self._releases.get(message.fault)
-        if waiting is not None:  # else it was released before
-            waiting.put(message)
+    def _arm(self, triggers: Iterable[Trigger]) -> None:
+        with self._lock:
+            for trigger in triggers:
+                due = self._due.setdefault(trigger.phase, [])
+                due += [trigger] if trigger not in due else []
 
     def reach(
         self,
@@ -73,43 +92,44 @@ class Hooks:
                 self._due[phase].remove(trigger)
         for trigger in due:
             tid, rank = threading.get_native_id(), -1 if me is None else me.rank
-            hook = HookReached(self._worker, trigger.fault, rank, step, phase, os.getpid(), tid, peer)
-            self._note_stop(hook, 0 if plan is None else plan.generation)
+            generation = 0 if plan is None else plan.generation
+            hook = HookReached(self._worker, trigger.fault, rank, step, phase, os.getpid(), tid, generation, peer)
+            self._note_stop(hook)
             self._pull(hook, self._wait(hook), replica)
 
-    def _note_stop(self, hook: HookReached, generation: int) -> None:
+    def _note_stop(self, hook: HookReached) -> None:
         self._journal.write(
             Event.HOOK_STOPPED,
             fault=hook.fault,
             step=hook.step,
-            generation=generation,
+            generation=hook.generation,
             rank=hook.rank,
             phase=hook.phase,
         )
 
     def _wait(self, hook: HookReached) -> Lever:
-        """Report, and wait for the lever to pull."""
+        """Report, and wait for the lever to pull: none, if the harness is gone."""
         answers = self._releases[hook.fault] = SimpleQueue()
         main = hook.tid == hook.pid  # the board shows what the main thread does
         shown = self._board.phase
         if main:
             self._board.enter(Phase.LONG)  # the harness may take its time: this wait is not a hang
-        while True:
-            self._send(hook)
-            try:
-                release = answers.get(timeout=_REPEAT_S)
-                break
-            except Empty:
-                continue
+        release = answers.get() if self._say(hook) else Release(hook.fault, Lever("none"))
         del self._releases[hook.fault]
         if main:
             self._board.enter(shown)
         return release.lever
 
+    def _say(self, report: HookReached | LeverPulled) -> bool:
+        """Whether the harness is there to hear it."""
+        with self._lock:
+            line = self._line
+        return line is not None and line.send(report)
+
     def _pull(self, hook: HookReached, lever: Lever, replica: Registered | None) -> None:
         def report(effective: bool, observed: str) -> None:
             self._journal.write(Event.LEVER, fault=hook.fault, effective=effective, observed=observed)
-            self._send(LeverPulled(self._worker, hook.fault, observed, effective))
+            self._say(LeverPulled(self._worker, hook.fault, observed, effective))
 
         from chaoskit.runtime.levers import acts  # a worker of a run without faults has none of them
 

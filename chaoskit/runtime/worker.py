@@ -24,21 +24,17 @@ import torch
 from chaoskit import messages, wire
 from chaoskit.config import RunConfig, disk_directory
 from chaoskit.errors import BadInput, JobFailed, JournalFull, NonFiniteBatch, Refused
+from chaoskit.injection_line import InjectionDoor, dial
 from chaoskit.job import JobSpec
 from chaoskit.journal import Journal
 from chaoskit.messages import (
-    Arm,
     EndJob,
     Endpoint,
     Formed,
     GroupBroken,
     Member,
-    Ping,
     Plan,
-    Pong,
-    Release,
     StopWorker,
-    Trigger,
     WorkerDone,
     WorkerFailed,
     WorkerReady,
@@ -76,9 +72,9 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     store: tuple[str, int]  # where the members of a generation find each other
     token: str
     config: RunConfig
-    triggers: tuple[Trigger, ...]
     run_directory: str
     journal: str  # file name of this worker's journal, without suffix
+    injection: InjectionDoor | None = None  # of a run with faults
 
 
 class Control:
@@ -87,7 +83,10 @@ class Control:
     def __init__(self, spec: WorkerSpec, connection: socket.socket, board: Board) -> None:
         self.spec = spec
         self.journal = Journal(Path(spec.run_directory) / "journal", spec.journal, role="worker", node=spec.node)
-        self.hooks = Hooks(spec.worker, spec.triggers, self.send, board, self.journal)
+        line = dial(spec.injection, spec.node, spec.worker)
+        if line is not None:
+            disown(line.fileno())
+        self.hooks = Hooks(spec.worker, line, board, self.journal)
         self.callbacks = Callbacks(self.journal)
         self.regrouper = Regrouper(
             spec.worker, self.journal, self._open_rendezvous, self._build_group, self._formed, self._failed, self._met
@@ -120,12 +119,6 @@ class Control:
                 os._exit(1)  # fenced: the others go on without this worker
             self.callbacks.hear(message)
             self.regrouper.offer(message)
-        elif isinstance(message, Release):
-            self.hooks.release(message)
-        elif isinstance(message, Arm):
-            self.hooks.arm(message.trigger)
-        elif isinstance(message, Ping):
-            self.send(Pong(self.spec.worker, message.number))
         elif isinstance(message, StopWorker):
             self._go(Dismissed(message.grace_s, message.reason))
         elif isinstance(message, EndJob):

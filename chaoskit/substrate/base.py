@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from chaoskit.config import RunConfig
-from chaoskit.messages import Message, Trigger
+from chaoskit.injection_line import InjectionDoor
+from chaoskit.messages import Message
 from chaoskit.substrate.actions import Action, Applied
 from chaoskit.substrate.echo import EchoProbe
 from chaoskit.substrate.undo import UndoLog
@@ -118,19 +119,18 @@ class Substrate(Protocol):
     def launch(
         self,
         config: RunConfig,
-        triggers: tuple[Trigger, ...],
         run_directory: Path,
         *,
         port: int = 0,
         heartbeat_s: float = 0.0,
         replacements: int = 0,
-        injects: bool = False,
+        injection: InjectionDoor | None = None,
     ) -> Cluster:
         """Start coordinator and agents of a run. Journals and logs go below ``run_directory``.
 
         ``heartbeat_s``: of the cluster's observer, see :class:`chaoskit.messages.ObserverHello`. ``replacements``: how
-        many nodes that are lost are expected to be replaced, so that places for them can stand ready. ``injects``:
-        whether the coordinator takes orders to inject faults; that of a production launch refuses them.
+        many nodes that are lost are expected to be replaced, so that places for them can stand ready. ``injection``:
+        where the harness of a run with faults listens to workers and checkpoint daemons; a production launch has none.
         """
 
     def bare(self, nodes: int, run_directory: Path, needs: Needs = NOTHING) -> BareCluster:

@@ -13,7 +13,7 @@ import msgspec
 
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput, HarnessError
-from chaoskit.messages import Trigger
+from chaoskit.injection_line import InjectionDoor
 from chaoskit.substrate import docker_daemon
 from chaoskit.substrate.actions import Backend
 from chaoskit.substrate.bare import BareCluster
@@ -23,6 +23,7 @@ from chaoskit.substrate.docker_container import Container
 from chaoskit.substrate.docker_image import Recipe, host_recipe, image_recipe
 from chaoskit.substrate.docker_janitor import endpoint, remove_abandoned
 from chaoskit.substrate.docker_levers import ContainerHolds
+from chaoskit.substrate.extensions import BackendPlace, brought_backends
 from chaoskit.substrate.levers import Levers
 from chaoskit.substrate.local import LocalCluster, LocalSubstrate, node_names
 from chaoskit.substrate.netns import NamespaceNetwork
@@ -117,13 +118,12 @@ class DockerSubstrate(LocalSubstrate):
     def launch(
         self,
         config: RunConfig,
-        triggers: tuple[Trigger, ...],
         run_directory: Path,
         *,
         port: int = 0,
         heartbeat_s: float = 0.0,
         replacements: int = 0,
-        injects: bool = False,
+        injection: InjectionDoor | None = None,
     ) -> LocalCluster:
         """Start coordinator and agents.
 
@@ -137,7 +137,7 @@ class DockerSubstrate(LocalSubstrate):
         # the runs of a harness lie beside each other: so the containers of one are good for the next
         self._see(Path(config.job.path).parent, writable=[run_directory.parent])
         self._stand_ready([COORDINATOR, *node_names(config.nodes_max), *_STANDBYS[:replacements]])
-        return super().launch(config, triggers, run_directory, port=port, heartbeat_s=heartbeat_s, injects=injects)
+        return super().launch(config, run_directory, port=port, heartbeat_s=heartbeat_s, injection=injection)
 
     def bare(self, nodes: int, run_directory: Path, needs: Needs = NOTHING) -> BareCluster:
         """Nodes on which commands can be started.
@@ -172,6 +172,7 @@ class DockerSubstrate(LocalSubstrate):
 
         yield ContainerHolds(self.undo, cluster.node, cluster.run_directory, self.containers)
         yield Disks(self.undo, self._enter_mounts, first_pid)
+        yield from brought_backends(BackendPlace(self.name, self.undo, cluster.node, cluster.run_directory))
 
     def _start(self, request: msgspec.Struct, *descriptors: int) -> int:
         assert isinstance(request, StartAgent | StartCommand | StartCoordinator)
@@ -180,14 +181,16 @@ class DockerSubstrate(LocalSubstrate):
         self._homes[pid] = container
         return pid
 
-    def start_agent(self, network: Network, node: str, token: str, run_directory: Path) -> int:
+    def start_agent(
+        self, network: Network, node: str, token: str, run_directory: Path, injection: InjectionDoor | None
+    ) -> int:
         """Start an agent of a run, in a new container if the node's own is lost. Gives its pid."""
         if not self.containers[node].lives():
             self.containers[node].remove()
             self._take_over(node)
             assert isinstance(network, ContainerNetwork)
             network.move(node, self.containers[node])
-        return super().start_agent(network, node, token, run_directory)
+        return super().start_agent(network, node, token, run_directory, injection)
 
     def _take_over(self, node: str) -> None:
         """Have another container for a node in the middle of a run."""

@@ -19,12 +19,14 @@ from chaoskit.config import RunConfig
 from chaoskit.control.agent import AgentSpec
 from chaoskit.control.coordinator import CoordinatorSpec
 from chaoskit.errors import HarnessError, Refused
-from chaoskit.messages import Message, ObserverHello, Trigger, Welcome
+from chaoskit.injection_line import InjectionDoor
+from chaoskit.messages import Message, ObserverHello, Welcome
 from chaoskit.osprocess import await_readable, is_ending, start_ticks
 from chaoskit.substrate.actions import Backend
 from chaoskit.substrate.bare import BareCluster
 from chaoskit.substrate.base import NOTHING, Needs, Process
 from chaoskit.substrate.disks import Disks
+from chaoskit.substrate.extensions import BackendPlace, brought_backends
 from chaoskit.substrate.holds import Holds
 from chaoskit.substrate.levers import Levers, identify, live_tree, signal_same
 from chaoskit.substrate.network import COORDINATOR, Loopback, Network
@@ -95,13 +97,12 @@ class LocalSubstrate:
     def launch(
         self,
         config: RunConfig,
-        triggers: tuple[Trigger, ...],
         run_directory: Path,
         *,
         port: int = 0,
         heartbeat_s: float = 0.0,
         replacements: int = 0,
-        injects: bool = False,
+        injection: InjectionDoor | None = None,
     ) -> LocalCluster:
         """Start coordinator and agents.
 
@@ -112,7 +113,7 @@ class LocalSubstrate:
         nodes = node_names(config.nodes)
         network = self._network(node_names(config.nodes_max), port)
         token = secrets.token_hex(16)
-        coordinator = CoordinatorSpec(config, triggers, token, str(run_directory), injects)
+        coordinator = CoordinatorSpec(config, token, str(run_directory))
         with network.listeners[0] as first, network.listeners[1] as second:
             start = StartCoordinator(coordinator)
             pids = [self._start(start, first.fileno(), second.fileno(), *network.namespace(COORDINATOR))]
@@ -120,14 +121,14 @@ class LocalSubstrate:
             hello = ObserverHello(heartbeat_s)
             observer = attach(network, token, hello)
             for node in nodes:
-                pids.append(self.start_agent(network, node, token, run_directory))  # noqa: PERF401 - see below
+                pids.append(self.start_agent(network, node, token, run_directory, injection))  # noqa: PERF401 - see below
         except (OSError, Refused) as error:
             # The nursery would start a coordinator that ends at its start again and again.
             self.end(pids, 0.0)
             network.close()
             log = run_directory / "log" / "coordinator.log"
             raise HarnessError(f"the coordinator ended while it started ({error}): see {log}") from error
-        return self._cluster(network, observer, token, pids, nodes, run_directory, hello)
+        return self._cluster(network, observer, token, pids, nodes, run_directory, hello, injection)
 
     def _cluster(self, *arguments: Any) -> LocalCluster:
         return LocalCluster(self, *arguments)
@@ -136,10 +137,15 @@ class LocalSubstrate:
         """What carries out actions on the nodes of a run, beside its network."""
         yield Holds(self.undo, cluster.node, cluster.run_directory)
         yield Disks(self.undo, self._enter_mounts, cluster.first_pid)
+        yield from brought_backends(BackendPlace(self.name, self.undo, cluster.node, cluster.run_directory))
 
-    def start_agent(self, network: Network, node: str, token: str, run_directory: Path) -> int:
+    def start_agent(
+        self, network: Network, node: str, token: str, run_directory: Path, injection: InjectionDoor | None
+    ) -> int:
         """Start an agent of a run. Gives its pid."""
-        agent = AgentSpec(node, network.host(node), network.address, network.store, token, str(run_directory))
+        agent = AgentSpec(
+            node, network.host(node), network.address, network.store, token, str(run_directory), injection
+        )
         return self._start(StartAgent(agent), *network.namespace(node))
 
     def bare(self, nodes: int, run_directory: Path, needs: Needs = NOTHING) -> BareCluster:
@@ -209,9 +215,10 @@ class LocalCluster(Levers):
         nodes: tuple[str, ...],
         run_directory: Path,
         hello: ObserverHello = _ALL,
+        injection: InjectionDoor | None = None,
     ) -> None:
         super().__init__(network, nodes, run_directory, substrate.backends)
-        self._substrate, self._hello, self._observer = substrate, hello, observer
+        self._substrate, self._hello, self._observer, self._injection = substrate, hello, observer, injection
         self.address, self.token, self.store_port = network.address, token, network.store[1]
         self._pids = pids
         self.coordinator_pid = pids[0]
@@ -294,15 +301,15 @@ class LocalCluster(Levers):
     def provide(self, count: int) -> None:
         for node in node_names(count)[len(self.nodes) :]:
             self._network.host(node)  # has a place for it, or says what to do
-            agent = self._substrate.start_agent(self._network, node, self.token, self.run_directory)
-            self._pids.append(agent)
+            self._pids.append(self._start_agent(node))
             self.nodes = (*self.nodes, node)
 
     def replace(self, node: str) -> None:
         self.mend(node)
-        self._pids[1 + self.nodes.index(node)] = self._substrate.start_agent(
-            self._network, node, self.token, self.run_directory
-        )
+        self._pids[1 + self.nodes.index(node)] = self._start_agent(node)
+
+    def _start_agent(self, node: str) -> int:
+        return self._substrate.start_agent(self._network, node, self.token, self.run_directory, self._injection)
 
     def end(self) -> None:
         """End every process of the run, and wait until they are gone."""

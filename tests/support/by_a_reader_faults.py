@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from faults import Kill
 from faults.base import Fault
 from faults.evidence import Evidence, ProcessEnded, ReadBack
-from faults.processes import seen_by_parent
+from faults.processes import killed
 from faults.target import Target
 
 
@@ -40,9 +40,8 @@ class KillLate(Kill):
         await target.sleep(0.2)
         target.claim()
         target.signal(signal.SIGKILL)
-        how, status = await target.ended()
-        if (how, status) == ("killed", "SIGKILL"):
-            yield seen_by_parent(target, how, status)
+        if (evidence := await killed(target, signal.SIGKILL)) is not None:
+            yield evidence
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from chaoskit.substrate.undo import ContinueEntry
 from faults import Kill, KillNode, NaN
 from faults.base import found
 from faults.evidence import Evidence
-from faults.processes import gone, seen_by_parent, signal_all
+from faults.processes import gone, killed, signal_all
 from faults.target import Target
 
 _IN_UPDATE_S = 0.1
@@ -50,7 +50,7 @@ class KillInUpdate(Kill):
         target.release()
         await target.sleep(_IN_UPDATE_S)
         target.signal(signal.SIGKILL)
-        async for evidence in _killed(target):
+        if (evidence := await killed(target, signal.SIGKILL)) is not None:
             yield evidence
 
 
@@ -78,12 +78,5 @@ class LazyKill(Kill):
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         target.release()
-        async for evidence in _killed(target):
+        if (evidence := await killed(target, signal.SIGKILL)) is not None:
             yield evidence
-
-
-async def _killed(target: Target) -> AsyncIterator[Evidence]:
-    """Evidence that the target's process was killed, by whatever sent the signal."""
-    how, status = await target.ended()
-    if (how, status) == ("killed", "SIGKILL"):
-        yield seen_by_parent(target, how, status)

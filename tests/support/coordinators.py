@@ -19,7 +19,7 @@ from chaoskit.config import RunConfig
 from chaoskit.control.coordinator import Coordinator, CoordinatorSpec
 from chaoskit.job import JobSpec
 
-coordinator = Coordinator(CoordinatorSpec(RunConfig(job=JobSpec("job.py"), nodes=2), (), "token", sys.argv[1]))
+coordinator = Coordinator(CoordinatorSpec(RunConfig(job=JobSpec("job.py"), nodes=2), "token", sys.argv[1]))
 listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
 print(listener.getsockname()[1], flush=True)
 asyncio.run(coordinator.serve([listener]))

@@ -99,6 +99,8 @@ def _mismatches(run: CommandRun, one: InjectionRecord, struck: Struck, holders: 
         yield f"rank {struck.rank} was process {known}, not {struck.pid} of {struck.node}"
     if one.effective_ns is not None and one.effective_ns < struck.injected_ns:
         yield "its effect was seen before it acted"
+    if not one.is_about_its_target:
+        yield f"its evidence is not about what it struck: {one.subject or one.observed}"
     if any(line.step is not None for line in run.lines):
         yield from _another_moment(run, one, struck, holders)
 

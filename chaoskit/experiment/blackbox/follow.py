@@ -239,7 +239,8 @@ class CommandFollower:
             aimed.append((injection, self._target(injection, seat, found)))
             self._ranks[_name(seat)] = seat.rank
             self._wake_at_end_of(seat.process.pid, opened)
-        self._injector.strike(aimed)
+        if aimed:
+            self._injector.strike(aimed)
         for injection, _ in aimed:
             self._watch(FaultStruck(injection.fault_id))
 
