@@ -8,9 +8,9 @@ import textwrap
 from dataclasses import MISSING, fields
 from typing import Any
 
-from chaoskit.errors import BadInput
-from faults import CATALOGUE, Fault
+from faults import Fault
 from faults.base import FAMILIES
+from faults.kinds import find_kind, kinds
 from faults.possible import Moments, moments
 
 _ARGUMENT = re.compile(r"^(\w+): (.*)$")
@@ -24,7 +24,7 @@ def catalogue() -> list[dict[str, Any]]:
 
 def of_family(family: str) -> list[type[Fault]]:
     """The faults of one family, in the catalogue's order."""
-    return [kind for kind in CATALOGUE if kind.family == family]
+    return [kind for kind in kinds() if kind.family == family]
 
 
 def find(name: str) -> type[Fault]:
@@ -33,10 +33,7 @@ def find(name: str) -> type[Fault]:
     Raises:
         BadInput: if there is none.
     """
-    named = {kind.__name__.lower(): kind for kind in CATALOGUE}
-    if name.lower() not in named:
-        raise BadInput("name", name, f"use one of {', '.join(kind.__name__ for kind in CATALOGUE)}")
-    return named[name.lower()]
+    return find_kind(name, "name")
 
 
 def here(kind: type[Fault]) -> dict[str, str]:

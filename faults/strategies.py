@@ -25,7 +25,9 @@ from chaoskit.vocabulary import STRIKE_PHASES, TRIGGER_PHASES
 from faults import CATALOGUE
 from faults.base import Fault
 from faults.hang import HOWS
+from faults.kinds import kinds as kinds_known
 from faults.numeric import WHERES
+from faults.possible import moments
 from faults.survival import REACH, struck_by, survivable
 
 
@@ -205,7 +207,15 @@ RECIPES: dict[str, Recipe] = {
 
 def left_out(catalogue: Collection[type[Fault]] = CATALOGUE) -> list[str]:
     """Kinds that no plan holds, because nobody has said how they are drawn or what they cost."""
-    return sorted(kind.__name__ for kind in catalogue if kind.__name__ not in RECIPES or kind.__name__ not in REACH)
+    named = {*RECIPES}.intersection(REACH)
+    return sorted(kind.__name__ for kind in catalogue if kind.__name__ not in named and kind.drawn is None)
+
+
+def _recipe(kind: type[Fault]) -> Recipe:
+    """How a kind of another distribution is drawn: at any moment that it can take, with the values that it names."""
+    drawn = {name: st.sampled_from(values) for name, values in (kind.drawn or {}).items()}
+    phases = moments(kind)[0].recoveries
+    return lambda scope: _any_time(scope, phases, **drawn) if phases else _anywhere(scope, **drawn)
 
 
 def fault_plans(
@@ -243,11 +253,13 @@ def fault_plans(
     if kinds is not None and (unknown := left_out(kinds)):
         raise BadInput("kinds", unknown[0], f"use kinds with a recipe: {', '.join(RECIPES)}")
     scope = Scope(steps, tuple(parameters), settled, heartbeat_ms / 1000)
-    possible = [kind for kind in CATALOGUE if substrate in kind.substrates]
+    possible = [kind for kind in kinds_known() if substrate in kind.substrates]
     if not possible:
         raise BadInput("substrate", substrate, "use one that a fault of the catalogue names")
     classes = {kind.__name__: kind for kind in (possible if kinds is None else kinds)}
-    faults = [_drawn(classes[name], recipe(scope)) for name, recipe in RECIPES.items() if name in classes]
+    brought = {name: _recipe(kind) for name, kind in classes.items() if name not in RECIPES and kind.drawn is not None}
+    recipes = {**RECIPES, **brought}
+    faults = [_drawn(classes[name], recipe(scope)) for name, recipe in recipes.items() if name in classes]
     # Ranks come last: whether a plan is survivable depends on how many there are and on who is never hit.
     anonymous = st.lists(st.one_of(faults), min_size=least, max_size=most)
     return anonymous.flatmap(lambda drawn: _aimed(drawn, nodes, survivors)).filter(

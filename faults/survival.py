@@ -67,8 +67,8 @@ REACH: dict[str, Reach] = {
 
 
 def reach(fault: Fault) -> Reach:
-    """What ``fault`` costs at most. A kind that is not known counts as one that takes a node."""
-    return REACH.get(fault.kind, "node")
+    """What ``fault`` costs at most. Of a kind of another distribution, what that says: a node, unless it is less."""
+    return REACH.get(fault.kind, fault.cost)
 
 
 def rank_of(fault: Fault) -> int | None:

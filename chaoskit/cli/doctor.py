@@ -11,8 +11,8 @@ from rich.text import Text
 
 from chaoskit.cli.output import EXIT_FAILED, Json, command_app, console, print_json
 from chaoskit.cli.probes import PROBES, DoctorFinding, Probe
-from faults import CATALOGUE
 from faults.describe import here
+from faults.kinds import kinds
 
 #: What silent corruption can change without being noticed, however good the machine is.
 NOT_COMPARED = (
@@ -63,7 +63,7 @@ def plain(findings: list[DoctorFinding]) -> dict[str, Any]:
         {"name": one.name, "state": one.state, "found": one.found, "remedy": one.remedy, "core": one.core}
         for one in findings
     ]
-    faults = {kind.__name__: here(kind) for kind in CATALOGUE}
+    faults = {kind.__name__: here(kind) for kind in kinds()}
     return {"ok": can_run(findings), "findings": told, "faults": faults, "not_compared": NOT_COMPARED}
 
 
@@ -75,13 +75,13 @@ def render(findings: list[DoctorFinding]) -> RenderableType:
         if one.remedy:
             text.append(f"\n→ {one.remedy}", "dim")
         table.add_row(Text(one.state, _STYLES[one.state]), one.name, text)
-    limited = {kind.__name__: here(kind) for kind in CATALOGUE}
+    limited = {kind.__name__: here(kind) for kind in kinds()}
     limited = {name: found for name, found in limited.items() if found["state"] != "yes"}
     faults = _grid()
     for name, found in limited.items():
         faults.add_row(Text(found["state"], "yellow"), name, found["reason"])
-    whole = len(CATALOGUE) - len(limited)
-    blocks: list[RenderableType] = [table, Text(f"\n{whole} of {len(CATALOGUE)} faults can be done here in every form")]
+    whole = len(kinds()) - len(limited)
+    blocks: list[RenderableType] = [table, Text(f"\n{whole} of {len(kinds())} faults can be done here in every form")]
     blocks += [Padding(faults, (0, 0, 0, 2))] if limited else []
     says = "training and recovery can run here" if can_run(findings) else "nothing can run here until this is mended"
     lacking = [one.name for one in findings if one.core and one.state == "missing"]

@@ -11,9 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from chaoskit.cli.output import Json, command_app, console, print_json
-from faults import CATALOGUE, Fault
+from faults import Fault
 from faults.base import FAMILIES
 from faults.describe import catalogue, entry, find, here, moments_in_words, of_family, signature, sorted_roles
+from faults.kinds import kinds
 
 app = command_app()
 
@@ -52,8 +53,8 @@ def render_catalogue() -> RenderableType:
                 text.append(f"\nhere {found['state']}: {found['reason']}", "yellow")
             table.add_row(kind.__name__, text)
         blocks += [Text(title, "bold"), Padding(table, (0, 0, 1, 2))]
-    whole = sum(here(kind)["state"] == "yes" for kind in CATALOGUE)
-    says = f"{whole} of {len(CATALOGUE)} can be done here in every form. All about one: chaoskit faults Kill"
+    whole = sum(here(kind)["state"] == "yes" for kind in kinds())
+    says = f"{whole} of {len(kinds())} can be done here in every form. All about one: chaoskit faults Kill"
     return Group(*blocks, Text(says, "dim"))
 
 

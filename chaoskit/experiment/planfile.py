@@ -33,6 +33,7 @@ from chaoskit.logrule import LogRule
 from chaoskit.stacks import LogPatterns
 from faults import CATALOGUE
 from faults.base import Fault
+from faults.kinds import find_kind, name_of
 
 FILE_NAME = "plan.json"
 VERSION = 1
@@ -136,7 +137,7 @@ def _plain(fault: Fault) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         raise BadInput("faults", str(fault), f"use plain values in its fields: {error}") from None
     judged = {} if type(fault) in CATALOGUE else {"judged": _as_judged(fault)}
-    return {"kind": fault.kind, **plain, **judged}
+    return {"kind": name_of(type(fault)), **plain, **judged}
 
 
 def _as_judged(fault: Fault) -> dict[str, Any]:
@@ -310,14 +311,12 @@ def _deadline(value: float | str | None) -> float | None:
 
 
 def _fault(number: int, entry: Mapping[str, Any]) -> Fault:
-    place, kinds = f"faults[{number}]", {kind.__name__: kind for kind in CATALOGUE}
-    kind = kinds.get(entry.get("kind", ""))
-    if kind is None:
-        raise BadInput(f"{place}.kind", entry.get("kind"), f"use one of {', '.join(kinds)}")
+    place = f"faults[{number}]"
+    kind = find_kind(str(entry.get("kind", "")), f"{place}.kind")
     hints, known = get_type_hints(kind), {item.name: item for item in fields(kind) if item.init}
     values = {}
     for name, value in entry.items():
-        if name == "kind":
+        if name in ("kind", "judged"):
             continue
         if name not in known:
             raise BadInput(f"{place}.{name}", value, f"use one of {', '.join(known)}")
@@ -336,7 +335,7 @@ def _recalled(entry: Mapping[str, Any]) -> Fault:
     told = entry["judged"]
     known = {name: frozenset(told[name]) for name in ("leads_to", "must_show")}
     known |= {name: told[name] for name in ("moment", "whole_node", "blameless")}
-    kind = type(str(entry["kind"]), (Fault,), {**known, "__str__": lambda self: told["text"]})
+    kind = type(str(entry["kind"]).rpartition(":")[2], (Fault,), {**known, "__str__": lambda self: told["text"]})
     fault: Fault = kind(**{item.name: entry[item.name] for item in fields(Fault)})
     return fault
 

@@ -12,6 +12,7 @@ environment is what broke.
 
 from chaoskit.substrate.undo.entries import (
     CgroupEntry,
+    CommandEntry,
     ContainerEntry,
     ContinueEntry,
     DirectoryEntry,
@@ -27,6 +28,7 @@ from chaoskit.substrate.undo.replay import Repair, describe
 
 __all__ = [
     "CgroupEntry",
+    "CommandEntry",
     "ContainerEntry",
     "ContinueEntry",
     "DirectoryEntry",

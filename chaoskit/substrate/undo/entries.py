@@ -21,6 +21,7 @@ PREFIX = "chaoskit-"
 JOURNAL = "journal"
 _CGROUP_BUSY_S = 5.0  # a process that was killed leaves its group only when the kernel has freed it
 _CGROUP_LOOK_S = 0.005
+_COMMAND_S = 10.0
 _CGROUP_FILE_SYSTEMS = ("cgroup", "cgroup2")
 
 
@@ -191,8 +192,35 @@ class DirectoryEntry(UndoEntry):
         return RepairOutcome.REPAIRED
 
 
+@dataclass(frozen=True, slots=True)
+class CommandEntry(UndoEntry):
+    """A command that puts something back, for what other distributions break. It must end with status 0 where nothing
+    is left to do, too, and within 10 s.
+    """
+
+    words: str  # separated as a shell does; no shell runs it
+
+    act: ClassVar[str] = "command"
+
+    @property
+    def target(self) -> str:
+        return self.words
+
+    def undo(self) -> RepairOutcome:
+        import shlex
+        import subprocess
+
+        ended = subprocess.run(
+            shlex.split(self.words), stdin=subprocess.DEVNULL, capture_output=True, timeout=_COMMAND_S, check=False
+        )
+        if ended.returncode:
+            raise OSError(f"it ended with status {ended.returncode}: {ended.stderr.decode(errors='replace').strip()}")
+        return RepairOutcome.REPAIRED
+
+
 _KINDS: dict[str, type[UndoEntry]] = {
-    kind.act: kind for kind in (ContinueEntry, KillEntry, EndEntry, CgroupEntry, ContainerEntry, DirectoryEntry)
+    kind.act: kind
+    for kind in (ContinueEntry, KillEntry, EndEntry, CgroupEntry, ContainerEntry, DirectoryEntry, CommandEntry)
 }
 _JSON_TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "int | None": (int, type(None)), "str": (str,)}
 

@@ -181,6 +181,7 @@ def describe(repair: Repair) -> str:
         "continue": f"continued {repair.target}, left {what}",
         "kill": f"ended {repair.target}, left {what}",
         "end": f"ended {repair.target}, left {what}",
+        "command": f"ran {repair.target}",
         "container": f"removed container {repair.target}, left {what}",
     }.get(repair.act, f"removed {repair.target}, left {what}")
 
