@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
 from chaoskit.messages import Trigger
+from chaoskit.substrate.actions import Action
 from chaoskit.vocabulary import LOSS_CAUSES, STRIKE_PHASES, TRIGGER_PHASES
 from faults.evidence import Evidence
 from faults.incidents import IncidentKind
@@ -154,6 +155,11 @@ class Fault:
     def restricted(cls) -> str:
         """Which of its forms this machine cannot do, and why; "" if it can do them all."""
         return ""
+
+    @property
+    def needs(self) -> tuple[type[Action], ...]:
+        """What the nodes of a run must let be done to them. The substrate is asked, before anything starts."""
+        return ()
 
     @property
     def kind(self) -> str:

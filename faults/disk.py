@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
 from chaoskit.substrate import abilities
-from chaoskit.substrate.actions import BreakDisk
+from chaoskit.substrate.actions import Action, BreakDisk
 from chaoskit.substrate.disk import OPERATIONS, Failing, Full, Operation, ReadOnly, Slow, Trouble
 from chaoskit.vocabulary import FAILED_CAUSES, HUNG_CAUSES
 from faults import incidents
@@ -50,6 +50,10 @@ class DiskFault(Fault):
     @classmethod
     def unavailable(cls) -> str:
         return abilities.disks()
+
+    @property
+    def needs(self) -> tuple[type[Action], ...]:
+        return (BreakDisk,)
 
     @property
     def from_outside(self) -> bool:

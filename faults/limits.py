@@ -9,8 +9,7 @@ from typing import ClassVar
 
 from chaoskit.errors import BadInput
 from chaoskit.substrate import cgroup
-from chaoskit.substrate.actions import Action, CapCpu, CapMemory, CapPids, CapWrites
-from chaoskit.substrate.holds import CONTROLLERS
+from chaoskit.substrate.actions import CONTROLLERS, Action, CapCpu, CapMemory, CapPids, CapWrites
 from chaoskit.vocabulary import FAILED_CAUSES, HUNG_CAUSES
 from faults import incidents
 from faults.base import found, require_seconds
@@ -41,6 +40,10 @@ class NodeLimit(NodeFault):
     @classmethod
     def unavailable(cls) -> str:
         return cgroup.unavailable(CONTROLLERS[cls.makes])
+
+    @property
+    def needs(self) -> tuple[type[Action], ...]:
+        return (self.makes,)
 
     @property
     def leads_to(self) -> frozenset[str]:

@@ -12,6 +12,7 @@ from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
 from chaoskit.messages import Heartbeat
 from chaoskit.substrate import abilities
+from chaoskit.substrate.actions import Action
 from chaoskit.substrate.traffic import Block
 from faults import incidents
 from faults.base import DRAWN_ROLES, found, require_seconds
@@ -49,6 +50,10 @@ class LoseNode(NodeFault):
     @classmethod
     def unavailable(cls) -> str:
         return abilities.unavailable(Block)
+
+    @property
+    def needs(self) -> tuple[type[Action], ...]:
+        return (Block,)
 
     @property
     def leads_to(self) -> frozenset[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from chaoskit.errors import BadInput
+from chaoskit.substrate.actions import Action, CapProcessMemory
 from chaoskit.substrate.cgroup import Cgroup, confine, unavailable
 from chaoskit.vocabulary import FAILED_CAUSES
 from faults import incidents
@@ -52,6 +53,10 @@ class OutOfMemory(Fault):
         return f"how='cgroup' only: {reason}" if reason else ""
 
     @property
+    def needs(self) -> tuple[type[Action], ...]:
+        return (CapProcessMemory,) if self.how == "cgroup" else ()
+
+    @property
     def leads_to(self) -> frozenset[str]:
         return FAILED_CAUSES  # before it kills, the kernel reclaims memory for a while, and may refuse a fork
 
@@ -59,8 +64,6 @@ class OutOfMemory(Fault):
         super().validate(nodes=nodes, steps=steps)
         if self.how not in HOWS:
             raise BadInput("how", self.how, f"use one of {', '.join(HOWS)}")
-        if self.how == "cgroup" and (reason := unavailable("memory")):
-            raise BadInput("how", self.how, f"use 'error' on this machine: {reason}")
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         if self.how == "error":

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.osprocess import start_ticks, tcp_troubles
 from chaoskit.substrate import abilities
-from chaoskit.substrate.actions import Applied
+from chaoskit.substrate.actions import Action, Applied
 from chaoskit.substrate.traffic import Block, Change, Way, between, towards
 from chaoskit.vocabulary import HUNG_CAUSES
 from faults import incidents
@@ -74,6 +74,10 @@ class NetworkFault(Fault):
     @classmethod
     def unavailable(cls) -> str:
         return abilities.unavailable(cls.makes)
+
+    @property
+    def needs(self) -> tuple[type[Action], ...]:
+        return (self.makes,)
 
     @property
     def from_outside(self) -> bool:

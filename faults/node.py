@@ -14,7 +14,7 @@ import msgspec
 
 from chaoskit import osprocess
 from chaoskit.errors import BadInput
-from chaoskit.substrate.actions import Applied, Freeze
+from chaoskit.substrate.actions import Action, Applied, Freeze
 from chaoskit.substrate.base import Process
 from chaoskit.substrate.cgroup import unavailable
 from chaoskit.vocabulary import EXITED, HUNG_CAUSES
@@ -163,6 +163,10 @@ class FreezeNode(NodeFault):
         return f"how='cgroup' only: {reason}" if reason else ""
 
     @property
+    def needs(self) -> tuple[type[Action], ...]:
+        return (Freeze,) if self.how == "cgroup" else ()
+
+    @property
     def leads_to(self) -> frozenset[str]:
         return super().leads_to | HUNG_CAUSES | {"stopped"}
 
@@ -170,8 +174,6 @@ class FreezeNode(NodeFault):
         super().validate(nodes=nodes, steps=steps)
         if self.how not in FREEZES:
             raise BadInput("how", self.how, f"use one of {', '.join(FREEZES)}")
-        if self.how == "cgroup" and (reason := unavailable("freezer")):
-            raise BadInput("how", self.how, f"use 'signal' on this machine: {reason}")
         require_seconds("thaw_after_s", self.thaw_after_s, above_0=True)
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from chaoskit import osprocess
 from chaoskit.errors import BadInput
+from chaoskit.substrate.actions import Action, CapProcessCpu
 from chaoskit.substrate.cgroup import Cgroup, throttle, unavailable
 from chaoskit.vocabulary import HUNG_CAUSES
 from faults import incidents
@@ -58,6 +59,10 @@ class Straggle(Fault):
         return f"how='quota' only: {reason}" if reason else ""
 
     @property
+    def needs(self) -> tuple[type[Action], ...]:
+        return (CapProcessCpu,) if self.how == "quota" else ()
+
+    @property
     def leads_to(self) -> frozenset[str]:
         return HUNG_CAUSES | {"slow"}
 
@@ -71,8 +76,6 @@ class Straggle(Fault):
             raise BadInput("cpu_fraction", self.cpu_fraction, "use a share of one CPU above 0, up to 1")
         if self.steps < 1:
             raise BadInput("steps", self.steps, "use 1 or more")
-        if self.how == "quota" and (reason := unavailable("cpu")):
-            raise BadInput("how", self.how, f"use 'sleep' or 'duty' on this machine: {reason}")
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         if self.how == "sleep":

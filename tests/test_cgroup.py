@@ -287,28 +287,35 @@ def test_the_place_of_a_process(controller: str, mounts: str, groups: str, place
     assert find_place(controller, mounts, groups) == place
 
 
-def test_a_machine_without_control_groups_says_so() -> None:
-    """In a mount namespace of its own, with no hierarchy left: two forms are refused before anything starts."""
+def test_a_machine_without_control_groups_says_so(tmp_path: Path) -> None:
+    """In a mount namespace of its own, with no hierarchy left: a plan with two forms can be made, and is refused before
+    anything starts."""
     code = (
+        "import sys\n"
         "from faults import OutOfMemory, Straggle\n"
+        "from chaoskit.experiment.harness import Harness\n"
         "from chaoskit.errors import BadInput\n"
         "from chaoskit.experiment.plan import plan_experiment\n"
         "for fault in (Straggle(rank=0, at_step=1, how='quota'), OutOfMemory(rank=0, at_step=1)):\n"
         "    print(type(fault).restricted())\n"
-        "    try: fault.validate(nodes=2, steps=4)\n"
-        "    except BadInput as error: print(error)\n"
+        "    plan = plan_experiment('gpt', steps=4, faults=[fault])\n"
+        "    with Harness('local', sys.argv[1]) as harness:\n"
+        "        try: harness.run_planned(plan)\n"
+        "        except BadInput as error: print(error)\n"
         "others = [Straggle(rank=0, at_step=1, how='duty'), OutOfMemory(rank=0, at_step=1, how='error')]\n"
         "plan_experiment('gpt', steps=4, faults=others)\n"
     )
     hide = 'umount -l /sys/fs/cgroup; if grep -q cgroup /proc/mounts; then exit 9; fi; exec "$0" "$@"'
-    ran = subprocess.run(
-        ["unshare", "-m", "sh", "-c", hide, sys.executable, "-c", code], capture_output=True, text=True, check=False
-    )
+    command = ["unshare", "-m", "sh", "-c", hide, sys.executable, "-c", code, str(tmp_path)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
     if "unshare" in ran.stderr or ran.returncode == 9:
         pytest.skip(f"no mount namespace here: {ran.stderr.strip()}")
     assert ran.returncode == 0, ran.stderr
     lines = ran.stdout.splitlines()
     assert lines[0] == "how='quota' only: no cgroup hierarchy with the cpu controller is mounted"
-    assert lines[1].startswith("how='quota': use 'sleep' or 'duty' on this machine: no cgroup hierarchy")
+    assert lines[1].endswith(
+        "leave it out, or use another form: no cgroup hierarchy with the cpu controller is mounted"
+    )
     assert lines[2] == "how='cgroup' only: no cgroup hierarchy with the memory controller is mounted"
-    assert lines[3].startswith("how='cgroup': use 'error' on this machine: no cgroup hierarchy")
+    assert "leave it out, or use another form: no cgroup hierarchy with the memory controller" in lines[3]
+    assert list(tmp_path.iterdir()) == []

@@ -13,11 +13,11 @@ from chaoskit.errors import BadInput
 from chaoskit.experiment.harness import Harness
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import plan_experiment
-from chaoskit.experiment.planfile import encode, load
+from chaoskit.experiment.planfile import encode, load, save
 from chaoskit.journal import read_journals
 from chaoskit.messages import Heartbeat
 from chaoskit.pytest_plugin import Chaos
-from chaoskit.substrate import choice
+from chaoskit.substrate import abilities, choice, commands
 from chaoskit.substrate.local import LocalSubstrate
 from chaoskit.suites.goals import all_took_effect
 from chaoskit.vocabulary import Event, Verdict
@@ -214,11 +214,8 @@ def test_what_makes_no_sense_is_refused(fault: Fault, field: str) -> None:
 @pytest.mark.parametrize(
     "kind", [kind for kind in CATALOGUE if kind.family == "network"], ids=lambda kind: kind.__name__
 )
-def test_a_substrate_that_cannot_do_it_refuses_it(
-    kind: type[Fault], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_substrate_that_cannot_do_it_refuses_it(kind: type[Fault], tmp_path: Path) -> None:
     """Before anything is started, on any machine."""
-    monkeypatch.setattr(kind, "unavailable", classmethod(lambda cls: ""))
     substrate = LocalSubstrate()
     harness = Harness(substrate, tmp_path)
     try:
@@ -231,8 +228,26 @@ def test_a_substrate_that_cannot_do_it_refuses_it(
         substrate.close()
 
 
-def test_a_plan_file_holds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Cut, "unavailable", classmethod(lambda cls: ""))
+def test_a_plan_is_read_where_it_cannot_be_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """On a machine without the tool that cuts a network; it is refused when it is to be run, with the reason."""
+    if reason := abilities.namespaces():
+        pytest.skip(reason)
+    find = commands.find
+    monkeypatch.setattr(commands, "find", lambda name: None if name == "nft" else find(name))
+    abilities.rules.cache_clear()
+    request.addfinalizer(abilities.rules.cache_clear)
+    save(plan_experiment(TROUBLED, nodes=2, steps=20, faults=[Cut(rank=1, at_step=2)]), tmp_path / "plan.json")
+    plan = load(tmp_path / "plan.json")
+    assert list(map(str, plan.faults)) == ["Cut(rank=1, at_step=2)"]
+    with Harness("netns", tmp_path / "runs") as harness:
+        with pytest.raises(BadInput, match="or use another form: nft not found: install the package nftables"):
+            harness.run_planned(plan)
+        assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_plan_file_holds_them(tmp_path: Path) -> None:
     faults = [Cut(rank=1, at_step=2, side=(2,), apart_from=(0, 3)), Cut(rank=1, at_step=2, apart_from="coordinator")]
     planned = plan_experiment(TROUBLED, nodes=4, steps=20, faults=faults)
     (tmp_path / "plan.json").write_bytes(encode(planned))

@@ -150,6 +150,8 @@ class Harness:
             if self._substrate.name not in fault.substrates:
                 able = " or ".join(fault.substrates)
                 raise BadInput("faults", str(fault), f"use the substrate {able}: {self._substrate.name} cannot do it")
+            if reason := next(filter(None, map(self._substrate.why_not, fault.needs)), ""):
+                raise BadInput("faults", str(fault), f"leave it out, or use another form: {reason}")
 
     def twin(self, experiment: Planned, watch: Watch | None = None) -> Twin | CommandTwin:
         """What the experiment would have done unbroken; run now if that is not known yet.

@@ -214,8 +214,6 @@ def _expand(faults: Sequence[Fault], config: RunConfig, steps: int | None) -> tu
     for fault in faults:
         fault.validate(nodes=config.nodes, steps=steps)
         fault.require(config)
-        if reason := fault.unavailable():
-            raise BadInput("faults", str(fault), f"leave it out on this machine: {reason}")
     if faults and not config.resume and all(fault.during is not None for fault in faults):  # to resume is a recovery
         raise BadInput("during", faults[0].during, "plan a fault that causes a recovery, too, at a step or a time")
     drawn = (fault.expand(config.nodes, Random(f"{config.seed}/{place}")) for place, fault in enumerate(faults))

@@ -10,7 +10,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-from chaoskit.substrate import commands
+from chaoskit.substrate import cgroup, commands
+from chaoskit.substrate.actions import CONTROLLERS, Action, BreakDisk
+from chaoskit.substrate.extensions import is_brought
 from chaoskit.substrate.traffic import Block, Change, Degrade, Narrow, nft_table
 
 _TOOLS = ("unshare", "nsenter")
@@ -107,6 +109,17 @@ def unavailable(kind: type[Change]) -> str:
     if kind is Degrade:
         return delays()
     return rates() if kind is Narrow else namespaces()
+
+
+def why_not(action: type[Action]) -> str:
+    """Why this machine cannot do an action of this kind to nodes that it has itself; "" if it can."""
+    if issubclass(action, Change):
+        return unavailable(action)
+    if action is BreakDisk:
+        return disks()
+    if action in CONTROLLERS:
+        return cgroup.unavailable(CONTROLLERS[action])
+    return "" if is_brought(action) else f"no backend that is installed here does {action.__name__}"
 
 
 def _inside(command: Sequence[str], package: str, script: str = "") -> str:

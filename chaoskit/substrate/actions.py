@@ -46,6 +46,14 @@ class CapWrites(Action, frozen=True):
     bytes_per_s: float
 
 
+class CapProcessCpu(Action, frozen=True):
+    """Leave one process a share of a CPU, in a control group of its own."""
+
+
+class CapProcessMemory(Action, frozen=True):
+    """Leave one process a little more memory than it uses, in a control group of its own."""
+
+
 class BreakDisk(Action, frozen=True):
     """Let something be wrong with a directory, as the node sees it. Shown: operations that were refused or held up.
 
@@ -54,6 +62,18 @@ class BreakDisk(Action, frozen=True):
 
     directory: Path
     trouble: Trouble
+
+
+#: The controller of the kernel that carries out each kind of action on a node.
+NODE_CONTROLLERS: dict[type[Action], str] = {
+    Freeze: "freezer",
+    CapCpu: "cpu",
+    CapMemory: "memory",
+    CapPids: "pids",
+    CapWrites: "io",
+}
+#: The same, with those on one process.
+CONTROLLERS: dict[type[Action], str] = NODE_CONTROLLERS | {CapProcessCpu: "cpu", CapProcessMemory: "memory"}
 
 
 class Applied(Protocol):

@@ -133,6 +133,9 @@ class Substrate(Protocol):
         where the harness of a run with faults listens to workers and checkpoint daemons; a production launch has none.
         """
 
+    def why_not(self, action: type[Action]) -> str:
+        """Why an action of this kind cannot be done to nodes from here; "" if it can. Tried, where that can be."""
+
     def bare(self, nodes: int, run_directory: Path, needs: Needs = NOTHING) -> BareCluster:
         """Nodes on which commands can be started, without coordinator and agents.
 

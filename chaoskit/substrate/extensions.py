@@ -8,11 +8,12 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from chaoskit.errors import HarnessError
-from chaoskit.substrate.actions import Backend
+from chaoskit.substrate.actions import Action, Backend
 from chaoskit.substrate.base import Process
 from chaoskit.substrate.undo import UndoLog
 
-#: Entry points of this group name what makes a backend of a :class:`BackendPlace`, or None where it has none there.
+#: Entry points of this group name what makes a backend of a :class:`BackendPlace`, or None where it has none there. Its
+#: attribute ``actions`` says which kinds of actions that does.
 BACKENDS = "chaoskit.backends"
 
 
@@ -31,6 +32,11 @@ class BackendPlace:
     undo: UndoLog
     processes: Callable[[str], list[Process]]
     run_directory: Path
+
+
+def is_brought(action: type[Action]) -> bool:
+    """Whether another distribution has a backend that names this kind of action."""
+    return any(action in getattr(entry.load(), "actions", ()) for entry in entry_points(group=BACKENDS))
 
 
 def brought_backends(place: BackendPlace) -> Iterator[Backend]:

@@ -8,20 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from chaoskit.errors import HarnessError
-from chaoskit.substrate.actions import Action, CapCpu, CapMemory, CapPids, CapWrites, Freeze
+from chaoskit.substrate.actions import NODE_CONTROLLERS, Action, CapCpu, CapMemory, CapPids, CapWrites, Freeze
 from chaoskit.substrate.base import Process
 from chaoskit.substrate.cgroup import Cgroup, home_of
 from chaoskit.substrate.device import device_of
 from chaoskit.substrate.undo import UndoLog
 
-#: The controller of the kernel that carries out each kind of action.
-CONTROLLERS: dict[type[Action], str] = {
-    Freeze: "freezer",
-    CapCpu: "cpu",
-    CapMemory: "memory",
-    CapPids: "pids",
-    CapWrites: "io",
-}
 _GATHER_S = 5.0
 _WINDOW_S = 0.25
 _USED_UP = 0.9  # share of a limit of writes that counts as all of it
@@ -108,12 +100,12 @@ class Holds:
         *,
         prefer: int | None = None,
     ) -> None:
-        self.actions = frozenset(CONTROLLERS)
+        self.actions = frozenset(NODE_CONTROLLERS)
         self._undo, self._processes, self._directory, self._prefer = undo, processes, directory, prefer
         self._groups: dict[str, dict[Path, tuple[Cgroup, list[Hold]]]] = {}
 
     def apply(self, node: str, action: Action) -> Hold:
-        controller = CONTROLLERS[type(action)]
+        controller = NODE_CONTROLLERS[type(action)]
         with _told(f"apply {type(action).__name__} to", node):
             match action:
                 case Freeze():
@@ -140,7 +132,7 @@ class Holds:
         device = device_of(self._directory)
         if device is None:
             raise HarnessError(f"{self._directory} lies on no disk whose writes could be limited: choose another one")
-        group = self._group(node, CONTROLLERS[CapWrites])
+        group = self._group(node, NODE_CONTROLLERS[CapWrites])
         group.limit_writes(device, round(bytes_per_s))
         seen = Saturation(bytes_per_s, group.written_bytes(device), time.monotonic())
 

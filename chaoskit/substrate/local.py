@@ -22,7 +22,8 @@ from chaoskit.errors import HarnessError, Refused
 from chaoskit.injection_line import InjectionDoor
 from chaoskit.messages import Message, ObserverHello, Welcome
 from chaoskit.osprocess import await_readable, is_ending, start_ticks
-from chaoskit.substrate.actions import Backend
+from chaoskit.substrate import abilities
+from chaoskit.substrate.actions import Action, Backend
 from chaoskit.substrate.bare import BareCluster
 from chaoskit.substrate.base import NOTHING, Needs, Process
 from chaoskit.substrate.disks import Disks
@@ -31,6 +32,7 @@ from chaoskit.substrate.holds import Holds
 from chaoskit.substrate.levers import Levers, identify, live_tree, signal_same
 from chaoskit.substrate.network import COORDINATOR, Loopback, Network
 from chaoskit.substrate.nursery import EndProcesses, StartAgent, StartCommand, StartCoordinator
+from chaoskit.substrate.traffic import Change
 from chaoskit.substrate.undo import EndEntry, UndoLog, sweep
 from chaoskit.substrate.warden import WardenSpec
 
@@ -138,6 +140,12 @@ class LocalSubstrate:
         yield Holds(self.undo, cluster.node, cluster.run_directory)
         yield Disks(self.undo, self._enter_mounts, cluster.first_pid)
         yield from brought_backends(BackendPlace(self.name, self.undo, cluster.node, cluster.run_directory))
+
+    def why_not(self, action: type[Action]) -> str:
+        """Why an action of this kind cannot be done to nodes from here; "" if it can."""
+        if issubclass(action, Change):
+            return f"nodes of the substrate {self.name} have no networks of their own"
+        return abilities.why_not(action)
 
     def start_agent(
         self, network: Network, node: str, token: str, run_directory: Path, injection: InjectionDoor | None

@@ -34,6 +34,10 @@ class NetnsSubstrate(LocalSubstrate):
             self._switch = Switch(self.undo, privileged=self._privileged)
         super().warm_up()
 
+    def why_not(self, action: type[Action]) -> str:
+        """Why an action of this kind cannot be done to nodes from here; "" if it can."""
+        return abilities.why_not(action)
+
     def _prefix(self) -> list[str]:
         """The nursery must be in the user namespace that owns the networks."""
         if self._privileged or self._switch is None:

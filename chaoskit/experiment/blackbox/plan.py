@@ -165,8 +165,6 @@ def _expand(faults: Sequence[Fault], nodes: int, ranks: int, seed: int) -> tuple
     for fault in faults:
         require_possible(fault)
         fault.validate(nodes=world, steps=None)
-        if reason := fault.unavailable():
-            raise BadInput("faults", str(fault), f"leave it out on this machine: {reason}")
     drawn = (fault.expand(ranks or nodes, Random(f"{seed}/{place}")) for place, fault in enumerate(faults))
     return tuple(single for group in drawn for single in group)
 
