@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from chaoskit.errors import HarnessError
 from chaoskit.messages import Message
 from chaoskit.osprocess import is_ending, kill_if_same, start_ticks
+from chaoskit.substrate.actions import Backend
 from chaoskit.substrate.base import Process
 from chaoskit.substrate.levers import Levers, live_tree, signal_same
 from chaoskit.substrate.network import Network
 from chaoskit.substrate.warden import LOOK, WardenSpec
 
-if TYPE_CHECKING:
-    from chaoskit.substrate.local import LocalSubstrate
-
 _FAREWELL_S = 3.0  # in which a warden ends what is below it
+
+
+class StartsCommands(Protocol):
+    """What starts commands on nodes, and ends them."""
+
+    def backends(self, cluster: Levers) -> Iterable[Backend]:
+        """What carries out actions on the nodes of a run, beside its network."""
+
+    def environment(self) -> Mapping[str, str]:
+        """What a command finds there, if nothing tells it more."""
+
+    def start_command(self, spec: WardenSpec, namespace: tuple[int, ...]) -> int:
+        """Start a node's command, in a network namespace if one is given. Gives the pid of its warden."""
+
+    def end(self, pids: list[int], patience_s: float) -> None:
+        """End these processes, and everything below them."""
 
 
 class BareCluster(Levers):
@@ -34,7 +48,7 @@ class BareCluster(Levers):
 
     def __init__(
         self,
-        substrate: LocalSubstrate,
+        substrate: StartsCommands,
         network: Network,
         nodes: tuple[str, ...],
         run_directory: Path,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from chaoskit.config import RunConfig
 from chaoskit.injection_line import InjectionDoor
@@ -12,9 +13,6 @@ from chaoskit.messages import Message
 from chaoskit.substrate.actions import Action, Applied
 from chaoskit.substrate.echo import EchoProbe
 from chaoskit.substrate.undo import UndoLog
-
-if TYPE_CHECKING:
-    from chaoskit.substrate.bare import BareCluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +93,37 @@ class Cluster(Protocol):
         """End every process of the cluster, and wait until they are gone."""
 
 
+class CommandCluster(Cluster, Protocol):
+    """Nodes on which commands are started, without coordinator and agents.
+
+    Attributes:
+        port: free on every node.
+        interface: the network interface of a node; "" for any.
+    """
+
+    port: int
+    interface: str
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """What a command finds on a node, if nothing tells it more."""
+
+    def host(self, node: str) -> str:
+        """The address of a node."""
+
+    def start(self, node: str, command: tuple[str, ...], environment: dict[str, str], directory: str) -> None:
+        """Run ``command`` on ``node``; what it prints goes to the node's log."""
+
+    def is_over(self, node: str) -> bool:
+        """Whether the command of ``node`` has ended, and with it all that it had started."""
+
+    def log(self, node: str) -> Path:
+        """What the command of ``node`` prints."""
+
+    def look_for_ranks(self, node: str) -> None:
+        """Have ``node`` write down now which processes have ranks; it does so by itself a bit later."""
+
+
 @dataclass(frozen=True, slots=True)
 class Needs:
     """Directories of this host that somebody must find on a node."""
@@ -136,7 +165,7 @@ class Substrate(Protocol):
     def why_not(self, action: type[Action]) -> str:
         """Why an action of this kind cannot be done to nodes from here; "" if it can. Tried, where that can be."""
 
-    def bare(self, nodes: int, run_directory: Path, needs: Needs = NOTHING) -> BareCluster:
+    def bare(self, nodes: int, run_directory: Path, needs: Needs = NOTHING) -> CommandCluster:
         """Nodes on which commands can be started, without coordinator and agents.
 
         ``needs``: directories of this host that the command must find there, besides Python's and the run's.

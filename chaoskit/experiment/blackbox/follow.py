@@ -20,7 +20,7 @@ from chaoskit.osprocess import DirectoryWatch, describe_status, ended_by, start_
 from chaoskit.rules.follow import LogFile
 from chaoskit.stacks.log import LogReader
 from chaoskit.stacks.ranks import Seat, seats
-from chaoskit.substrate.bare import BareCluster
+from chaoskit.substrate.base import CommandCluster
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event, RunEnd
 from faults.target import Exit, Target
@@ -63,7 +63,7 @@ class CommandFollower:
     def __init__(
         self,
         experiment: CommandExperiment,
-        cluster: BareCluster,
+        cluster: CommandCluster,
         directory: Path,
         journal: Journal,
         undo: UndoLog,

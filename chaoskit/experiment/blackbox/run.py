@@ -19,8 +19,7 @@ from chaoskit.journal import FileCoverage, Journal, Journals, Record, load_journ
 from chaoskit.osprocess import start_ticks
 from chaoskit.stacks.command import Place, arguments, environment
 from chaoskit.stacks.log import Line
-from chaoskit.substrate.bare import BareCluster
-from chaoskit.substrate.base import Needs, Substrate
+from chaoskit.substrate.base import CommandCluster, Needs, Substrate
 from chaoskit.vocabulary import Event, RunEnd
 from faults.target import Exit
 
@@ -207,7 +206,7 @@ def _needs(experiment: CommandExperiment) -> Needs:
     return Needs(tuple(path.parent for path in named if path.is_file()), (Path(experiment.working_directory),))
 
 
-def _start(experiment: CommandExperiment, cluster: BareCluster, state: Path) -> None:
+def _start(experiment: CommandExperiment, cluster: CommandCluster, state: Path) -> None:
     for number, node in enumerate(cluster.nodes):
         place = Place(
             node_rank=number,
