@@ -47,14 +47,18 @@ class InjectionLine:
         return False
 
     def receive(self) -> Any | None:
-        """The next message; None when the other end is gone. Raises BlockingIOError where there is none yet."""
+        """The next message; None when the other end is gone, or says what cannot be read.
+
+        Raises:
+            BlockingIOError: where there is none yet.
+        """
         try:
-            data = self._connection.recv(_MESSAGE_BYTES_MAX)
+            data, _, flags, _ = self._connection.recvmsg(_MESSAGE_BYTES_MAX)
+            return self._decoder.decode(data) if data and not flags & socket.MSG_TRUNC else None
         except BlockingIOError:
             raise
-        except OSError:
+        except (OSError, msgspec.MsgspecError):
             return None
-        return self._decoder.decode(data) if data else None
 
     def close(self) -> None:
         self._connection.close()

@@ -73,7 +73,7 @@ class Event(StrEnum):
     HOOK_STOPPED = (
         "hook_stopped"  # it stands where a fault is due, until that is in: fault, step, generation, rank, phase
     )
-    LEVER = "lever"  # an in-process fault acted: fault, detail
+    LEVER = "lever"  # an in-process fault acted: fault, effective, observed: as read back
     STATE = "state"  # step, generation, scalars, rates, tensors: path -> start, extent of the box, numbers (sketch.py)
     FINISHED = "finished"  # step, weights_digest, state_digest, cut_short_by, sources: path -> digest of the code
     FAILED = "failed"  # error, traceback

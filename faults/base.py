@@ -263,9 +263,14 @@ class Fault:
         drawn = sorted(chance.sample(range(nodes), DRAWN_ROLES[str(self.rank)](nodes)))
         return tuple(replace(self, rank=rank) for rank in drawn)
 
+    @property
+    def place_of_rank(self) -> tuple[int, str]:
+        """The rank that it strikes, or -1 and its role."""
+        return (-1, self.rank) if isinstance(self.rank, str) else (self.rank, "")
+
     def trigger(self, fault_id: str) -> Trigger | None:
         """Where a rank stops and waits; None if that cannot be said before the run."""
-        rank, role = (-1, self.rank) if isinstance(self.rank, str) else (self.rank, "")
+        rank, role = self.place_of_rank
         if self.at_step is not None:
             return Trigger(fault_id, rank, self.at_step, self.phase, role=role)
         if self.during in (None, "detection"):

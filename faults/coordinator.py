@@ -12,12 +12,13 @@ from typing import Any, ClassVar, Self
 
 from chaoskit import osprocess
 from chaoskit.substrate.base import Process
-from faults.base import Fault, found
+from faults.base import Fault
 from faults.evidence import CoordinatorProcess, Evidence, ProcessEnded
 from faults.processes import is_gone
 from faults.target import Target
 
 _ENDS_S = 0.05
+_LOOK_S = 0.01  # for the coordinator that takes over
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,9 @@ class KillCoordinator(Fault):
         target.unclaim()  # the rank itself comes to no harm
         killed = self._kill(target)
         target.release()
-        killed = killed or found(await target.seen(lambda: self._kill(target)))
+        while killed is None:
+            await target.sleep(_LOOK_S)
+            killed = self._kill(target)
         await target.seen(
             lambda: is_gone(killed) and not target.job_ended
         )  # when the job is over every coordinator goes

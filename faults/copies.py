@@ -17,7 +17,7 @@ from faults.target import Target
 
 TIERS = ("memory", "peer", "both")
 WAYS = ("bit", "page", "index", "seal")
-_AGAIN_S = 0.05  # copies may still be on their way, or an order be lost with a coordinator
+_AGAIN_S = 0.05  # copies may still be on their way
 _PATIENCE_S = 10.0
 
 _SHARDED = 'chaos.run("fsdp", nodes=4, steps=40, options={{"size": "tiny"}}, faults=[{fault}])'

@@ -89,7 +89,6 @@ class DiskFault(Fault):
             directory = Path(target.config.disk.target)
         target.struck_nodes = {target.node}
         with target.applied(BreakDisk(directory, self.trouble)) as broken:
-            target.lasts()  # it strikes whoever is started there meanwhile, too
             target.release()
 
             def look() -> Counted | None:

@@ -210,18 +210,3 @@ class WorldFormed(Evidence, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return self.seen
-
-
-AnyEvidence = (
-    ProcessEnded
-    | NodeGone
-    | ProcessStopped
-    | NodeFrozen
-    | ThreadStuck
-    | Counted
-    | ReadBack
-    | RoundTrip
-    | LossReported
-    | AgentHeard
-    | WorldFormed
-)

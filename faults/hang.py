@@ -24,7 +24,7 @@ HOWS = ("stop", "gil", "spin")
 _LISTENING = "ck-inject"  # name of the thread that answers
 _ASK_S = 0.01
 _QUESTIONS = 3
-_SILENT_S = 0.06  # a healthy control thread answers within a few milliseconds
+_SILENT_S = 0.06  # a healthy listening thread answers within a few milliseconds
 _TRIES = 10  # context switches; who waits for the interpreter lock tries every 0.5 ms
 _SPINNING_TICKS = 4  # clock ticks (10 ms each) of CPU time without any progress
 
@@ -44,7 +44,7 @@ class Hang(Fault):
     is_felt: ClassVar[bool] = True
     effect: ClassVar[str] = "one rank stops making progress; nothing tells the others"
     evidence: ClassVar[str] = (
-        "the kernel reports it stopped; or its training thread sleeps while its control thread wants the interpreter "
+        "the kernel reports it stopped; or its training thread sleeps while its listening thread wants the interpreter "
         "lock in vain; or it burns CPU without progress"
     )
     stands_for: ClassVar[str] = "hangs without an error"
@@ -112,7 +112,7 @@ async def _silent(target: Target) -> ThreadStuck:
             watch = _Watch(now_s, still, tries, first)
         if len(watch.asked) < _QUESTIONS and now_s - watch.since_s >= len(watch.asked) * _ASK_S:
             number = watch.first + len(watch.asked)
-            if target.ask_thread(number):  # else its coordinator is gone, and nothing carries the question
+            if target.ask_thread(number):  # else its line is gone, and nothing carries the question
                 watch.asked.append(number)
         silent_s, woken = now_s - watch.since_s, tries - watch.tries
         if len(watch.asked) < _QUESTIONS or silent_s < _SILENT_S or woken < _TRIES:
@@ -131,17 +131,17 @@ async def _silent(target: Target) -> ThreadStuck:
 
 @dataclass
 class _Watch:
-    """Since when the training thread has not moved, and what was asked of the control thread since."""
+    """Since when the training thread has not moved, and what was asked of the listening thread since."""
 
     since_s: float
     still: tuple[int, int]  # the training thread's context switches and clock ticks of CPU time
-    tries: int  # the control thread's context switches at the beginning
+    tries: int  # the listening thread's context switches at the beginning
     first: int  # number of the first question
     asked: list[int] = field(default_factory=list)
 
 
 def _look(target: Target) -> tuple[tuple[int, int], int] | None:
-    """What the kernel counts for the training thread and for the control thread; None unless the first one sleeps."""
+    """What the kernel counts for the training thread and for the listening thread; None unless the first one sleeps."""
     control = next((tid for tid, name in osprocess.threads(target.pid).items() if name == _LISTENING), None)
     if control is None or osprocess.thread_state(target.pid, target.tid) != "S":
         return None

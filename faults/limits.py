@@ -60,7 +60,6 @@ class NodeLimit(NodeFault):
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         with target.applied(self.action) as limit:
-            target.lasts()  # whoever is started under the limit may be lost to it
             self.release(target)
 
             def look() -> Counted | None:

@@ -38,7 +38,7 @@ class LinkDown(NetworkFault):
         return ((0.0, self.heal_after_s),)
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
-        self.strike(target)
+        self.aim(target)
         place = (COORDINATOR, target.node)
         answered = target.cluster.round_trips_ms(*place, _ECHOES, _ECHO_S)  # while it is up, for comparison
         with contextlib.ExitStack() as asked:

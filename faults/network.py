@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal
@@ -122,7 +122,7 @@ class NetworkFault(Fault):
             return between(near, far)
         return towards(near, far) if self.direction == "out" else towards(far, near)
 
-    def strike(self, target: Target) -> tuple[Way, ...]:
+    def aim(self, target: Target) -> tuple[Way, ...]:
         """Return the ways that are struck. What may be lost by it are the target's struck nodes from now on."""
         ways = self.ways(target)
         stations = {station for way in ways for station in way}
@@ -133,7 +133,7 @@ class NetworkFault(Fault):
 
     async def while_in_force(
         self, target: Target, change: Change, look: Callable[[Applied], Evidence | None], after_s: float = 0.0
-    ) -> AsyncIterator[Evidence]:
+    ) -> AsyncGenerator[Evidence]:
         """Change the network until it heals, and wait for evidence of it.
 
         Args:
@@ -203,7 +203,7 @@ class LossyNetwork(NetworkFault):
         raise NotImplementedError
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
-        ways = self.strike(target)
+        ways = self.aim(target)
         stations = {station for way in ways for station in way}
         watched = [target.cluster.first_pid(node) for node in stations - {COORDINATOR}]
         if COORDINATOR in stations:
@@ -221,8 +221,9 @@ class LossyNetwork(NetworkFault):
             path = NetworkPath(tuple(sorted(stations)))
             return Counted(subject=path, source="TCP of the nodes", count=packets, seen=told) if packets else None
 
-        async for seen in self.while_in_force(target, self.change(target, ways), look, _AFTER_S):
-            yield seen
+        async with contextlib.aclosing(self.while_in_force(target, self.change(target, ways), look, _AFTER_S)) as story:
+            async for seen in story:
+                yield seen
 
 
 def _lease_s(target: Target) -> float:

@@ -26,6 +26,7 @@ from faults.processes import all_gone, continued_afterwards, gone, is_gone, look
 from faults.target import Target
 
 FREEZES = ("signal", "cgroup")
+_ENDS_S = 1.0  # within which what an agent had started ends with it
 _STILL_S = 0.05  # an agent runs some hundred times a second
 
 
@@ -62,6 +63,8 @@ class KillAgent(NodeFault):
         if agent.pid != target.cluster.first_pid(target.node):  # it ends already: what is listed first is its child
             raise ProcessLookupError(f"the agent of {target.node} is gone")
         target.cluster.signal_process(agent, signal.SIGKILL)
+        # the rank stands until it has ended with its agent: else it would take part in the step for a moment
+        await target.seen(lambda: gone(processes, target.node), limit_s=_ENDS_S)
         target.release()
         yield await all_gone(target, processes)
 
@@ -187,6 +190,10 @@ class FreezeNode(NodeFault):
             else:
                 held.enter_context(continued_afterwards(target, processes))
                 signal_all(target, processes, signal.SIGSTOP)  # the agent first: it must not report the others
+                while new := self._started_meanwhile(target, processes):
+                    held.enter_context(continued_afterwards(target, new))
+                    signal_all(target, new, signal.SIGSTOP)
+                    processes += new
                 look = partial(_all_stopped, target, processes)
             # a harness that was busy for so long must not thaw it unseen; where one is gone it is never seen
             seen = await target.seen(lambda: look() or any(map(is_gone, processes)))
@@ -194,6 +201,11 @@ class FreezeNode(NodeFault):
                 yield seen
             await target.sleep(self.thaw_after_s - target.seconds_since)
         target.lifted()
+
+    def _started_meanwhile(self, target: Target, known: Sequence[Process]) -> list[Process]:
+        """Processes of the node that were started while those before were stopped."""
+        pids = {process.pid for process in known}
+        return [process for process in target.cluster.node(target.node) if process.pid not in pids]
 
 
 def _all_stopped(target: Target, processes: Sequence[Process]) -> NodeFrozen | None:

@@ -59,8 +59,8 @@ def gone(processes: Sequence[Process], node: str) -> NodeGone | None:
 
 
 async def all_gone(target: Target, processes: Sequence[Process]) -> NodeGone:
-    """Wait until none of these processes of the target's node is left."""
-    evidence = await target.seen(lambda: gone(processes, target.node))
+    """Wait until none of these processes of the target's node is left, and the job did not end by itself before."""
+    evidence = await target.seen(lambda: None if target.ended_well else gone(processes, target.node))
     assert evidence is not None
     return evidence
 

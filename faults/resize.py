@@ -139,7 +139,6 @@ class TakeSpot(NodeFault):
         grace_s: how long before. Clouds give 30 s to 2 minutes.
     """
 
-    rank: int | str
     grace_s: float = 2.0
 
     family: ClassVar[str] = "elastic"
@@ -214,7 +213,7 @@ class Demand(ResizeFault):
         if not answer.nodes:
             return
         await target.heard(lambda: all(map(world.is_without, answer.nodes)))
-        told = f"{', '.join(answer.nodes)} left for another job, within {self.grace_s:g} s"
+        told = f"{', '.join(answer.nodes)} left for another job, {target.seconds_since:.1f} s after it had asked"
         yield WorldFormed(subject=SizeRequest(target.fault_id), source="the ranks", size=world.size, seen=told)
         await target.sleep(self.return_after_s)
         target.lifted()

@@ -58,7 +58,7 @@ class Delay(BadNetwork):
             raise BadInput("jitter_ms", self.jitter_ms, f"use 0 to delay_ms={self.delay_ms:g}")
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
-        ways = self.strike(target)
+        ways = self.aim(target)
         place = ways[0]
         measure = partial(target.cluster.round_trips_ms, *place, _ECHOES)
         before_ms = max(measure(_HEALTHY_S) or measure(_ECHO_S), default=None)
@@ -85,8 +85,9 @@ class Delay(BadNetwork):
                 echo = "an echo of the kernel"
                 return RoundTrip(subject=path, source=echo, before_ms=before_ms, after_ms=late_ms, seen=told)
 
-            async for seen in self.while_in_force(target, change, look):
-                yield seen
+            async with contextlib.aclosing(self.while_in_force(target, change, look)) as story:
+                async for seen in story:
+                    yield seen
 
     def _late_ms(self, probe: EchoProbe, before_ms: float, least: int) -> float:
         """What all echoes take at least, if that is longer by the delay than any took before; 0 if not.
@@ -148,7 +149,7 @@ class Bandwidth(BadNetwork):
             raise BadInput("bits_per_s", self.bits_per_s, "use a number of bits a second above 0")
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
-        ways = self.strike(target)
+        ways = self.aim(target)
         near = tuple(self.near(target))
         change = Narrow(bits_per_s=self.bits_per_s, **({"ways": ways} if self.per_peer else {"stations": near}))
 
@@ -158,8 +159,9 @@ class Bandwidth(BadNetwork):
             path = NetworkPath(tuple(sorted({station for way in ways for station in way})))
             return Counted(subject=path, source="the kernel's queue", count=packets, seen=told) if packets else None
 
-        async for seen in self.while_in_force(target, change, look):
-            yield seen
+        async with contextlib.aclosing(self.while_in_force(target, change, look)) as story:
+            async for seen in story:
+                yield seen
 
 
 def require_share(field: str, value: float) -> None:

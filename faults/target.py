@@ -81,7 +81,8 @@ class Target:
         released: workers that stood at its trigger, and were let go on.
         exit: how its parent saw it end; of a job's rank known after the run, of a command's process at once.
         gone_ns: when it was seen to be gone before another fault struck; 0: it was not.
-        job_ended: whether the job is over: what ends then is no evidence.
+        job_ended: whether the job is over.
+        ended_well: whether it, or the command of the node, ended by itself: then what is gone is no evidence.
         left_behind: what could not be put back.
         config: of the run; None of a command.
         channel: to workers and checkpoint daemons; None of a command.
@@ -121,13 +122,14 @@ class Target:
     exited_ns: int = 0
     gone_ns: int = 0
     job_ended: bool = False
+    ended_well: bool = False
     left_behind: list[str] = field(default_factory=list)
     last_word: Callable[[], Evidence | None] | None = None
     #: Called when a worker was claimed, or the fault has ended.
     on_note: Callable[[], None] = lambda: None
     _waiters: set[asyncio.Future[None]] = field(default_factory=set)
     _inboxes: list[Inbox] = field(default_factory=list)
-    _lasts: bool = False
+    _lasts: int = 0
     _over: bool = False
 
     # -- what it may do -------------------------------------------------------------------------------------------
@@ -181,14 +183,9 @@ class Target:
         """Take that back: the worker comes to no harm, or ended by itself before the act."""
         self.claims.pop(worker or self.worker, None)
 
-    def lasts(self) -> None:
-        """Say that the fault acts until it is lifted: it may strike whatever is started meanwhile."""
-        self._lasts = True
-
     def lifted(self) -> None:
         """Say that the fault has ended while the run goes on."""
         self.acted_ns = self.lifted_ns = time.monotonic_ns()
-        self._lasts = False
         self.on_note()
 
     def acts(self) -> None:
@@ -201,10 +198,16 @@ class Target:
 
     @contextlib.contextmanager
     def holding(self, applied: Applied) -> Iterator[Applied]:
-        """Lift what was applied when a ``with`` is left, and note it where something of it is left."""
+        """Lift what was applied when a ``with`` is left, and note it where something of it is left.
+
+        Until then the fault acts: it may strike whatever is started meanwhile, too.
+        """
+        self._lasts += 1
         try:
             yield applied
         finally:
+            self._lasts -= 1
+            self.acts()
             try:
                 if not applied.lift():
                     self.left_behind.append(f"what lay on {self.node}")
@@ -290,10 +293,12 @@ class Target:
         return self.exit
 
     async def read_back(self) -> ReadBack:
-        """Wait until a worker has read back that what it was ordered to do took effect."""
-        report = await self.heard(lambda: next((one for one in self.reports if one.effective), None))
+        """Wait until the worker has read back that what it was ordered to do took effect."""
+        report = await self.heard(
+            lambda: next((one for one in self.reports if one.effective and one.worker == self.worker), None)
+        )
         assert report is not None
-        return ReadBack(subject=self.process, source=report.worker or report.node, value=report.observed)
+        return ReadBack(subject=self.process, source=report.worker, value=report.observed)
 
     async def _change(self, limit_s: float) -> None:
         """Wait for the next message, or so long."""
@@ -329,15 +334,15 @@ class Target:
                 self.pongs.add(number)
             case Heartbeat(node, beats) if node == self.node:
                 self.beat = next((beat for beat in beats if beat.worker == self.worker), self.beat)
-            case EndJob():
-                self.job_ended = True
+            case EndJob(ok):
+                self.job_ended, self.ended_well = True, ok
         if not isinstance(message, HookReached):
             for inbox in self._inboxes:
                 inbox.take(message)
         self.wake()
 
-    def takes_hook(self, hook: HookReached) -> bool:
-        """Whether the fault itself answers another worker that stands at its trigger."""
+    def offer_hook(self, hook: HookReached) -> bool:
+        """Tell the fault of another worker that stands at its trigger. Whether the fault itself answers it."""
         taken = any(inbox.take(hook) for inbox in self._inboxes)
         self.wake()
         return taken

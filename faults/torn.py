@@ -19,7 +19,6 @@ from faults.processes import all_gone, look_up, signal_all
 from faults.target import Target
 
 _ARMED_S = 5.0  # a node that does not answer so long is not waited for
-_TOLD_AGAIN_S = 0.5  # an order may be lost with a coordinator
 #: Reached by every node that stores; the others of the disk and the remote tier by the node of rank 0 alone.
 _BY_ALL = ("write", "sync")
 
@@ -104,10 +103,7 @@ class TornWrite(NodeFault):
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         target.order(target.node, "break", place=self.boundary)
-        while (
-            not await target.heard(lambda: target.reports, within_s=_TOLD_AGAIN_S) and target.seconds_since < _ARMED_S
-        ):
-            target.order(target.node, "break", place=self.boundary)
+        await target.heard(lambda: target.reports, within_s=_ARMED_S)
         target.act("break", place=self.boundary)  # the node has its breakpoint: the rank goes on, with one of its own
         await target.heard(lambda: any(report.effective for report in target.reports))
         stood = next(report for report in target.reports if report.effective)

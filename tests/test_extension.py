@@ -72,8 +72,8 @@ def test_it_is_listed(environment: dict[str, str]) -> None:
     names = [one["name"] for one in json.loads(listed.stdout)["faults"]]
     assert names.count("ReniceNode") == 1
     shown = ended(environment, "-m", "chaoskit", "faults", "renicenode").stdout
-    assert "the processes of one node get the CPU last" in shown
-    assert "niceness of each process, read back" in shown
+    assert "the main threads of one node get the CPU last" in shown
+    assert "niceness of each main thread, read back" in shown
     unknown = ended(dict(os.environ), "-m", "chaoskit", "faults", "ReniceNode")
     assert unknown.returncode == 2, "it is not installed there"
 

@@ -30,21 +30,24 @@ from chaoskit.experiment.run import RawRun
 from chaoskit.journal import Journal, Record, read_events, read_journals
 from chaoskit.messages import (
     Arm,
+    Beat,
     EndJob,
     Endpoint,
+    Heartbeat,
     HookReached,
     Member,
     Message,
     Plan,
     Release,
+    Trigger,
     WorkerLost,
     WorkerReady,
 )
 from chaoskit.substrate.local import LocalCluster, LocalSubstrate
 from chaoskit.substrate.network import Loopback
 from chaoskit.substrate.undo import UndoLog
-from chaoskit.vocabulary import Event, RunEnd, Verdict
-from faults import Fault, Flap, Kill
+from chaoskit.vocabulary import Event, Phase, RunEnd, Verdict
+from faults import Fault, Flap, Kill, NaN
 from faults.evidence import Evidence, ReadBack
 from faults.target import Target
 
@@ -60,6 +63,7 @@ class Script:
         self._messages = messages
         self._readable = os.eventfd(1, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.released: list[str] = []
+        self.armed: list[tuple[str, Trigger]] = []
         self._hear: Callable[[HookReached], None] = lambda hook: None
 
     def fileno(self) -> int:
@@ -81,6 +85,8 @@ class Script:
     def tell(self, node: str, order: Arm | Release, worker: str) -> bool:
         if isinstance(order, Release):
             self.released.append(worker)
+        else:
+            self.armed += [(worker, trigger) for trigger in order.triggers]
         return True
 
     def signal(self, pid: int, signum: int) -> None:
@@ -159,7 +165,7 @@ def followed(
 ) -> tuple[JobFollower, Any]:
     """Follow a run to its end, and close it with the records that journals are to have by then."""
     cluster: Any = kind([*messages, END])
-    experiment = plan_experiment("gpt", nodes=2, steps=9, faults=faults)
+    experiment = plan_experiment("gpt", nodes=len(Script.nodes), steps=9, faults=faults)
     with (
         closing(cluster),
         closing(Journal(tmp_path, "harness")) as journal,
@@ -440,6 +446,15 @@ def test_who_is_struck_after_the_end_of_the_job_proves_nothing(
     assert missed == ([("fault0", "the job had ended")] if late else [])
     confirmed = RunTrace(run, History(records), []).confirmed("Kill")
     assert [one.fault_id for one in confirmed] == ([] if late else ["fault0"])
+
+
+def test_a_worker_is_armed_for_its_rank(tmp_path: Path, processes: list[subprocess.Popen[bytes]]) -> None:
+    """In a smaller world it may have another one: then it must not stop for the fault of this one."""
+    pids = [process.pid for process in processes]
+    first = Heartbeat("node0", (Beat("node0.1", 1, 0, 1, Phase.FORWARD, 0.0, 0.0, 1, 0.0),))
+    fault = NaN(rank=2, after_s=0.0, parameter="w")
+    _, cluster = followed(tmp_path, [fault], [plan(1, *pids), first], Quiet)
+    assert cluster.armed == [("node2.1", Trigger("fault0", 2, -1, "forward"))]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,17 +18,29 @@ from support.examples import examples
 from support.injecting import target_of
 
 from chaoskit.errors import HarnessError
+from chaoskit.experiment.fault_audit import audit
+from chaoskit.experiment.injected import injections
 from chaoskit.experiment.injection import Injection
 from chaoskit.experiment.injector import Injector
 from chaoskit.journal import Journal, Record
 from chaoskit.journal.lines import unseal
 from chaoskit.messages import Beat, Heartbeat, HookReached, InjectionOrder, Release, Trigger
 from chaoskit.osprocess import start_ticks
+from chaoskit.substrate.actions import Counted
 from chaoskit.substrate.undo import UndoLog
-from chaoskit.vocabulary import Event, Phase
+from chaoskit.vocabulary import Event, Phase, Verdict
 from faults import Kill
 from faults.base import Fault
-from faults.evidence import Evidence, RankProcess, ReadBack
+from faults.evidence import (
+    CoordinatorProcess,
+    Evidence,
+    NetworkPath,
+    RankProcess,
+    ReadBack,
+    SizeRequest,
+    Subject,
+    WholeNode,
+)
 from faults.target import Target
 
 # -- states -------------------------------------------------------------------------------------------------------
@@ -334,6 +347,63 @@ def test_a_fault_that_fails_ends_the_run(run: Run, is_shown: bool) -> None:
     assert run.lines.released == ["node0.w0"]
 
 
+def test_a_rank_that_a_fault_forgets_goes_on(run: Run) -> None:
+    """The fault is over and has not let it go: it would stand until the deadline."""
+
+    async def forgetful(target: Target) -> AsyncIterator[Evidence]:
+        yield proof(target)
+
+    async def careful(target: Target) -> AsyncIterator[Evidence]:
+        target.release()
+        yield proof(target)
+
+    run.strike(forgetful, careful)
+    assert sorted(run.lines.released) == ["node0.w0", "node1.w0"]
+
+
+def test_others_are_put_back_when_a_fault_fails(run: Run) -> None:
+    """Also where the run is ended for it."""
+
+    async def failing(target: Target) -> AsyncIterator[Evidence]:
+        yield proof(target)
+        raise PermissionError("not allowed")
+
+    run.strike(failing, lasting)
+    run.end()
+    run.undo()
+    assert [(record["fault"], record["ok"]) for record in run.records(Event.UNDONE)] == [
+        ("fault0", True),
+        ("fault1", True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("subject", "is_about_it"),
+    [
+        (RankProcess("node1.w0", 1, 7), True),
+        (RankProcess("node1.w0", 1, 8), False),
+        (RankProcess("node2.w0", 2, 7), False),
+        (WholeNode("node1"), True),
+        (WholeNode("node2"), False),
+        (NetworkPath(("coordinator", "node1")), True),
+        (NetworkPath(("node2", "node3")), False),
+        (CoordinatorProcess(7), False),
+        (SizeRequest("fault0"), True),
+        (SizeRequest("fault1"), False),
+    ],
+    ids=str,
+)
+def test_evidence_about_something_else_is_an_error_of_the_harness(subject: Subject, is_about_it: bool) -> None:
+    place = {"worker": "node1.w0", "rank": 1, "node": "node1", "pid": 7, "step": 8, "phase": "forward", "waiting": ""}
+    injected = {"fault": "fault0", "nodes": [], "done_ns": 11, **place}
+    evidence = {"subject": msgspec.to_builtins(subject)}
+    seen = {"fault": "fault0", "observed": "pid 7 is gone", "evidence": evidence}
+    records = [Record(10, "harness", Event.INJECTED, injected), Record(12, "harness", Event.EVIDENCE, seen)]
+    checks = audit(injections([KILL], records), records)
+    told = [check for check in checks if "its evidence is not about what it struck" in check.detail]
+    assert [check.verdict for check in told] == ([] if is_about_it else [Verdict.ERROR])
+
+
 # -- the end ------------------------------------------------------------------------------------------------------
 
 
@@ -411,12 +481,10 @@ def test_a_fault_that_lasts_acts_until_it_is_lifted(run: Run) -> None:
     """Or until the end: what is started meanwhile may be struck by it."""
 
     async def story(target: Target) -> AsyncIterator[Evidence]:
-        target.lasts()
-        yield proof(target)
-        if target.rank == 0:
-            await target.heard(lambda: run.log.count("lift"))
-            target.lifted()
-        await target.until_end()
+        with target.holding(Counted(lambda: 1, lambda: 1)):
+            yield proof(target)
+            await target.heard(lambda: target.rank == 0 and run.log.count("lift"))
+        target.lifted()
 
     run.strike(story, story)
     run.log.append("lift")

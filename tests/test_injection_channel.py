@@ -75,3 +75,25 @@ def test_a_line_without_the_token_is_not_heard(tmp_path: Path) -> None:
         assert early.recv(100) == b""
         early.close()
     assert heard == []
+
+
+def test_a_plan_of_a_thousand_triggers_arrives_whole(tmp_path: Path) -> None:
+    """In several messages, of which the last one says that it is."""
+    planned = tuple(Trigger(f"fault{number}", 1, number, "reduce") for number in range(1000))
+    with asyncio.Runner() as runner, contextlib.closing(InjectionChannel(tmp_path, planned)) as opened:
+
+        async def armed() -> list[Arm]:
+            opened.open(lambda report: None)
+            line = dial(opened.door, "node1", "node1.0")
+            assert line is not None
+            found: list[Arm] = []
+            while not found or found[-1].more:
+                await asyncio.sleep(0.001)
+                while await_readable([line.fileno()], 0.0):
+                    found.append(line.receive())
+            line.close()
+            return found
+
+        parts = runner.run(armed())
+    assert [trigger for part in parts for trigger in part.triggers] == [*planned]
+    assert len(parts) > 1

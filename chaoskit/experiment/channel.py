@@ -10,13 +10,12 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
 from chaoskit.injection_line import InjectionDoor, InjectionLine
 from chaoskit.messages import Arm, InjectionHello, InjectionOrder, InjectionReport, Trigger
 from chaoskit.osprocess import socket_name
 
 _WAITING_MAX = 1024  # that connect while the harness starts the run
+_TRIGGERS_MAX = 200  # in one message
 NAME = "injection"
 
 
@@ -96,8 +95,6 @@ class InjectionChannel:
             self._hang_up(line)
         except BlockingIOError:
             pass
-        except msgspec.DecodeError:
-            self._hang_up(line)
 
     def _greet(self, line: InjectionLine, hello: InjectionHello) -> None:
         if not hmac.compare_digest(hello.token, self.door.token):
@@ -105,7 +102,9 @@ class InjectionChannel:
             return
         self._lines[hello.node, hello.worker] = line
         if hello.worker:
-            line.send(Arm((*self._triggers, *self._armed.get(hello.node, ()))))
+            wanted = (*self._triggers, *self._armed.get(hello.node, ()))
+            for begin in range(0, len(wanted) or 1, _TRIGGERS_MAX):
+                line.send(Arm(wanted[begin : begin + _TRIGGERS_MAX], more=begin + _TRIGGERS_MAX < len(wanted)))
 
     def _hang_up(self, line: InjectionLine) -> None:
         if line not in self._open:

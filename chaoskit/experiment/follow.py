@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -68,7 +69,11 @@ class JobFollower:
         when_silent: WhenSilent | None = None,
     ) -> None:
         self._cluster, self._undo, self._watch, self._store = cluster, undo, watch, store
-        self._channel, self._standing = channel, list[HookReached]()  # ranks that stand, and are not looked at yet
+        self._channel, self._reports = (
+            channel,
+            deque[InjectionReport](),
+        )  # of ranks and checkpoint daemons, not heard yet
+        self._standing: list[HookReached] = []  # ranks that stand, and are not looked at yet
         self._requests, self._when_silent = requests or Requests(), when_silent
         self._config = experiment.config
         self._roster = Roster()
@@ -101,7 +106,7 @@ class JobFollower:
         loop = asyncio.get_running_loop()
         self._requests.on_new = partial(_wake, loop, self._woken)
         if self._channel is not None:
-            self._channel.open(self._hear_rank)
+            self._channel.open(self._take_report)
         limit = asyncio.timeout_at(None if deadline_s == math.inf else deadline_s)
         try:
             async with limit:
@@ -131,7 +136,9 @@ class JobFollower:
                 self._hear(message)
             if isinstance(message, EndJob):
                 await self._injector.end()
+                self._injector.check()
                 return message
+            self._hear_reports()
             self._strike_due()
             await asyncio.sleep(0)  # what is due acts, and what waits for this message goes on
 
@@ -139,7 +146,7 @@ class JobFollower:
         """The next message; None where something else is to be done first."""
         if not self._woken.is_set() and (message := self._cluster.receive(0.0)) is not None:
             return message
-        is_silent = not await self._is_woken()
+        is_silent = not await self._wait_for_news()
         self._woken.clear()
         if is_silent and self._when_silent is not None:
             if (message := self._cluster.receive(0.0)) is not None:
@@ -147,7 +154,7 @@ class JobFollower:
             self._when_silent(self._cluster)
         return None
 
-    async def _is_woken(self) -> bool:
+    async def _wait_for_news(self) -> bool:
         """Wait for a message, or for the time at which something is due; False if neither came for a while."""
         loop, descriptor, now_s = asyncio.get_running_loop(), self._cluster.fileno(), time.monotonic()
         timer = None if self._wakes_s == math.inf else loop.call_later(self._wakes_s - now_s, self._woken.set)
@@ -200,14 +207,19 @@ class JobFollower:
 
     # -- the moment -----------------------------------------------------------------------------------------------
 
-    def _hear_rank(self, report: InjectionReport) -> None:
-        """What a worker, or the checkpoint daemon of a node, says itself."""
-        self._watch(report)
-        if isinstance(report, HookReached):
-            self._standing.append(report)
-            self._woken.set()
-        else:
-            self._injector.deliver(report)
+    def _take_report(self, report: InjectionReport) -> None:
+        self._reports.append(report)
+        self._woken.set()
+
+    def _hear_reports(self) -> None:
+        """What workers, and checkpoint daemons of nodes, say themselves."""
+        while self._reports:
+            report = self._reports.popleft()
+            self._watch(report)
+            if isinstance(report, HookReached):
+                self._standing.append(report)
+            else:
+                self._injector.deliver(report)
 
     def _look_at_standing(self) -> None:
         """Workers that stand at a trigger, as soon as the coordinator has told which ranks they have."""
@@ -215,7 +227,7 @@ class JobFollower:
         for hook in standing:
             injection = next(one for one in self.injections if one.fault_id == hook.fault)
             if injection.is_struck:
-                if injection.target is None or not injection.target.takes_hook(hook):
+                if injection.target is None or not injection.target.offer_hook(hook):
                     self._let_go(hook)  # whoever came after the one that was struck
             elif hook.generation > self._roster.generation:
                 self._standing.append(hook)
@@ -304,7 +316,8 @@ class JobFollower:
         holder = self._roster.holder(injection.fault.rank)
         if holder is not None and holder.worker != injection.armed:
             injection.armed = holder.worker
-            trigger = Trigger(injection.fault_id, -1, -1, injection.fault.phase)
+            rank, role = injection.fault.place_of_rank
+            trigger = Trigger(injection.fault_id, rank, -1, injection.fault.phase, role=role)
             assert self._channel is not None
             self._channel.tell(holder.node, Arm((trigger,)), holder.worker)
 

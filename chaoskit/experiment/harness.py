@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from chaoskit.errors import BadInput
 from chaoskit.experiment.blackbox import twin as command_twin
@@ -33,6 +35,8 @@ from chaoskit.substrate import choice
 from chaoskit.substrate.base import Substrate
 from chaoskit.substrate.undo import Undo, UndoLog, temporary_directory
 from faults.base import Fault
+
+Ran = TypeVar("Ran")
 
 
 class Harness:
@@ -187,11 +191,13 @@ class Harness:
 
     def _execute(self, experiment: Experiment, watch: Watch | None, port: int, twin_id: str = "") -> RawRun:
         directory = self._directory(experiment)
-        return execute(experiment, self._substrate, directory, watch=watch or _ignore, port=port, twin_id=twin_id)
+        more: dict[str, Any] = {"watch": watch or _ignore, "port": port, "twin_id": twin_id}
+        return _outside_loops(lambda: execute(experiment, self._substrate, directory, **more))
 
     def _execute_command(self, experiment: CommandExperiment, watch: Watch | None, twin_id: str = "") -> CommandRun:
         directory = self._directory(experiment)
-        return execute_command(experiment, self._substrate, directory, watch=watch or _ignore, twin_id=twin_id)
+        more: dict[str, Any] = {"watch": watch or _ignore, "twin_id": twin_id}
+        return _outside_loops(lambda: execute_command(experiment, self._substrate, directory, **more))
 
     def _directory(self, experiment: Planned) -> Path:
         """A new directory for a run, with its plan."""
@@ -223,6 +229,16 @@ def _floor(run: RawRun, undo: UndoLog) -> Floor | None:
     _, reduction = exactness(run.experiment.config, history)
     is_over = run.end is not None and run.end.ok
     return floor_of(run.experiment, history, run.directory, undo) if is_over and reduction == "fast" else None
+
+
+def _outside_loops(run: Callable[[], Ran]) -> Ran:
+    """Run an experiment in a thread of its own where this one has a running event loop, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return run()
+    with ThreadPoolExecutor(1, thread_name_prefix="ck-run") as pool:
+        return pool.submit(run).result()
 
 
 def _ignore(message: Any) -> None:

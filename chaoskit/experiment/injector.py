@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -64,9 +64,9 @@ class Injector:
     # -- the act --------------------------------------------------------------------------------------------------
 
     def strike(self, due: Iterable[tuple[Injection, Target]]) -> None:
-        """Have faults act together, as soon as the event loop goes on: each does what comes before its first wait.
+        """Have faults act together, in the next turn of the event loop: each does what stands before its first wait.
 
-        Whoever is struck must not have been seen to go by another one that is.
+        So no rank that is struck has time to see that another one is gone.
         """
         loop, still, due = asyncio.get_running_loop(), contextlib.ExitStack(), [*due]
         loop.call_soon(still.enter_context, undisturbed())
@@ -83,18 +83,20 @@ class Injector:
         target.claim()
         target.injected_ns = target.acted_ns
         try:
-            async for evidence in injection.fault.inject(target):
-                if not injection.is_written:
-                    await asyncio.sleep(0)  # first what is due together acts
-                self._confirm(injection, evidence)
-        except (ProcessLookupError, ConnectionError) as error:
+            async with contextlib.aclosing(cast("AsyncGenerator[Evidence]", injection.fault.inject(target))) as story:
+                async for evidence in story:
+                    if not injection.is_written:
+                        await asyncio.sleep(0)  # first what is due together acts
+                    self._confirm(injection, evidence)
+        except ProcessLookupError as error:
             if self._is_closing:
                 self._fail(injection, target, error)
-            elif not injection.evidence:
+            elif not injection.is_written:
                 injection.miss(f"the target was gone already: {error}")
-            target.release()
         except Exception as error:  # noqa: BLE001 - of whatever a fault does; it ends the run
             self._fail(injection, target, error)
+        if target.waiting not in target.released:
+            target.release()
 
     def _fail(self, injection: Injection, target: Target, error: Exception) -> None:
         if self._is_closing:
@@ -102,11 +104,11 @@ class Injector:
             return
         if not injection.evidence:
             injection.miss(f"it could not act: {error}")
-        target.release()
-        self._failure = error
+        failure = error
         if isinstance(error, OSError):
-            self._failure = HarnessError(f"{injection.fault} could not act: {error}")
-            self._failure.__cause__ = error
+            failure = HarnessError(f"{injection.fault} could not act: {error}")
+            failure.__cause__ = error
+        self._failure = self._failure or failure
         self._on_failure()
 
     def _note_gone(self, newest: Target) -> None:
@@ -198,7 +200,6 @@ class Injector:
             target.wake()
         for _ in range(_TURNS):
             await asyncio.sleep(0)
-        self.check()
 
     async def end(self) -> None:
         """The run is over: the last look, and the last word of faults that were felt again and again."""
@@ -212,13 +213,14 @@ class Injector:
     async def close(self) -> None:
         """End every fault where it waits: it puts back what the run itself did not."""
         self._is_closing = True
+        for _, target in self.in_force:
+            target.end()
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         for injection in self.injections:
-            target = injection.target
-            if target is None or not injection.is_written:
+            if (struck := injection.target) is None or not (injection.is_written or struck.left_behind):
                 continue
-            starved_s = target.beat.starved_ms / 1000 if target.beat is not None else 0.0
-            told: dict[str, Any] = {"ok": not target.left_behind, "acted_ns": target.acts_until_ns}
+            starved_s = struck.beat.starved_ms / 1000 if struck.beat is not None else 0.0
+            told: dict[str, Any] = {"ok": not struck.left_behind, "acted_ns": struck.acts_until_ns}
             self._journal.write(Event.UNDONE, fault=injection.fault_id, **told, starved_s=starved_s)

@@ -49,11 +49,6 @@ class Roster:
         return self._plan.generation if self._plan else 0
 
     @property
-    def world(self) -> int:
-        """Ranks in the newest membership; 0 before the first."""
-        return len(self._plan.members) if self._plan else 0
-
-    @property
     def places(self) -> dict[int, str]:
         """Rank -> node, in the newest membership."""
         return {member.rank: member.node for member in self._plan.members} if self._plan else {}

@@ -245,13 +245,14 @@ def _execute(
         try:
             cluster.end()
         finally:
-            exits = [] if follower.is_idle else read_events(directory / "journal", Event.JOB_ENDED, Event.WORKER_EXITED)
-            runner.run(follower.close(exits))
-            runner.close()
-            follower.tell_missed()
-            ok, detail = (False, failure) if end is None else (end.ok, end.reason)
-            journal.write(Event.RUN_ENDED, t_ns=ended_ns, reason=follower.run_end, ok=ok, detail=detail, exits={})
-            journal.close(follower.run_end)
+            try:
+                with runner:
+                    runner.run(follower.close(_exits(follower, directory / "journal")))
+            finally:
+                follower.tell_missed()
+                ok, detail = (False, failure) if end is None else (end.ok, end.reason)
+                journal.write(Event.RUN_ENDED, t_ns=ended_ns, reason=follower.run_end, ok=ok, detail=detail, exits={})
+                journal.close(follower.run_end)
     return RawRun(
         experiment=experiment,
         directory=directory,
@@ -260,6 +261,11 @@ def _execute(
         end=end,
         deadline_passed=end is None,
     )
+
+
+def _exits(follower: JobFollower, journals: Path) -> list[Record]:
+    """What the processes of a run in which a fault acted wrote down last."""
+    return [] if follower.is_idle else read_events(journals, Event.JOB_ENDED, Event.WORKER_EXITED)
 
 
 def load_run(directory: Path, experiment: Experiment) -> RawRun:

@@ -62,9 +62,13 @@ class HookReached(InjectionMessage, frozen=True):
 
 
 class Arm(InjectionMessage, frozen=True):
-    """Stop at these triggers, each once. The first answer to a worker that says hello has those of the plan."""
+    """Stop at these triggers, each once. The first answers to a worker that says hello have those of the plan.
+
+    ``more``: another part follows at once.
+    """
 
     triggers: tuple[Trigger, ...]
+    more: bool = False
 
 
 class Release(InjectionMessage, frozen=True):

@@ -43,22 +43,25 @@ class Hooks:
     def _obey(self, line: InjectionLine, armed: threading.Event) -> None:
         """Do what the harness orders, until it is gone: then nothing waits for it any more."""
         set_name("ck-inject")
-        while (order := line.receive()) is not None:
-            match order:
-                case Arm(triggers):
-                    self._arm(triggers)
-                    armed.set()
-                case Release(fault):
-                    if (waiting := self._releases.get(fault)) is not None:
-                        waiting.put(order)
-                case Ping(number):
-                    line.send(Pong(self._worker, number))
-        with self._lock:
-            self._line = None
-            self._due.clear()
-        armed.set()
-        for fault, waiting in list(self._releases.items()):
-            waiting.put(Release(fault, Lever("none")))
+        try:
+            while (order := line.receive()) is not None:
+                match order:
+                    case Arm(triggers, more):
+                        self._arm(triggers)
+                        if not more:
+                            armed.set()
+                    case Release(fault):
+                        if (waiting := self._releases.get(fault)) is not None:
+                            waiting.put(order)
+                    case Ping(number):
+                        line.send(Pong(self._worker, number))
+        finally:
+            with self._lock:
+                self._line = None
+                self._due.clear()
+            armed.set()
+            for fault, waiting in list(self._releases.items()):
+                waiting.put(Release(fault, Lever("none")))
 
     def _arm(self, triggers: Iterable[Trigger]) -> None:
         with self._lock:
@@ -87,7 +90,7 @@ class Hooks:
         if not self._due.get(phase):
             return
         with self._lock:
-            due = [trigger for trigger in self._due[phase] if _matches(trigger, step, plan, me)]
+            due = [trigger for trigger in self._due.get(phase, ()) if _matches(trigger, step, plan, me)]
             for trigger in due:
                 self._due[phase].remove(trigger)
         for trigger in due:

@@ -88,8 +88,8 @@ class BareCluster(Levers):
 
     def node(self, node: str) -> list[Process]:
         """Live processes of a node: its command first, then whatever that has started. The warden is none of them."""
-        warden = self.first_pid(node)
-        return [process for process in live_tree(warden) if process.pid != warden]
+        warden, ticks = self._wardens[node]
+        return [process for process in live_tree(warden, ticks) if process.pid != warden]
 
     def first_pid(self, node: str) -> int:
         return self._wardens[node][0]

@@ -37,6 +37,9 @@ class Levers:
         self.nodes = nodes
         self._network, self.run_directory = network, run_directory
         self._backends: list[Backend] = [*make_backends(self), *network.backends()]
+        for action, times in Counter(action for backend in self._backends for action in backend.actions).items():
+            if times > 1:
+                raise HarnessError(f"{times} backends carry out {action.__name__}: uninstall what brings the others")
         self._cuts: dict[str, Applied] = {}  # node that was lost -> what isolates it
         self._dropped: Counter[str] = Counter()  # packets, by node that was replaced
 
@@ -108,8 +111,10 @@ def identify(pid: int) -> Process:
     return Process(pid, start_ticks(pid), process_name(pid))
 
 
-def live_tree(root: int) -> list[Process]:
-    """``root`` and what is below it, without what is ending."""
+def live_tree(root: int, ticks: int | None) -> list[Process]:
+    """The process that started at ``ticks`` and what is below it, without what is ending; nothing where it is gone."""
+    if ticks is None or start_ticks(root) != ticks:
+        return []
     return [identify(pid) for pid in (root, *descendants(root)) if not is_ending(pid)]
 
 

@@ -21,7 +21,7 @@ from chaoskit.control.coordinator import CoordinatorSpec
 from chaoskit.errors import HarnessError, Refused
 from chaoskit.injection_line import InjectionDoor
 from chaoskit.messages import Message, ObserverHello, Welcome
-from chaoskit.osprocess import await_readable, is_ending, start_ticks
+from chaoskit.osprocess import await_readable, is_ending, process_name, start_ticks
 from chaoskit.substrate import abilities
 from chaoskit.substrate.actions import Action, Backend
 from chaoskit.substrate.bare import BareCluster
@@ -29,7 +29,7 @@ from chaoskit.substrate.base import NOTHING, Needs, Process
 from chaoskit.substrate.disks import Disks
 from chaoskit.substrate.extensions import BackendPlace, brought_backends
 from chaoskit.substrate.holds import Holds
-from chaoskit.substrate.levers import Levers, identify, live_tree, signal_same
+from chaoskit.substrate.levers import Levers, live_tree, signal_same
 from chaoskit.substrate.network import COORDINATOR, Loopback, Network
 from chaoskit.substrate.nursery import EndProcesses, StartAgent, StartCommand, StartCoordinator
 from chaoskit.substrate.traffic import Change
@@ -229,6 +229,7 @@ class LocalCluster(Levers):
         self._substrate, self._hello, self._observer, self._injection = substrate, hello, observer, injection
         self.address, self.token, self.store_port = network.address, token, network.store[1]
         self._pids = pids
+        self._ticks = {pid: start_ticks(pid) for pid in pids}
         self.coordinator_pid = pids[0]
         self._workers: dict[int, int | None] = {}  # pid -> start time
         self._splitter = wire.Splitter()
@@ -274,6 +275,7 @@ class LocalCluster(Levers):
         """Take in what a message says of the processes of the run."""
         if isinstance(message, Welcome):
             self.coordinator_pid = message.pid
+            self._ticks[message.pid] = start_ticks(message.pid)
         elif isinstance(message, messages.WorkerReady):
             pid = message.endpoint.pid
             self._workers[pid] = start_ticks(pid)
@@ -297,14 +299,16 @@ class LocalCluster(Levers):
 
     def node(self, node: str) -> list[Process]:
         """Live processes of a node: its agent first, then zygote and keeper, then workers and what they started."""
-        return live_tree(self.first_pid(node))
+        pid = self.first_pid(node)
+        return live_tree(pid, self._ticks[pid])
 
     def first_pid(self, node: str) -> int:
         return self._pids[1 + int(node.removeprefix("node"))]
 
     def coordinator(self) -> Process:
         """The process that decides membership now."""
-        return identify(self.coordinator_pid)
+        pid = self.coordinator_pid
+        return Process(pid, self._ticks[pid], process_name(pid))
 
     def provide(self, count: int) -> None:
         for node in node_names(count)[len(self.nodes) :]:
@@ -317,7 +321,9 @@ class LocalCluster(Levers):
         self._pids[1 + self.nodes.index(node)] = self._start_agent(node)
 
     def _start_agent(self, node: str) -> int:
-        return self._substrate.start_agent(self._network, node, self.token, self.run_directory, self._injection)
+        pid = self._substrate.start_agent(self._network, node, self.token, self.run_directory, self._injection)
+        self._ticks[pid] = start_ticks(pid)
+        return pid
 
     def end(self) -> None:
         """End every process of the run, and wait until they are gone."""

@@ -51,8 +51,9 @@ def _each(change: Callable[[Plain], None]) -> Change:
 
 
 def _another_pid(record: Plain) -> None:
-    if "pid" in record:
-        record["pid"] += 100_000
+    for place in (record, record.get("evidence", {}).get("subject", {})):
+        if "pid" in place:
+            place["pid"] += 100_000
 
 
 def _another_clock(record: Plain) -> None:

@@ -142,7 +142,7 @@ def _id(value: object) -> str:
 )
 @pytest.mark.promise("the kernel reports it stopped", name="Hang stop", phase="reduce")
 @pytest.mark.promise(
-    "its training thread sleeps while its control thread wants the interpreter lock in vain",
+    "its training thread sleeps while its listening thread wants the interpreter lock in vain",
     name="Hang gil",
     phase="forward",
 )

@@ -1,4 +1,4 @@
-"""A fault and its backend, outside chaoskit: all processes of a node get the CPU after those of every other one."""
+"""A fault and its backend, outside chaoskit: the main threads of a node get the CPU after all other threads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from faults.evidence import Counted, Evidence
 
 @dataclass(frozen=True, kw_only=True)
 class ReniceNode(Fault):
-    """Let the processes of the rank's node have a CPU only when no other process of the machine wants it.
+    """Let the main threads of the rank's node have a CPU only when nothing else on the machine wants it.
 
     Args:
         nice: of the processes, 1 to 19.
@@ -35,8 +35,8 @@ class ReniceNode(Fault):
     lift_after_s: float = 0.5
 
     family: ClassVar[str] = "time"
-    effect: ClassVar[str] = "the processes of one node get the CPU last"
-    evidence: ClassVar[str] = "the kernel's niceness of each process, read back"
+    effect: ClassVar[str] = "the main threads of one node get the CPU last"
+    evidence: ClassVar[str] = "the kernel's niceness of each main thread, read back"
     stands_for: ClassVar[str] = "a neighbour on the same machine that is more important"
     unlisted: ClassVar[str] = "the tables count what ends a job"
     impact: ClassVar[str] = "steps take longer; nothing may be given up for it"
@@ -63,7 +63,7 @@ class ReniceNode(Fault):
         with target.applied(Renice(self.nice)) as renice:
             target.release()
             many = await target.seen(renice.shown)
-            told = f"{many} processes of {target.node} have niceness {self.nice}"
+            told = f"the main threads of {many} processes of {target.node} have niceness {self.nice}"
             yield Counted(subject=target.whole_node, source="the kernel, read back", count=many or 0, seen=told)
             await target.sleep(self.lift_after_s)
         target.lifted()
@@ -73,13 +73,13 @@ class ReniceNode(Fault):
 
 
 class Renice(Action, frozen=True):
-    """Give all processes of the node this niceness. Shown: those that have it; 0 while one has not."""
+    """Give the main threads of the node's processes this niceness. Shown: how many have it; 0 while one has not."""
 
     nice: int
 
 
 class ReniceBackend:
-    """Changes the niceness of processes of this host."""
+    """Changes the niceness of processes of this host: of their main threads, as Linux has one for each thread."""
 
     actions = frozenset[type[Action]]({Renice})
 
@@ -95,10 +95,11 @@ class ReniceBackend:
         return Reniced(found, action.nice, undo)
 
     def _in_words(self, found: list[tuple[Process, int]]) -> str:
-        """A command that gives every process its niceness back, if it is still the one that it was."""
-        same = "[ x$(cut -d' ' -f22 /proc/{one.pid}/stat) != x{one.ticks} ] || renice -n {was} -p {one.pid}"
+        """A command that gives every process its niceness back, if it is still the one that it was, and says so."""
+        ticks = "$(sed 's/.*) //' /proc/{one.pid}/stat | cut -d' ' -f20)"  # behind the name, which may have spaces
+        same = f"[ x{ticks} != x{{one.ticks}} ] || renice -n {{was}} -p {{one.pid}}"
         changes = "; ".join(same.format(one=one, was=was) for one, was in found)
-        return f'sh -c "{changes}; echo {len(found)} >> {self._place.run_directory}/put-back"'
+        return f"sh -c \"{changes}; echo {len(found)} >> '{self._place.run_directory}/put-back'\""
 
     def release(self, node: str | None = None) -> None:
         """A process that gets little CPU ends all the same."""

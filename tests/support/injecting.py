@@ -80,7 +80,7 @@ class Injecting:
         """Deliver messages of the run, one after the other."""
         for message in messages:
             if isinstance(message, HookReached):
-                assert self._target.takes_hook(message)
+                assert self._target.offer_hook(message)
             else:
                 self._target.deliver(message)
             self.go_on()

@@ -177,6 +177,8 @@ class CommandFollower:
                 Exit(ends[-1]["how"], ends[-1]["status"]) if ends else Exit("lost", "its end was not seen")
             )
             self._roots |= {one["pid"]: Exit(one["how"], one["status"]) for one in ends}
+            for _, target in self._injector.in_force:
+                target.ended_well |= target.node == node and self.exits[node].how == "exited"
         return len(self.exits) == len(self._cluster.nodes)
 
     def _read_logs(self, *, to_the_end: bool) -> None:
@@ -206,6 +208,7 @@ class CommandFollower:
             if target.exit is None and not injection.fault.whole_node and target.injected_ns:
                 self._look_at_target(target, over)
         await self._injector.settle()
+        self._injector.check()
 
     def _look_at_target(self, target: Target, over: bool) -> None:
         """How a process that was struck has ended: the kernel tells it until its parent asks; a warden writes it down.

@@ -150,15 +150,17 @@ def execute_command(
         try:
             cluster.end()
         finally:
-            runner.run(follower.close())
-            runner.close()
-            follower.tell_missed()
-            ok = over and set(follower.exits.values()) == {GOOD}
-            reader = follower.reader
-            logs = {"lines": reader.lines, "example": reader.example, "odd": reader.odd}
-            end: dict[str, Any] = {"ok": ok, "detail": failure, "exits": follower.exits, "logs": logs}
-            journal.write(Event.RUN_ENDED, t_ns=ended_ns, reason=follower.run_end, **end)
-            journal.close(follower.run_end)
+            try:
+                with runner:
+                    runner.run(follower.close())
+            finally:
+                follower.tell_missed()
+                ok = over and set(follower.exits.values()) == {GOOD}
+                reader = follower.reader
+                logs = {"lines": reader.lines, "example": reader.example, "odd": reader.odd}
+                end: dict[str, Any] = {"ok": ok, "detail": failure, "exits": follower.exits, "logs": logs}
+                journal.write(Event.RUN_ENDED, t_ns=ended_ns, reason=follower.run_end, **end)
+                journal.close(follower.run_end)
     return load_command_run(directory, experiment)
 
 
