@@ -142,6 +142,16 @@ def test_without_its_effect_the_run_is_unknown(environment: dict[str, str], tmp_
     assert said.stdout.splitlines()[1] == "unknown", said.stderr
 
 
+@pytest.mark.parametrize("name", ["tidy", "chaoskit_renice:TidySubstrate"])
+def test_nodes_can_come_from_elsewhere(environment: dict[str, str], tmp_path: Path, name: str) -> None:
+    """By the name of an entry point, or by the place of what makes it."""
+    said = ended(environment, "-c", RUN, JOB, name, str(tmp_path), "0.3")
+    assert said.stdout.splitlines()[1] == "passed", said.stderr
+    assert [*tmp_path.glob("*/tidy")]
+    unknown = ended(dict(os.environ), "-c", "from chaoskit.experiment.harness import Harness; Harness('tidy')")
+    assert "use one of local, netns, docker, or module:factory" in unknown.stderr
+
+
 def test_it_is_refused_where_it_cannot_be_done(environment: dict[str, str], tmp_path: Path) -> None:
     if reason := docker_daemon.unavailable():
         pytest.skip(reason)

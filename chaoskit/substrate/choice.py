@@ -1,10 +1,15 @@
-"""Substrates by name. Modules of those that nobody asks for are not loaded."""
+"""Substrates by name: those of this package, those that other distributions bring, and any by ``module:factory``.
+
+Modules of those that are not asked for are not loaded.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, cast
 
 from chaoskit.errors import BadInput
 
@@ -14,16 +19,38 @@ if TYPE_CHECKING:
 LOCAL, NETNS, DOCKER = "local", "netns", "docker"
 #: Cheapest first.
 NAMES = (LOCAL, NETNS, DOCKER)
+#: Entry points of this group name what makes a substrate. It may have an attribute ``unavailable``, which gives the
+#: reason why this machine has none.
+GROUP = "chaoskit.substrates"
+
+
+def names() -> tuple[str, ...]:
+    """All that can be asked for by a name, cheapest first; after ours those of other distributions."""
+    return (*NAMES, *sorted(entry.name for entry in entry_points(group=GROUP)))
+
+
+def _factory(name: str) -> Callable[[], Substrate]:
+    """What makes a substrate that is not ours. Raises BadInput."""
+    module, _, attribute = name.partition(":")
+    try:
+        if attribute:
+            return cast("Callable[[], Substrate]", getattr(import_module(module), attribute))
+        for entry in entry_points(group=GROUP, name=name):
+            return cast("Callable[[], Substrate]", entry.load())
+    except (ImportError, AttributeError) as error:
+        raise BadInput("substrate", name, f"install what has it, or put it on PYTHONPATH: {error}") from error
+    raise BadInput("substrate", name, f"use one of {', '.join(names())}, or module:factory")
 
 
 def unavailable(name: str) -> str:
     """Why this machine has no such substrate; "" if it has.
 
     Raises:
-        BadInput: if nobody knows it.
+        BadInput: if there is none of that name.
     """
     if name not in NAMES:
-        raise BadInput("substrate", name, f"use one of {', '.join(NAMES)}")
+        why: Callable[[], str] = getattr(_factory(name), "unavailable", str)
+        return why()
     if name == LOCAL:
         return ""
     if name == DOCKER:
@@ -61,6 +88,8 @@ def make(name: str, *, docker_image: str = "") -> Substrate:
         from chaoskit.substrate.docker_daemon import IMAGE_VARIABLE
 
         return DockerSubstrate(docker_image or os.environ.get(IMAGE_VARIABLE, ""))
+    if name != LOCAL:
+        return _factory(name)()
     from chaoskit.substrate.local import LocalSubstrate
 
     return LocalSubstrate()

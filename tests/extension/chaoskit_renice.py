@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
 from chaoskit.osprocess import start_ticks
 from chaoskit.substrate.actions import Action, Applied
 from chaoskit.substrate.base import Process
 from chaoskit.substrate.extensions import BackendPlace
+from chaoskit.substrate.local import LocalCluster, LocalSubstrate
 from chaoskit.substrate.undo import CommandEntry, Undo
 from chaoskit.vocabulary import HUNG_CAUSES
 from faults import Fault, Target
@@ -137,3 +139,16 @@ def _niceness(pid: int) -> int:
 
 
 make_backend: Callable[[BackendPlace], ReniceBackend] = ReniceBackend
+
+
+# -- a substrate ------------------------------------------------------------------------------------------------------
+
+
+class TidySubstrate(LocalSubstrate):
+    """Like ``local``, and says in each run's directory that it was here."""
+
+    name = "tidy"
+
+    def launch(self, config: RunConfig, run_directory: Path, **options: Any) -> LocalCluster:
+        (run_directory / "tidy").touch()
+        return super().launch(config, run_directory, **options)
