@@ -14,8 +14,8 @@ from chaoskit.substrate.actions import Action, BreakDisk
 from chaoskit.substrate.disk import OPERATIONS, Failing, Full, Operation, ReadOnly, Slow, Trouble
 from chaoskit.vocabulary import FAILED_CAUSES, HUNG_CAUSES
 from faults import incidents
-from faults.base import Fault, found, require_seconds
-from faults.evidence import Counted, Evidence
+from faults.base import Fault, require_seconds
+from faults.evidence import Evidence
 from faults.incidents import IncidentKind
 from faults.target import Target
 
@@ -91,14 +91,10 @@ class DiskFault(Fault):
         with target.applied(BreakDisk(directory, self.trouble)) as broken:
             target.release()
 
-            def look() -> Counted | None:
-                met = broken.shown()
-                told = f"the disk of {target.node} {self.shown(met)}"
-                source = "the file system before the directory"
-                return Counted(subject=target.whole_node, source=source, count=met, seen=told) if met else None
-
-            target.last_word = look
-            yield found(await target.seen(look))
+            source = "the file system before the directory"
+            yield await target.counted(
+                broken, target.whole_node, source, lambda met: f"the disk of {target.node} {self.shown(met)}"
+            )
             if self.heal_after_s is None:
                 await target.until_end()
             else:

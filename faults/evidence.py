@@ -70,6 +70,15 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     observed_ns: int = msgspec.field(default_factory=time.monotonic_ns)
 
 
+class InWords(Evidence, frozen=True, kw_only=True):
+    """Base of proof that is told in words. ``seen``: them, with the numbers."""
+
+    seen: str
+
+    def __str__(self) -> str:
+        return self.seen
+
+
 class ProcessEnded(Evidence, frozen=True, kw_only=True):
     """A process has ended, by a signal or with a status.
 
@@ -108,14 +117,10 @@ class NodeGone(Evidence, frozen=True, kw_only=True):
         return f"{first} and its {len(self.pids) - 1} other processes are gone{self.more}"
 
 
-class ProcessStopped(Evidence, frozen=True, kw_only=True):
+class ProcessStopped(InWords, frozen=True, kw_only=True):
     """A process stands still, as the kernel or its parent says."""
 
     subject: RankProcess
-    seen: str
-
-    def __str__(self) -> str:
-        return self.seen
 
 
 class NodeFrozen(Evidence, frozen=True, kw_only=True):
@@ -134,30 +139,21 @@ class NodeFrozen(Evidence, frozen=True, kw_only=True):
         )
 
 
-class ThreadStuck(Evidence, frozen=True, kw_only=True):
+class ThreadStuck(InWords, frozen=True, kw_only=True):
     """A thread of a rank makes no progress, though its process lives."""
 
     subject: RankProcess
     tid: int
-    seen: str
-
-    def __str__(self) -> str:
-        return self.seen
 
 
-class Counted(Evidence, frozen=True, kw_only=True):
+class Counted(InWords, frozen=True, kw_only=True):
     """The kernel, or a process, has counted how often something met the fault.
 
     Attributes:
         count: how often.
-        seen: the same in words, with the number.
     """
 
     count: int
-    seen: str
-
-    def __str__(self) -> str:
-        return self.seen
 
 
 class ReadBack(Evidence, frozen=True, kw_only=True):
@@ -169,44 +165,28 @@ class ReadBack(Evidence, frozen=True, kw_only=True):
         return self.value
 
 
-class RoundTrip(Evidence, frozen=True, kw_only=True):
+class RoundTrip(InWords, frozen=True, kw_only=True):
     """Echoes between two nodes take longer than before, or are lost. In milliseconds; None: lost."""
 
     before_ms: float
     after_ms: float | None
-    seen: str
-
-    def __str__(self) -> str:
-        return self.seen
 
 
-class LossReported(Evidence, frozen=True, kw_only=True):
+class LossReported(InWords, frozen=True, kw_only=True):
     """The agent or the coordinator has given a worker up, or seen it end. ``cause``, ``detail``: in its words."""
 
     subject: RankProcess | WholeNode
     cause: str
-    seen: str
-
-    def __str__(self) -> str:
-        return self.seen
 
 
-class AgentHeard(Evidence, frozen=True, kw_only=True):
-    """The coordinator hears the agent that was started on a node. ``seen``: in words."""
+class AgentHeard(InWords, frozen=True, kw_only=True):
+    """The coordinator hears the agent that was started on a node."""
 
     subject: WholeNode | SizeRequest
-    seen: str
-
-    def __str__(self) -> str:
-        return self.seen
 
 
-class WorldFormed(Evidence, frozen=True, kw_only=True):
+class WorldFormed(InWords, frozen=True, kw_only=True):
     """Every rank of a world has built its group. ``size``: how many ranks it has."""
 
     subject: SizeRequest
     size: int
-    seen: str
-
-    def __str__(self) -> str:
-        return self.seen

@@ -96,8 +96,8 @@ async def _stopped(target: Target) -> ProcessStopped:
 async def _silent(target: Target) -> ThreadStuck:
     """The training thread sleeps and has the interpreter lock; the one that listens is awake, wants it, and is silent.
 
-    Silence alone would be nothing: on a busy machine the listening thread may have no CPU. Whoever waits for the lock
-    wakes up again and again to ask for it, which the kernel counts; a thread without a CPU is not switched.
+    Silence alone would be nothing: on a busy machine the listening thread may have no CPU. A thread that waits for the
+    lock wakes up again and again to ask for it, which the kernel counts; a thread without a CPU is not switched.
     """
     watch: _Watch | None = None
 

@@ -12,8 +12,8 @@ from chaoskit.substrate import cgroup
 from chaoskit.substrate.actions import CONTROLLERS, Action, CapCpu, CapMemory, CapPids, CapWrites
 from chaoskit.vocabulary import FAILED_CAUSES, HUNG_CAUSES
 from faults import incidents
-from faults.base import found, require_seconds
-from faults.evidence import Counted, Evidence
+from faults.base import require_seconds
+from faults.evidence import Evidence
 from faults.incidents import IncidentKind
 from faults.node import NodeFault
 from faults.target import Target
@@ -62,13 +62,8 @@ class NodeLimit(NodeFault):
         with target.applied(self.action) as limit:
             self.release(target)
 
-            def look() -> Counted | None:
-                events = limit.shown()
-                told, source = self.told(events, target), "the kernel's count for its group"
-                return Counted(subject=target.whole_node, source=source, count=events, seen=told) if events else None
-
-            target.last_word = look
-            yield found(await target.seen(look))
+            source = "the kernel's count for its group"
+            yield await target.counted(limit, target.whole_node, source, lambda events: self.told(events, target))
             await target.sleep(self.lift_after_s)
         target.lifted()
 

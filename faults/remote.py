@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
 from chaoskit.substrate.object_troubles import Lag, Outage, Reply, Reset, Stall, Trouble
-from faults.base import Fault, found, require_seconds
-from faults.evidence import Counted, Evidence, SharedStore
+from faults.base import Fault, require_seconds
+from faults.evidence import Evidence, SharedStore
 from faults.target import Target
 
 _SLOW_DOWN = 503
@@ -107,14 +107,10 @@ class RemoteOutage(Fault):
         with target.holding(target.store.apply(self.trouble)) as outage:
             target.release()
 
-            def look() -> Counted | None:
-                met = outage.shown()
-                told = f"the proxy before the store has {_MODES[self.mode].format(met=met)}"
-                source = "the proxy before the store"
-                return Counted(subject=store, source=source, count=met, seen=told) if met else None
-
-            store, target.last_word = SharedStore(target.store.url), look
-            yield found(await target.seen(look))
+            source, said = "the proxy before the store", _MODES[self.mode]
+            yield await target.counted(
+                outage, SharedStore(target.store.url), source, lambda met: f"{source} has {said.format(met=met)}"
+            )
             if self.heal_after_s is None:
                 await target.until_end()
             else:

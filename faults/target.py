@@ -33,7 +33,7 @@ from chaoskit.substrate.base import Cluster
 from chaoskit.substrate.cgroup import Cgroup
 from chaoskit.substrate.object_proxy import ObjectProxy
 from chaoskit.substrate.undo import UndoLog
-from faults.evidence import Evidence, RankProcess, ReadBack, WholeNode
+from faults.evidence import Counted, Evidence, RankProcess, ReadBack, Subject, WholeNode
 
 Found = TypeVar("Found")
 
@@ -168,7 +168,7 @@ class Target:
             self.channel.arm_node(self.node, Trigger(self.fault_id, -1, -1, phase))
 
     def say(self, message: Message) -> bool:
-        """Speak to the coordinator. False where there is none: whoever waits for an answer asks again."""
+        """Speak to the coordinator. False where there is none: what waits for an answer asks again."""
         with contextlib.suppress(OSError):
             self.cluster.send(message)
             return True
@@ -299,6 +299,22 @@ class Target:
         )
         assert report is not None
         return ReadBack(subject=self.process, source=report.worker, value=report.observed)
+
+    async def counted(self, applied: Applied, subject: Subject, source: str, told: Callable[[int], str]) -> Counted:
+        """Wait until what was applied has met something. It counts on: the newest count is the fault's last word.
+
+        Args:
+            told: the count in words.
+        """
+
+        def look() -> Counted | None:
+            count = applied.shown()
+            return Counted(subject=subject, source=source, count=count, seen=told(count)) if count else None
+
+        self.last_word = look
+        evidence = await self.seen(look)
+        assert evidence is not None
+        return evidence
 
     async def _change(self, limit_s: float) -> None:
         """Wait for the next message, or so long."""

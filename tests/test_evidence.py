@@ -52,6 +52,7 @@ from chaoskit.messages import (
 from chaoskit.osprocess import kill_if_same, start_ticks
 from chaoskit.runtime.levers.numbers import Poison
 from chaoskit.substrate.base import Process
+from chaoskit.substrate.levers import live_tree
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import LOAD, LOSS_CAUSES, Event, RunEnd, Verdict
 from faults import (
@@ -354,6 +355,27 @@ def test_a_coordinator_that_lives_was_not_killed(undo: UndoLog, children: list[s
         end(children[0])
         run.go_on()
         assert run.evidence
+
+
+@pytest.mark.parametrize("ok", [True, False])
+def test_a_node_that_is_gone_after_the_job_was_not_killed(
+    undo: UndoLog, children: list[subprocess.Popen[bytes]], ok: bool
+) -> None:
+    """The signal did nothing, and the job ended well; one that failed may have failed for the node."""
+    struck = target_of(undo, OneNode(children))
+    with injecting(KillNode(rank=1, at_step=8), struck) as run:
+        run.hear(EndJob(ok=ok, reason=""))
+        for child in children:
+            child.kill()
+            child.wait()
+        assert run.is_seen(limit_s=SHORT_S if ok else LIMIT_S) != ok
+
+
+def test_the_tree_of_a_process_that_is_another_by_now_is_empty(children: list[subprocess.Popen[bytes]]) -> None:
+    """What has the pid of an agent that ended is not looked at, and not killed."""
+    now = known(children[0])
+    assert [one.pid for one in live_tree(now.pid, now.ticks)] == [now.pid]
+    assert live_tree(now.pid, (now.ticks or 0) + 1) == live_tree(now.pid, None) == []
 
 
 class Ending:

@@ -61,7 +61,7 @@ def test_a_line_is_armed_heard_and_told(tmp_path: Path) -> None:
 
 
 def test_a_line_without_the_token_is_not_heard(tmp_path: Path) -> None:
-    """The socket belongs to this user alone, and whoever may connect must know the token, too."""
+    """The socket belongs to this user alone, and what may connect must know the token, too."""
     heard: list[Any] = []
     with channel(tmp_path, heard) as (opened, let):
         assert (tmp_path / "injection").stat().st_mode & 0o777 == 0o600

@@ -51,7 +51,7 @@ class InjectionChannel:
         self._loop.add_reader(self._listener, self._accept)
 
     def close(self) -> None:
-        """Hang up on all: whoever waits goes on."""
+        """Hang up on all: a rank that waits goes on."""
         if self._loop is not None:
             self._loop.remove_reader(self._listener)
         for line in list(self._open):

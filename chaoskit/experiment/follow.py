@@ -69,10 +69,8 @@ class JobFollower:
         when_silent: WhenSilent | None = None,
     ) -> None:
         self._cluster, self._undo, self._watch, self._store = cluster, undo, watch, store
-        self._channel, self._reports = (
-            channel,
-            deque[InjectionReport](),
-        )  # of ranks and checkpoint daemons, not heard yet
+        self._channel = channel
+        self._reports = deque[InjectionReport]()  # of ranks and checkpoint daemons, not heard yet
         self._standing: list[HookReached] = []  # ranks that stand, and are not looked at yet
         self._requests, self._when_silent = requests or Requests(), when_silent
         self._config = experiment.config
@@ -228,7 +226,7 @@ class JobFollower:
             injection = next(one for one in self.injections if one.fault_id == hook.fault)
             if injection.is_struck:
                 if injection.target is None or not injection.target.offer_hook(hook):
-                    self._let_go(hook)  # whoever came after the one that was struck
+                    self._let_go(hook)  # it came after the rank that was struck
             elif hook.generation > self._roster.generation:
                 self._standing.append(hook)
             elif injection.state is InjectionState.PLANNED:
@@ -241,7 +239,7 @@ class JobFollower:
         self._channel.tell(self._roster.node_of(hook.worker), Release(hook.fault, Lever("none")), hook.worker)
 
     def _strike_due(self) -> None:
-        """Strike whoever stands at a hook, together with all that are due there; and those whose time has come."""
+        """Strike each rank that stands at a hook, with all that are due there; and those whose time has come."""
         self._look_at_standing()
         now_s, begun_s = time.monotonic(), self._roster.first_commit_s
         self._wakes_s = math.inf
@@ -285,7 +283,7 @@ class JobFollower:
         hook = injection.hook
         assert hook is not None
         worker, rank, pid, tid = hook.worker, hook.rank, hook.pid, hook.tid
-        if self._roster.is_lost(worker) or is_ending(pid):  # it may be whoever has the rank next
+        if self._roster.is_lost(worker) or is_ending(pid):  # the process that has the rank next may be struck
             self._let_go(hook)
             injection.step_back()
             return None
@@ -299,8 +297,8 @@ class JobFollower:
         return self._target(injection, worker, rank, pid, tid, hook.step, hook.phase, waiting=hook.worker)
 
     def _strike_directly(self, injection: Injection, *, missed_if_absent: bool = False) -> bool:
-        """Strike whoever has the rank now, wherever it stands. Whether there is one: else the moment is missed, or
-        the next one to have the rank is struck."""
+        """Strike the process that has the rank now, wherever it stands. Whether there is one: else the moment is
+        missed, or the next process to have the rank is struck."""
         holder = self._roster.holder(injection.fault.rank)
         if holder is None or self._injector.is_doomed(holder.worker, holder.pid):
             if missed_if_absent:
@@ -312,7 +310,7 @@ class JobFollower:
         return True
 
     def _arm(self, injection: Injection) -> None:
-        """Have whoever has the rank now stop at the next entry of the phase."""
+        """Have the process that has the rank now stop at the next entry of the phase."""
         holder = self._roster.holder(injection.fault.rank)
         if holder is not None and holder.worker != injection.armed:
             injection.armed = holder.worker
@@ -322,7 +320,7 @@ class JobFollower:
             self._channel.tell(holder.node, Arm((trigger,)), holder.worker)
 
     def _say(self, message: Message) -> None:
-        with contextlib.suppress(OSError):  # a coordinator that is gone: whoever waits for an answer asks again
+        with contextlib.suppress(OSError):  # a coordinator that is gone: what waits for an answer asks again
             self._cluster.send(message)
 
     def _target(
@@ -357,7 +355,7 @@ class JobFollower:
         """All processes are gone. What is known only now is evidence, too; then everything is put back.
 
         Args:
-            records: of the journals: who was struck too late, and how a target's parent saw it end.
+            records: of the journals: which rank was struck too late, and how a target's parent saw it end.
         """
         if self._following is not None:
             self._following.cancel()

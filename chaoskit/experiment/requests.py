@@ -34,7 +34,7 @@ _SILENT = RequestReply(False, "the coordinator has not answered; it may still do
 
 
 class Requests:
-    """Requests that wait to be sent, and those who wait for an answer.
+    """Requests that wait to be sent, and callers that wait for an answer.
 
     Attributes:
         on_new: called, from any thread, when there is one more to be sent.
