@@ -52,7 +52,7 @@ def worlds_of(outcome: Outcome) -> list[int]:
 
 
 def throughput(lab: Lab) -> list[Bar]:
-    """A whole experiment with the tiny job, judged against its twin, from a warm nursery."""
+    """A whole experiment with the tiny job, judged against its twin, from a warm supervisor."""
     fault = Kill(rank=2, at_step=10)
     lab.run(fault, steps=20, size="tiny", twin=True)  # runs the twin, which later experiments find in the cache
     seconds = []

@@ -1,4 +1,4 @@
-"""Runs experiments for the benchmarks: one warm nursery, one job, progress on the way."""
+"""Runs experiments for the benchmarks: one warm supervisor, one job, progress on the way."""
 
 from __future__ import annotations
 

@@ -229,6 +229,18 @@ def ended_by(pid: int, ticks: int | None) -> int | None:
     return int(fields[49])
 
 
+def reap() -> dict[int, int]:
+    """Children that have ended, with their wait statuses."""
+    ended: dict[int, int] = {}
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            ended[pid] = status
+    return ended
+
+
 def describe_status(status: int) -> tuple[str, str]:
     """A wait status in words: ("exited", "status 1"), ("killed", "SIGKILL") or ("dumped", "SIGSEGV")."""
     if os.WIFEXITED(status):

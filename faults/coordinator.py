@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, ClassVar, Self
 
-from chaoskit import osprocess
-from chaoskit.substrate.base import Process
+from chaoskit.substrate.processes import Process
 from faults.base import Fault
 from faults.evidence import CoordinatorProcess, Evidence, ProcessEnded
-from faults.processes import is_gone
 from faults.target import Target
 
 _ENDS_S = 0.05
@@ -58,7 +56,7 @@ class KillCoordinator(Fault):
             await target.sleep(_LOOK_S)
             killed = self._kill(target)
         await target.seen(
-            lambda: is_gone(killed) and not target.job_ended
+            lambda: killed.is_gone() and not target.job_ended
         )  # when the job is over every coordinator goes
         yield ProcessEnded(
             subject=CoordinatorProcess(killed.pid), source="the kernel's list of processes", how="gone", status=""
@@ -67,13 +65,13 @@ class KillCoordinator(Fault):
     def _kill(self, target: Target) -> Process | None:
         """Kill the coordinator that is there; None where it ends by itself: the next one will do, if there is one."""
         process = target.cluster.coordinator()
-        if target.job_ended or osprocess.is_ending(process.pid):
+        if target.job_ended or process.is_gone():
             return None
         with contextlib.suppress(ProcessLookupError):
-            target.cluster.signal_process(process, signal.SIGKILL)
+            process.signal(signal.SIGKILL)
             target.acts()
             until_s = time.monotonic() + _ENDS_S
-            while not osprocess.is_ending(process.pid) and time.monotonic() < until_s:
+            while not process.is_gone() and time.monotonic() < until_s:
                 time.sleep(0.0005)  # else a second one that is due now takes the same death for its own
             return process
         return None

@@ -67,7 +67,7 @@ class CopyFault(Fault):
         target.release()
         if self.is_shown(target):
             struck = {report.node: report.observed for report in target.reports if report.effective}
-            yield ReadBack(subject=target.process, source=", ".join(struck), value="; ".join(struck.values()))
+            yield ReadBack(subject=target.rank_process, source=", ".join(struck), value="; ".join(struck.values()))
 
     def _have_answered(self, target: Target, nodes: list[str]) -> bool:
         return not self._missing(target, nodes)

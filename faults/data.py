@@ -115,4 +115,4 @@ class BadBatch(_DataFault):
             if isinstance(message, HookReached):  # every rank that comes to this step reads the same bad data
                 target.release_worker(message.worker, "bad_batch", **bad)
             elif message.fault == target.fault_id and message.effective:
-                yield ReadBack(subject=target.process, source=message.worker, value=message.observed)
+                yield ReadBack(subject=target.rank_process, source=message.worker, value=message.observed)

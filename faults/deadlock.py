@@ -69,7 +69,9 @@ class Deadlock(Fault):
         seen = await target.read_back()
         beat = found(await target.heard(lambda: self._stands(target)))
         told = f"{seen}; its board has shown {Phase(beat.phase).label} of step {beat.step} for {beat.age_ms:.0f} ms"
-        yield ThreadStuck(subject=target.process, source="its other threads, and its board", tid=target.tid, seen=told)
+        yield ThreadStuck(
+            subject=target.rank_process, source="its other threads, and its board", tid=target.tid, seen=told
+        )
 
     def _stands(self, target: Target) -> Beat | None:
         """The progress board, once it shows for a while that nothing moves."""

@@ -8,9 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from chaoskit import osprocess
 from chaoskit.errors import BadInput
-from chaoskit.substrate.base import Process
 from chaoskit.vocabulary import HUNG_CAUSES
 from faults import incidents
 from faults.base import Fault, found
@@ -73,7 +71,7 @@ class Hang(Fault):
             target.act("spin")
             yield await _spinning(target)
         else:
-            with continued_afterwards(target, [Process(target.pid, target.ticks, target.worker)]):
+            with continued_afterwards(target, [target.process]):
                 target.signal(signal.SIGSTOP)
                 target.release()  # once continued, it goes on
                 yield await _stopped(target)
@@ -82,12 +80,12 @@ class Hang(Fault):
 
 async def _stopped(target: Target) -> ProcessStopped:
     def look() -> ProcessStopped | None:
-        if osprocess.is_stopped(target.pid, target.ticks):
+        if target.process.is_stopped():
             seen = f"pid {target.pid} is in state T (stopped)"
-            return ProcessStopped(subject=target.process, source="the kernel", seen=seen)
+            return ProcessStopped(subject=target.rank_process, source="the kernel", seen=seen)
         if target.lost is not None and target.lost.cause == "stopped":
             seen = f"its parent: {target.lost.detail}"
-            return ProcessStopped(subject=target.process, source="its agent", seen=seen)
+            return ProcessStopped(subject=target.rank_process, source="its agent", seen=seen)
         return None
 
     return found(await target.seen(look))
@@ -122,7 +120,7 @@ async def _silent(target: Target) -> ThreadStuck:
             f"the thread that listens answered none of {len(watch.asked)} questions: it woke up {woken} times in vain"
         )
         return ThreadStuck(
-            subject=target.process, source="the kernel's counts of its threads", tid=target.tid, seen=told
+            subject=target.rank_process, source="the kernel's counts of its threads", tid=target.tid, seen=told
         )
 
     await target.heard(lambda: target.reports)  # before its report the worker has not begun
@@ -142,28 +140,33 @@ class _Watch:
 
 def _look(target: Target) -> tuple[tuple[int, int], int] | None:
     """What the kernel counts for the training thread and for the listening thread; None unless the first one sleeps."""
-    control = next((tid for tid, name in osprocess.threads(target.pid).items() if name == _LISTENING), None)
-    if control is None or osprocess.thread_state(target.pid, target.tid) != "S":
+    threads = target.process.threads()
+    training, listening = (
+        threads.get(target.tid),
+        next((one for one in threads.values() if one.name == _LISTENING), None),
+    )
+    if training is None or listening is None or training.state != "S":
         return None
-    switches, ticks = osprocess.switches(target.pid, target.tid), osprocess.cpu_ticks(target.pid, target.tid)
-    tries = osprocess.switches(target.pid, control)
-    return None if switches is None or ticks is None or tries is None else ((switches, ticks), tries)
+    return (training.switches, training.cpu_ticks), listening.switches
 
 
 async def _spinning(target: Target) -> ThreadStuck:
     """The training thread burns CPU time, and the progress board does not change."""
-    first = osprocess.cpu_ticks(target.pid, target.tid)
+    first = target.process.threads().get(target.tid)
 
     def look() -> ThreadStuck | None:
-        ticks, beat = osprocess.cpu_ticks(target.pid, target.tid), target.beat
-        if ticks is None or first is None or ticks - first < _SPINNING_TICKS or beat is None:
+        thread, beat = target.process.threads().get(target.tid), target.beat
+        if thread is None or first is None or beat is None:
+            return None
+        if (used_ticks := thread.cpu_ticks - first.cpu_ticks) < _SPINNING_TICKS:
             return None
         if beat.step != target.step or beat.age_ms < 20:
             return None
-        used_ms = (ticks - first) * 10
-        told = f"thread {target.tid} used {used_ms} ms of CPU, step and phase unchanged for {beat.age_ms:.0f} ms"
+        told = (
+            f"thread {target.tid} used {used_ticks * 10} ms of CPU, step and phase unchanged for {beat.age_ms:.0f} ms"
+        )
         return ThreadStuck(
-            subject=target.process, source="the kernel, and its progress board", tid=target.tid, seen=told
+            subject=target.rank_process, source="the kernel, and its progress board", tid=target.tid, seen=told
         )
 
     return found(await target.seen(look))

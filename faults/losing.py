@@ -116,10 +116,10 @@ class ReplaceNode(NodeFault):
         await target.sleep(self.back_after_s - target.seconds_since)
         target.lifted()
         target.cluster.replace(target.node)
-        agent = target.cluster.first_pid(target.node)
+        agent = target.cluster.root(target.node)
         async for beat in heard:
             if beat.node == target.node and beat.sent_ns > target.lifted_ns:  # else it is of the agent before this one
-                told = f"{seen}; the agent that came in its place (pid {agent}) was welcomed, and is heard"
+                told = f"{seen}; the agent that came in its place (pid {agent.pid}) was welcomed, and is heard"
                 yield AgentHeard(subject=target.whole_node, source="the coordinator", seen=told)
                 return
 

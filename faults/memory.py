@@ -71,16 +71,16 @@ class OutOfMemory(Fault):
             lost = found(await target.heard(lambda: target.lost))
             if lost.cause == "raised" and "MemoryError" in lost.detail:
                 told = f"the process ended with {lost.detail.strip(' :')}"
-                yield LossReported(subject=target.process, source="its agent", cause=lost.cause, seen=told)
+                yield LossReported(subject=target.rank_process, source="its agent", cause=lost.cause, seen=told)
             return
-        group = confine(target.pid, target.ticks, target.undo, _HEADROOM_BYTES)
+        group = confine(target.pid, target.process.ticks, target.undo, _HEADROOM_BYTES)
         with target.removing(group):
             target.act("allocate", give_up_bytes=_GIVE_UP_BYTES)
             ended = await target.ended()
             if ended == ("killed", "SIGKILL") and (kills := _kills(group)):
                 told = f"the kernel counted {kills} kill for lack of memory, and pid {target.pid} was killed by SIGKILL"
                 source, seen_ns = "the kernel's count for its group, and its parent", target.exited_ns
-                yield Counted(subject=target.process, source=source, observed_ns=seen_ns, count=kills, seen=told)
+                yield Counted(subject=target.rank_process, source=source, observed_ns=seen_ns, count=kills, seen=told)
 
 
 def _kills(group: Cgroup) -> int:

@@ -11,9 +11,9 @@ from functools import partial
 from typing import ClassVar, Literal
 
 from chaoskit.errors import BadInput, HarnessError
-from chaoskit.osprocess import start_ticks, tcp_troubles
 from chaoskit.substrate import abilities
 from chaoskit.substrate.actions import Action, Applied
+from chaoskit.substrate.processes import Process
 from chaoskit.substrate.traffic import Block, Change, Way, between, towards
 from chaoskit.vocabulary import HUNG_CAUSES
 from faults import incidents
@@ -167,14 +167,14 @@ class TcpWatch:
         kind: of troubles.
     """
 
-    def __init__(self, pids: Sequence[int], kind: Literal["losses", "resets"]) -> None:
+    def __init__(self, processes: Sequence[Process], kind: Literal["losses", "resets"]) -> None:
         self._kind: Literal["losses", "resets"] = kind
-        self._processes = [(pid, start_ticks(pid)) for pid in pids]
+        self._processes = processes
         self._before = self._most = self._read()
         self._last = (time.monotonic(), self._before)
 
     def _read(self) -> list[int]:
-        found = [tcp_troubles(pid, ticks) for pid, ticks in self._processes]
+        found = [process.kernel.tcp_troubles(process) for process in self._processes]
         return [one.losses if self._kind == "losses" else one.resets for one in found]
 
     @property
@@ -205,10 +205,10 @@ class LossyNetwork(NetworkFault):
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         ways = self.aim(target)
         stations = {station for way in ways for station in way}
-        watched = [target.cluster.first_pid(node) for node in stations - {COORDINATOR}]
+        watched = [target.cluster.root(node) for node in stations - {COORDINATOR}]
         if COORDINATOR in stations:
             with contextlib.suppress(HarnessError):  # a command has none
-                watched.append(target.cluster.coordinator().pid)
+                watched.append(target.cluster.coordinator())
         watch = TcpWatch(watched, self.noticed)
 
         def look(change: Applied) -> Counted | None:

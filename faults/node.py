@@ -12,17 +12,16 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from chaoskit import osprocess
 from chaoskit.errors import BadInput
 from chaoskit.substrate.actions import Action, Applied, Freeze
-from chaoskit.substrate.base import Process
 from chaoskit.substrate.cgroup import unavailable
+from chaoskit.substrate.processes import Process
 from chaoskit.vocabulary import EXITED, HUNG_CAUSES
 from faults import incidents
 from faults.base import Fault, require_seconds
 from faults.evidence import Evidence, NodeFrozen
 from faults.incidents import IncidentKind
-from faults.processes import all_gone, continued_afterwards, gone, is_gone, look_up, signal_all
+from faults.processes import all_gone, continued_afterwards, gone, look_up, signal_all
 from faults.target import Target
 
 FREEZES = ("signal", "cgroup")
@@ -60,9 +59,9 @@ class KillAgent(NodeFault):
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         agent, *_ = processes = look_up(target)
-        if agent.pid != target.cluster.first_pid(target.node):  # it ends already: what is listed first is its child
+        if agent != target.cluster.root(target.node):  # it ends already: what is listed first is its child
             raise ProcessLookupError(f"the agent of {target.node} is gone")
-        target.cluster.signal_process(agent, signal.SIGKILL)
+        agent.signal(signal.SIGKILL)
         # the rank stands until it has ended with its agent: else it would take part in the step for a moment
         await target.seen(lambda: gone(processes, target.node), limit_s=_ENDS_S)
         target.release()
@@ -91,7 +90,7 @@ class KillNode(NodeFault):
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         processes = look_up(target)
-        signal_all(target, processes, signal.SIGKILL)
+        signal_all(processes, signal.SIGKILL)
         target.release()
         yield await all_gone(target, processes)
 
@@ -120,13 +119,13 @@ class Preempt(NodeFault):
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         agent, *others = processes = look_up(target)
-        signal_all(target, [agent, *(one for one in others if one.name != "ck-zygote")], signal.SIGTERM)
+        signal_all([agent, *(one for one in others if one.name != "ck-zygote")], signal.SIGTERM)
         target.release()
         seen = await target.seen(lambda: gone(processes, target.node), limit_s=self.grace_s)
-        left = [] if seen is not None else [process for process in processes if not is_gone(process)]
+        left = [] if seen is not None else [process for process in processes if not process.is_gone()]
         if seen is None:
             target.acts()
-            signal_all(target, left, signal.SIGKILL)
+            signal_all(left, signal.SIGKILL)
             seen = await all_gone(target, processes)
         yield msgspec.structs.replace(seen, more=f", {len(left)} of them after the grace period")
 
@@ -185,18 +184,18 @@ class FreezeNode(NodeFault):
         with contextlib.ExitStack() as held:
             if self.how == "cgroup":
                 freeze = held.enter_context(target.applied(Freeze()))
-                processes = [one for one in processes if not is_gone(one)] or processes
+                processes = [one for one in processes if not one.is_gone()] or processes
                 look = _Frozen(target, processes, freeze).look
             else:
                 held.enter_context(continued_afterwards(target, processes))
-                signal_all(target, processes, signal.SIGSTOP)  # the agent first: it must not report the others
+                signal_all(processes, signal.SIGSTOP)  # the agent first: it must not report the others
                 while new := self._started_meanwhile(target, processes):
                     held.enter_context(continued_afterwards(target, new))
-                    signal_all(target, new, signal.SIGSTOP)
+                    signal_all(new, signal.SIGSTOP)
                     processes += new
                 look = partial(_all_stopped, target, processes)
             # a harness that was busy for so long must not thaw it unseen; where one is gone it is never seen
-            seen = await target.seen(lambda: look() or any(map(is_gone, processes)))
+            seen = await target.seen(lambda: look() or any(one.is_gone() for one in processes))
             if isinstance(seen, NodeFrozen):
                 yield seen
             await target.sleep(self.thaw_after_s - target.seconds_since)
@@ -209,7 +208,7 @@ class FreezeNode(NodeFault):
 
 
 def _all_stopped(target: Target, processes: Sequence[Process]) -> NodeFrozen | None:
-    if not all(osprocess.is_stopped(process.pid, process.ticks) for process in processes):
+    if not all(process.is_stopped() for process in processes):
         return None
     return NodeFrozen(subject=target.whole_node, source="the kernel's states of them", processes=len(processes))
 
@@ -223,7 +222,8 @@ class _Frozen:
 
     def _count(self) -> list[int | None]:
         """How often the kernel took a CPU from each."""
-        return [osprocess.switches(process.pid, process.pid) for process in self._processes]
+        threads = [process.threads().get(process.pid) for process in self._processes]
+        return [thread and thread.switches for thread in threads]
 
     def look(self) -> NodeFrozen | None:
         now_s, now = time.monotonic(), self._count()

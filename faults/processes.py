@@ -7,8 +7,7 @@ import signal
 from collections.abc import Iterable, Iterator, Sequence
 
 from chaoskit import osprocess
-from chaoskit.substrate.base import Process
-from chaoskit.substrate.undo import ContinueEntry
+from chaoskit.substrate.processes import Process
 from faults.evidence import NodeGone, ProcessEnded, WholeNode
 from faults.target import Target
 
@@ -22,36 +21,30 @@ def look_up(target: Target, node: str = "") -> list[Process]:
     return processes
 
 
-def signal_all(target: Target, processes: Iterable[Process], signum: int) -> None:
+def signal_all(processes: Iterable[Process], signum: int) -> None:
     """Send a signal to each that is still there."""
     for process in processes:
         with contextlib.suppress(ProcessLookupError):  # ended with its parent meanwhile
-            target.cluster.signal_process(process, signum)
+            process.signal(signum)
 
 
 @contextlib.contextmanager
 def continued_afterwards(target: Target, processes: Sequence[Process]) -> Iterator[None]:
     """Continue processes that are stopped in a ``with`` when it is left. If the run is killed, its guard does."""
-    undo = target.undo.plan(*(ContinueEntry(one.pid, one.ticks) for one in processes))
+    undo = target.undo.plan(*(entry for one in processes for entry in one.kernel.undo_stop(one)))
     try:
         yield
     finally:
-        for process in reversed(processes):  # workers first: the agent finds them moving
-            osprocess.kill_if_same(process.pid, process.ticks, signal.SIGCONT)
-        if left := [one for one in processes if osprocess.is_stopped(one.pid, one.ticks)]:
+        signal_all(reversed(processes), signal.SIGCONT)  # workers first: the agent finds them moving
+        if left := [one for one in processes if one.is_stopped()]:
             target.left_behind.append(f"processes {[one.pid for one in left]} are stopped")
         else:
             undo.done()
 
 
-def is_gone(process: Process) -> bool:
-    """Whether a process has ended, or is about to."""
-    return osprocess.start_ticks(process.pid) != process.ticks or osprocess.is_ending(process.pid)
-
-
 def gone(processes: Sequence[Process], node: str) -> NodeGone | None:
     """Evidence that none of these processes of a node is left; None if some are."""
-    if not all(map(is_gone, processes)):
+    if not all(process.is_gone() for process in processes):
         return None
     first = "the agent" if processes[0].name.startswith("ck-") else processes[0].name
     pids = tuple(process.pid for process in processes)
@@ -78,4 +71,4 @@ async def killed(target: Target, signum: int) -> ProcessEnded | None:
 def ended(target: Target, how: str, status: str) -> ProcessEnded:
     """Evidence that the target's process ended in this way."""
     seen_ns = target.exited_ns
-    return ProcessEnded(subject=target.process, source="its parent", observed_ns=seen_ns, how=how, status=status)
+    return ProcessEnded(subject=target.rank_process, source="its parent", observed_ns=seen_ns, how=how, status=status)

@@ -50,4 +50,4 @@ class Raise(Fault):
         lost = found(await target.heard(lambda: target.lost))
         if lost.cause == "raised" and self.message in lost.detail:
             told = f"the process ended: {lost.detail}"
-            yield LossReported(subject=target.process, source="its agent", cause=lost.cause, seen=told)
+            yield LossReported(subject=target.rank_process, source="its agent", cause=lost.cause, seen=told)

@@ -176,7 +176,7 @@ class TakeSpot(NodeFault):
                 target.say(SpotNotice(target.node, max(0.0, self.grace_s - target.seconds_since)))
         is_out = world.is_without(target.node)
         target.acts()
-        signal_all(target, processes[:1], signal.SIGKILL)  # its agent takes along what is left
+        signal_all(processes[:1], signal.SIGKILL)  # its agent takes along what is left
         seen = await all_gone(target, processes)
         yield msgspec.structs.replace(seen, more=f", {'' if is_out else 'not '}out of the world by then")
 

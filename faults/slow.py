@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from chaoskit import osprocess
 from chaoskit.errors import BadInput
 from chaoskit.substrate.actions import Action, CapProcessCpu
 from chaoskit.substrate.cgroup import Cgroup, throttle, unavailable
@@ -85,7 +84,7 @@ class Straggle(Fault):
             target.act("burn", cpu_fraction=self.cpu_fraction, steps=self.steps, name=_BURNER)
             yield found(await target.seen(lambda: _burnt(target)))
         else:
-            group = throttle(target.pid, target.ticks, target.undo, self.cpu_fraction)
+            group = throttle(target.pid, target.process.ticks, target.undo, self.cpu_fraction)
             with target.removing(group):
                 target.release()
                 throttled = _Throttled(group)
@@ -119,14 +118,16 @@ class _Throttled:
 
     def evidence(self, target: Target) -> Counted:
         told = f"the kernel throttled {self._group.path.name} {self.times} times, for {self.seconds * 1000:.0f} ms"
-        return Counted(subject=target.process, source="the kernel's count for its group", count=self.times, seen=told)
+        return Counted(
+            subject=target.rank_process, source="the kernel's count for its group", count=self.times, seen=told
+        )
 
 
 def _burnt(target: Target) -> Counted | None:
     """CPU time of the burning thread, as the kernel counts it."""
-    for tid, name in osprocess.threads(target.pid).items():
-        ticks = osprocess.cpu_ticks(target.pid, tid) if name == _BURNER else None
-        if ticks is not None and ticks >= _BURNT_TICKS:
-            told = f"thread {tid} ({name}) of pid {target.pid} used {ticks * 10} ms of CPU"
-            return Counted(subject=target.process, source="the kernel's count of its time", count=ticks, seen=told)
+    for tid, thread in target.process.threads().items():
+        ticks = thread.cpu_ticks
+        if thread.name == _BURNER and ticks >= _BURNT_TICKS:
+            told = f"thread {tid} ({thread.name}) of pid {target.pid} used {ticks * 10} ms of CPU"
+            return Counted(subject=target.rank_process, source="the kernel's count of its time", count=ticks, seen=told)
     return None

@@ -8,16 +8,14 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from chaoskit import osprocess
 from chaoskit.errors import BadInput
 from chaoskit.messages import HookReached, WorkerLost, WorkerReady
-from chaoskit.substrate.base import Process
+from chaoskit.substrate.processes import Process
 from chaoskit.vocabulary import EXITED, LOAD
 from faults import incidents
 from faults.base import Fault, require_message
 from faults.evidence import Counted, Evidence, LossReported
 from faults.incidents import IncidentKind
-from faults.processes import is_gone
 from faults.target import Target
 
 
@@ -71,17 +69,17 @@ class CrashLoop(_StickyFault):
                     yield await self._all_gone(target, killed)
 
     def _kill(self, target: Target, worker: str, pid: int) -> Process:
-        process = Process(pid, osprocess.start_ticks(pid), worker)
+        process = target.cluster.worker(target.node, pid)
         target.claim(worker)
         try:
-            target.cluster.signal(pid, signal.SIGKILL)
+            process.signal(signal.SIGKILL)
         except ProcessLookupError:
             target.unclaim(worker)  # it ended by itself: that is not explained by this fault
             raise
         return process
 
     async def _all_gone(self, target: Target, killed: Sequence[Process]) -> Counted:
-        await target.seen(lambda: all(map(is_gone, killed)))
+        await target.seen(lambda: all(process.is_gone() for process in killed))
         told = f"{len(killed)} of {self.times} workers of {target.node} were killed and are gone"
         source = "the kernel's list of processes"
         return Counted(subject=target.whole_node, source=source, count=len(killed), seen=told)

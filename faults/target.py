@@ -32,6 +32,7 @@ from chaoskit.substrate.actions import Action, Applied
 from chaoskit.substrate.base import Cluster
 from chaoskit.substrate.cgroup import Cgroup
 from chaoskit.substrate.object_proxy import ObjectProxy
+from chaoskit.substrate.processes import Process
 from chaoskit.substrate.undo import UndoLog
 from faults.evidence import Counted, Evidence, RankProcess, ReadBack, Subject, WholeNode
 
@@ -63,7 +64,7 @@ class Target:
     """What a fault strikes, what it may do to it, and what was heard of it since.
 
     Attributes:
-        worker: name of the process that had the rank; with its ``node``, ``rank``, ``pid`` and start time (``ticks``).
+        worker: name of the process that had the rank; with its ``node``, ``rank`` and ``process``.
         tid: the thread that stands at the fault's trigger; the main one else.
         step, phase: where the rank was at the moment of the act.
         waiting: the worker that stands at the fault's trigger until it is released; "" if none does.
@@ -98,9 +99,8 @@ class Target:
     rank: int
     step: int
     phase: str
-    pid: int
+    process: Process
     tid: int
-    ticks: int | None
     waiting: str = ""
     places: Mapping[int, str] = field(default_factory=dict)
     rack: tuple[str, ...] = ()
@@ -136,7 +136,7 @@ class Target:
 
     def signal(self, signum: int) -> None:
         """Send a signal to the worker process. Raises ProcessLookupError where it is gone."""
-        self.cluster.signal(self.pid, signum)
+        self.process.signal(signum)
 
     def act(self, act: str, **options: Any) -> None:
         """Let the worker that waits go on, after doing ``act`` to itself. Nothing, where none waits."""
@@ -232,7 +232,12 @@ class Target:
         return (time.monotonic_ns() - self.injected_ns) / 1e9
 
     @property
-    def process(self) -> RankProcess:
+    def pid(self) -> int:
+        """Of the worker's process, on its node."""
+        return self.process.pid
+
+    @property
+    def rank_process(self) -> RankProcess:
         """The worker's process, as a subject of evidence."""
         return RankProcess(self.worker, self.rank, self.pid)
 
@@ -298,7 +303,7 @@ class Target:
             lambda: next((one for one in self.reports if one.effective and one.worker == self.worker), None)
         )
         assert report is not None
-        return ReadBack(subject=self.process, source=report.worker, value=report.observed)
+        return ReadBack(subject=self.rank_process, source=report.worker, value=report.observed)
 
     async def counted(self, applied: Applied, subject: Subject, source: str, told: Callable[[int], str]) -> Counted:
         """Wait until what was applied has met something. It counts on: the newest count is the fault's last word.

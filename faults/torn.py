@@ -112,12 +112,12 @@ class TornWrite(NodeFault):
             if stood.worker:
                 processes = [process for process in processes if process.pid == target.pid]
             target.claim()
-            signal_all(target, processes, signal.SIGKILL)
+            signal_all(processes, signal.SIGKILL)
             if not processes:
                 return
             seen = await all_gone(target, processes)
             gone = f"{target.worker} (pid {target.pid}) is gone" if stood.worker else str(seen)
-            subject = target.process if stood.worker else target.whole_node
+            subject = target.rank_process if stood.worker else target.whole_node
             yield ReadBack(
                 subject=subject, source="the thread that stood there, and the kernel", value=f"{stood.observed}; {gone}"
             )

@@ -49,7 +49,7 @@ WATCH = LogPatterns(step=r"step (\d+)", loss=r"loss ([\d.eE+-]+)")
 WAIT_S = 60.0
 LONG = 160  # steps, of which most are left when a fault strikes, however late its moment is noticed
 FROZEN_S = 2.5  # within which it is seen to stand still, however late the harness looks
-START_S = 240.0  # a nursery imports torch
+START_S = 240.0  # a supervisor imports torch
 LAUNCHED_S = 240.0  # torchrun and torch are imported first
 
 

@@ -25,8 +25,7 @@ from chaoskit.osprocess import is_ending
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.stacks import LogPatterns
 from chaoskit.stacks.ranks import seats
-from chaoskit.substrate.base import Process
-from chaoskit.substrate.levers import identify
+from chaoskit.substrate.processes import HOST, Process
 from faults import (
     CATALOGUE,
     Cut,
@@ -51,7 +50,7 @@ def processes(script: str, count: int) -> tuple[subprocess.Popen[bytes], list[Pr
     """A shell and what it has started, when there are so many."""
     shell = subprocess.Popen(["sh", "-c", script], start_new_session=True)
     deadline_s = time.monotonic() + WAIT_S
-    while len(found := [identify(pid) for pid in _session(shell.pid)]) < count:
+    while len(found := [HOST.find(pid) for pid in _session(shell.pid)]) < count:
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
     return shell, found

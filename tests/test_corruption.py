@@ -356,7 +356,7 @@ class Announced(Fault):
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         target.release()
         await target.seen(self.marker.exists)
-        yield ReadBack(subject=target.process, source="the job's sign", value="a bit was flipped")
+        yield ReadBack(subject=target.rank_process, source="the job's sign", value="a bit was flipped")
 
 
 @pytest.mark.parametrize(

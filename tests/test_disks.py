@@ -24,6 +24,7 @@ from chaoskit.substrate import abilities
 from chaoskit.substrate.actions import BreakDisk
 from chaoskit.substrate.disk import OPERATIONS, Ailments, Failing, Full, ReadOnly, Slow, Trouble
 from chaoskit.substrate.disks import Disk, Disks
+from chaoskit.substrate.processes import HOST
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Verdict
 from faults import DiskError, DiskFull, Fault, ReadOnlyDisk, SlowDisk
@@ -175,7 +176,7 @@ def test_errors_reach_whoever_writes(
     """A node gets the error of the trouble, is counted, and writes again when it is lifted; others write as ever."""
     directory = tmp_path / "disk"
     directory.mkdir()
-    disks = Disks(undo, enter, lambda name: node.pid)
+    disks = Disks(undo, enter, lambda name: HOST.find(node.pid))
     broken = disks.apply("node0", BreakDisk(directory, trouble))
     with pytest.raises(OSError, match=os.strerror(number)):
         (seen_by(node, directory) / "a").write_bytes(bytes(10_000))
@@ -192,7 +193,7 @@ def test_a_full_disk_says_so_before_it_refuses(node: subprocess.Popen[bytes], un
     """A job that asks for the free space first is told that there is none; other nodes see their own."""
     directory = tmp_path / "disk"
     directory.mkdir()
-    disks = Disks(undo, enter, lambda name: node.pid)
+    disks = Disks(undo, enter, lambda name: HOST.find(node.pid))
     full = disks.apply("node0", BreakDisk(directory, Full(room_bytes=10 * os.statvfs(directory).f_frsize)))
     inside = seen_by(node, directory)
     assert os.statvfs(inside).f_bavail == os.statvfs(inside).f_bfree == 10
@@ -226,7 +227,7 @@ def test_what_is_slow_takes_longer(node: subprocess.Popen[bytes], undo: UndoLog,
     """Each operation of a slow disk takes the delay longer."""
     directory = tmp_path / "disk"
     directory.mkdir()
-    disks = Disks(undo, enter, lambda name: node.pid)
+    disks = Disks(undo, enter, lambda name: HOST.find(node.pid))
     slow = disks.apply("node0", BreakDisk(directory, Slow(100.0)))
     begin_s = time.monotonic()
     (seen_by(node, directory) / "a").write_bytes(b"x")
@@ -238,7 +239,7 @@ def test_what_is_slow_takes_longer(node: subprocess.Popen[bytes], undo: UndoLog,
 @needs_fuse
 def test_nobody_elses_directory_is_troubled(undo: UndoLog, tmp_path: Path) -> None:
     """A process that shares the mounts of this machine gets no trouble."""
-    disks = Disks(undo, enter, lambda name: os.getpid())
+    disks = Disks(undo, enter, lambda name: HOST.find(os.getpid()))
     with pytest.raises(HarnessError, match="no mounts of its own"):
         disks.apply("node0", BreakDisk(tmp_path, ReadOnly()))
     disks.close()
@@ -250,11 +251,12 @@ from pathlib import Path
 from chaoskit.substrate.actions import BreakDisk
 from chaoskit.substrate.disk import ReadOnly
 from chaoskit.substrate.disks import Disks
+from chaoskit.substrate.processes import HOST
 from chaoskit.substrate.undo import UndoLog
 
 pid = int(sys.argv[1])
 enter = lambda pid: ["nsenter", f"--mount=/proc/{pid}/ns/mnt"]
-disks = Disks(UndoLog(Path(sys.argv[3])), enter, lambda name: pid)
+disks = Disks(UndoLog(Path(sys.argv[3])), enter, lambda name: HOST.find(pid))
 disks.apply("node0", BreakDisk(Path(sys.argv[2]), ReadOnly()))
 (disk,) = disks.mounted.values()
 print(disk.process.pid, flush=True)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from support.waiting import wait_until
@@ -23,16 +23,16 @@ from chaoskit.job import resolve_job
 from chaoskit.journal import read_journals
 from chaoskit.messages import WorkerReady
 from chaoskit.substrate import abilities, commands, docker_daemon, docker_image
-from chaoskit.substrate.actions import CapCpu, CapMemory, CapPids, Freeze
-from chaoskit.substrate.base import Process
+from chaoskit.substrate.actions import Action, BreakDisk, CapCpu, CapMemory, CapPids, CapWrites, Freeze
 from chaoskit.substrate.cgroup import find_place
 from chaoskit.substrate.docker import DockerSubstrate
 from chaoskit.substrate.docker_container import Container
 from chaoskit.substrate.docker_image import Recipe, outermost, skeleton_archive
 from chaoskit.substrate.docker_janitor import HOST, OWNER, endpoint, labels, owner, remove_abandoned
-from chaoskit.substrate.local import LocalCluster
+from chaoskit.substrate.job_cluster import JobCluster
 from chaoskit.substrate.network import COORDINATOR
-from chaoskit.substrate.traffic import Degrade, between
+from chaoskit.substrate.processes import Process
+from chaoskit.substrate.traffic import Change, Degrade, between
 from chaoskit.substrate.undo import ContainerEntry, RepairOutcome, UndoLog, sweep
 from chaoskit.vocabulary import Event
 from faults import Cut, Kill, Scale
@@ -50,7 +50,7 @@ from pathlib import Path
 from chaoskit.config import DETECTION, RunConfig
 from chaoskit.job import resolve_job
 from chaoskit.substrate.actions import Freeze
-from chaoskit.substrate.base import Process
+from chaoskit.substrate.processes import Process
 from chaoskit.substrate.docker import DockerSubstrate
 
 job = resolve_job(sys.argv[1], {"steps": 10**6, "step_s": 0.02})
@@ -112,7 +112,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
 
 
-def start(substrate: DockerSubstrate, runs: Path) -> LocalCluster:
+def start(substrate: DockerSubstrate, runs: Path) -> JobCluster:
     """Two nodes that train until they are stopped."""
     job = resolve_job(TROUBLED, {"steps": 10**6, "step_s": 0.02})
     config = RunConfig(job=job, nodes=2, spares=0, **RELAXED)
@@ -120,7 +120,7 @@ def start(substrate: DockerSubstrate, runs: Path) -> LocalCluster:
 
 
 @pytest.fixture
-def cluster(substrate: DockerSubstrate, runs: Path) -> Iterator[LocalCluster]:
+def cluster(substrate: DockerSubstrate, runs: Path) -> Iterator[JobCluster]:
     cluster = start(substrate, runs)
     yield cluster
     cluster.end()
@@ -138,7 +138,7 @@ def container_of(substrate: DockerSubstrate, station: str) -> Container:
     return substrate.containers[station]
 
 
-def receive(cluster: LocalCluster, wanted: Callable[[Any], bool]) -> Any:
+def receive(cluster: JobCluster, wanted: Callable[[Any], bool]) -> Any:
     """Return the first message that is wanted."""
 
     def next_wanted() -> Any:
@@ -160,15 +160,32 @@ def run_in(container: Container, code: str, *arguments: str) -> int:
 # -- runs ---------------------------------------------------------------------------------------------------------
 
 
-def first_process(cluster: LocalCluster, station: str) -> Process:
+@pytest.mark.parametrize("action", [*get_args(Change), BreakDisk, CapWrites])
+def test_containers_have_networks_and_disks_of_their_own(action: type[Action]) -> None:
+    """What this machine can do to a network, or to a directory, it can do to those of containers."""
+    substrate = DockerSubstrate()
+    assert substrate.why_not(action) == abilities.why_not(action)
+    substrate.close()
+
+
+@pytest.mark.parametrize("action", [Freeze, CapCpu, CapMemory, CapPids])
+def test_docker_freezes_and_limits_for_any_user(action: type[Action]) -> None:
+    """Its daemon writes to the control groups, which this user may not be able to."""
+    substrate = DockerSubstrate()
+    assert substrate.why_not(action) == ""
+    substrate.close()
+
+
+def first_process(cluster: JobCluster, station: str) -> Process:
     return cluster.coordinator() if station == COORDINATOR else cluster.node(station)[0]
 
 
-def named_process(cluster: LocalCluster, station: str) -> Process:
+def named_process(cluster: JobCluster, station: str) -> Process:
     """The same, when it has begun: then it takes its name."""
 
     def found() -> Process | None:
-        process = first_process(cluster, station)
+        known = first_process(cluster, station)
+        process = known.kernel.find(known.pid)
         return process if process.name == f"ck-{station}" else None
 
     process = wait_until(found, f"the process ck-{station}", limit_s=WAIT_S)
@@ -180,7 +197,7 @@ def named_process(cluster: LocalCluster, station: str) -> Process:
 @pytest.mark.costly
 @pytest.mark.promise("Every node is a container, and the coordinator another one.")
 @needs_docker
-def test_every_node_is_a_container(substrate: DockerSubstrate, cluster: LocalCluster) -> None:
+def test_every_node_is_a_container(substrate: DockerSubstrate, cluster: JobCluster) -> None:
     """Labelled, with a network and a group of its own, and with few rights; its processes have the same pids here."""
     namespaces, groups = set(), set()
     for station in (COORDINATOR, *cluster.nodes):
@@ -302,7 +319,7 @@ def test_nothing_of_a_run_stays_in_the_network_of_a_container(substrate: DockerS
 @pytest.mark.promise("A lost node is cut off first, and then killed by Docker")
 @needs_docker
 def test_a_lost_node_is_gone_at_once_and_another_one_takes_its_name(
-    substrate: DockerSubstrate, cluster: LocalCluster
+    substrate: DockerSubstrate, cluster: JobCluster
 ) -> None:
     """A lost node has no process when the call returns, and another container takes its name."""
     receive(cluster, lambda message: isinstance(message, WorkerReady) and message.node == "node1")
@@ -328,7 +345,7 @@ def test_a_lost_node_is_gone_at_once_and_another_one_takes_its_name(
 @pytest.mark.costly
 @pytest.mark.promise("A node is frozen by pausing, and limited by updating its container")
 @needs_docker
-def test_a_paused_node_stands_still_and_goes_on(substrate: DockerSubstrate, cluster: LocalCluster) -> None:
+def test_a_paused_node_stands_still_and_goes_on(substrate: DockerSubstrate, cluster: JobCluster) -> None:
     """Processes of a paused node do not run, and its container is used by no other run until it goes on."""
     container = container_of(substrate, "node1")
     frozen = cluster.apply("node1", Freeze())
@@ -346,7 +363,7 @@ def test_a_paused_node_stands_still_and_goes_on(substrate: DockerSubstrate, clus
 
 @pytest.mark.costly
 @needs_docker
-def test_a_paused_node_can_be_lost(cluster: LocalCluster) -> None:
+def test_a_paused_node_can_be_lost(cluster: JobCluster) -> None:
     """A node that is paused can be lost."""
     frozen = cluster.apply("node0", Freeze())
     cluster.lose("node0")
@@ -355,7 +372,7 @@ def test_a_paused_node_can_be_lost(cluster: LocalCluster) -> None:
 
 @pytest.mark.costly
 @needs_docker
-def test_limits_bite_and_are_lifted(substrate: DockerSubstrate, cluster: LocalCluster) -> None:
+def test_limits_bite_and_are_lifted(substrate: DockerSubstrate, cluster: JobCluster) -> None:
     """Limits of CPU, memory and processes strike, are counted, and end when they are lifted."""
     container = container_of(substrate, "node0")
     cpu = cluster.apply("node0", CapCpu(0.05))
@@ -382,7 +399,7 @@ def test_limits_bite_and_are_lifted(substrate: DockerSubstrate, cluster: LocalCl
 
 @pytest.mark.costly
 @needs_docker
-def test_docker_says_which_container_ran_out_of_memory(substrate: DockerSubstrate, cluster: LocalCluster) -> None:
+def test_docker_says_which_container_ran_out_of_memory(substrate: DockerSubstrate, cluster: JobCluster) -> None:
     """When the kernel ends the first process of a container, all of it ends, and the count of the kernel with it."""
     container, agent = container_of(substrate, "node1"), cluster.node("node1")[0]
     receive(cluster, lambda message: isinstance(message, WorkerReady) and message.node == "node1")
@@ -455,7 +472,7 @@ def test_an_entry_removes_only_what_bears_its_labels(idle: Callable[..., Any]) -
 
 @pytest.mark.slow
 @pytest.mark.costly
-@pytest.mark.promise("When its launcher is killed its nursery ends")
+@pytest.mark.promise("When its launcher is killed its supervisor ends")
 @needs_docker
 def test_nothing_is_left_of_a_launcher_that_is_killed(
     tmp_path: Path, idle: Callable[..., Any], monkeypatch: pytest.MonkeyPatch

@@ -61,7 +61,7 @@ class Wait(Fault):
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         target.release()
-        yield ReadBack(subject=target.process, source="the harness", value="it went on")
+        yield ReadBack(subject=target.rank_process, source="the harness", value="it went on")
 
 
 def awaiting(stored: DiskTier, *steps: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -49,10 +50,9 @@ from chaoskit.messages import (
     WorkerLost,
     WorkerReady,
 )
-from chaoskit.osprocess import kill_if_same, start_ticks
+from chaoskit.osprocess import start_ticks
 from chaoskit.runtime.levers.numbers import Poison
-from chaoskit.substrate.base import Process
-from chaoskit.substrate.levers import live_tree
+from chaoskit.substrate.processes import HOST, HostKernel, Process
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import LOAD, LOSS_CAUSES, Event, RunEnd, Verdict
 from faults import (
@@ -200,7 +200,7 @@ class Worker:
         """The process as the target of a fault whose lever was pulled."""
         pid = self._process.pid
         reports = [LeverPulled("node1.w0", "fault0", "about to call pause()", False)]
-        return target_of(undo, channel=self, pid=pid, tid=pid, ticks=None, reports=reports)
+        return target_of(undo, channel=self, process=HOST.find(pid), tid=pid, reports=reports)
 
 
 def test_a_thread_that_keeps_the_interpreter_lock_is_seen(undo: UndoLog) -> None:
@@ -228,22 +228,19 @@ class OneNode(Deserted):
 
     def __init__(self, processes: list[subprocess.Popen[bytes]]) -> None:
         super().__init__()
-        self._processes = [known(process) for process in processes]
+        self._processes = [unmoved(process) for process in processes]
 
     def node(self, node: str) -> list[Process]:
         return self._processes
 
-    def first_pid(self, node: str) -> int:
-        return self._processes[0].pid
+    def root(self, node: str) -> Process:
+        return self._processes[0]
 
     def coordinator(self) -> Process:
         return self._processes[0]
 
-    def signal(self, pid: int, signum: int) -> None:
-        """It is sent."""
-
-    def signal_process(self, process: Process, signum: int) -> None:
-        """It is sent."""
+    def worker(self, node: str, pid: int) -> Process:
+        return next(process for process in self._processes if process.pid == pid)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -282,7 +279,7 @@ def test_what_is_below_an_agent_that_ends_is_not_killed_for_it(
     children[0].kill()
     cluster: Any = Ending([child])
     cluster.node = lambda node: [child]
-    cluster.first_pid = lambda node: agent.pid
+    cluster.root = lambda node: agent
     with (
         pytest.raises(ProcessLookupError, match="the agent of node1 is gone"),
         injecting(KillAgent(rank=1, at_step=8), target_of(undo, cluster)),
@@ -305,6 +302,21 @@ def known(child: subprocess.Popen[bytes]) -> Process:
     ticks = start_ticks(child.pid)
     assert ticks is not None
     return Process(child.pid, ticks, "ck-node1")
+
+
+class Deaf(HostKernel):
+    """The kernel, but for signals: those that end or stop a process do nothing."""
+
+    def signal(self, process: Process, signum: int) -> None:
+        if signum == signal.SIGCONT:
+            super().signal(process, signum)
+
+
+DEAF = Deaf()
+
+
+def unmoved(child: subprocess.Popen[bytes]) -> Process:
+    return dataclasses.replace(known(child), kernel=DEAF)
 
 
 @pytest.mark.parametrize(
@@ -374,8 +386,9 @@ def test_a_node_that_is_gone_after_the_job_was_not_killed(
 def test_the_tree_of_a_process_that_is_another_by_now_is_empty(children: list[subprocess.Popen[bytes]]) -> None:
     """What has the pid of an agent that ended is not looked at, and not killed."""
     now = known(children[0])
-    assert [one.pid for one in live_tree(now.pid, now.ticks)] == [now.pid]
-    assert live_tree(now.pid, (now.ticks or 0) + 1) == live_tree(now.pid, None) == []
+    assert HOST.tree(now) == [now]
+    others = [Process(now.pid, ticks, now.name) for ticks in ((now.ticks or 0) + 1, None)]
+    assert [HOST.tree(other) for other in others] == [[], []]
 
 
 class Ending:
@@ -386,9 +399,6 @@ class Ending:
 
     def coordinator(self) -> Process:
         return self.coordinators[0]
-
-    def signal_process(self, process: Process, signum: int) -> None:
-        assert kill_if_same(process.pid, process.ticks, signum)
 
 
 @pytest.mark.parametrize("is_over", [False, True])
@@ -471,11 +481,11 @@ class Wired:
 
         return Nothing()
 
-    def first_pid(self, node: str) -> int:
-        return os.getpid()
+    def root(self, node: str) -> Process:
+        return HOST.find(os.getpid())
 
     def coordinator(self) -> Process:
-        return Process(os.getpid(), start_ticks(os.getpid()), "ck-coordinator")
+        return HOST.find(os.getpid())
 
     def round_trips_ms(self, source: str, target: str, count: int, timeout_s: float) -> tuple[float, ...]:
         return (0.1,) * count
@@ -525,7 +535,7 @@ def test_a_crash_loop_is_seen_when_whom_it_killed_is_gone(
     undo: UndoLog, children: list[subprocess.Popen[bytes]]
 ) -> None:
     """The rank first, and then each worker that its node starts instead."""
-    struck = target_of(undo, OneNode(children), pid=children[0].pid, ticks=known(children[0]).ticks)
+    struck = target_of(undo, OneNode(children), process=unmoved(children[0]))
     with injecting(CrashLoop(rank=1, at_step=8, times=2), struck) as run:
         for number, child in enumerate(children):
             assert [one.count for one in run.evidence] == [*range(1, number + 1)]

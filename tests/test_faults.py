@@ -20,8 +20,7 @@ from chaoskit.experiment.outcome import Outcome
 from chaoskit.journal import Record, read_journals
 from chaoskit.messages import Heartbeat, HookReached, WorkerLost, WorkerReady
 from chaoskit.pytest_plugin import Chaos
-from chaoskit.substrate.base import Process
-from chaoskit.substrate.local import LocalCluster
+from chaoskit.substrate.processes import Process
 from chaoskit.substrate.undo import runtime_directory
 from chaoskit.suites.goals import JournalFlag, happened
 from chaoskit.vocabulary import Event, Verdict
@@ -271,13 +270,12 @@ def test_a_process_that_was_looked_up_is_not_its_successor() -> None:
     """Signals go to the process that was meant, or to none."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
-        cluster = LocalCluster.__new__(LocalCluster)  # the method needs no run
         ticks = osprocess.start_ticks(child.pid)
         assert ticks is not None
         with pytest.raises(ProcessLookupError, match="is gone"):
-            cluster.signal_process(Process(child.pid, ticks - 1, "another"), signal.SIGKILL)
+            Process(child.pid, ticks - 1, "another").signal(signal.SIGKILL)
         assert child.poll() is None
-        cluster.signal_process(Process(child.pid, ticks, "child"), signal.SIGKILL)
+        Process(child.pid, ticks, "child").signal(signal.SIGKILL)
         assert child.wait(10) == -signal.SIGKILL
     finally:
         child.kill()

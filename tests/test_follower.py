@@ -11,7 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -41,10 +41,8 @@ from chaoskit.messages import (
     Release,
     Trigger,
     WorkerLost,
-    WorkerReady,
 )
-from chaoskit.substrate.local import LocalCluster, LocalSubstrate
-from chaoskit.substrate.network import Loopback
+from chaoskit.substrate.processes import HOST, HostKernel, Process
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event, Phase, RunEnd, Verdict
 from faults import Fault, Flap, Kill, NaN
@@ -52,6 +50,17 @@ from faults.evidence import Evidence, ReadBack
 from faults.target import Target
 
 END = EndJob(ok=True, reason="")
+
+
+class Killing(HostKernel):
+    """The kernel, and whatever gets a signal has ended when that was sent."""
+
+    def signal(self, process: Process, signum: int) -> None:
+        super().signal(process, signum)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+
+KILLING = Killing()
 
 
 class Script:
@@ -89,9 +98,11 @@ class Script:
             self.armed += [(worker, trigger) for trigger in order.triggers]
         return True
 
-    def signal(self, pid: int, signum: int) -> None:
-        os.kill(pid, signum)
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    def worker(self, node: str, pid: int) -> Process:
+        return KILLING.find(pid)
+
+    def heard(self) -> nullcontext[None]:
+        return nullcontext()
 
     def close(self) -> None:
         os.close(self._readable)
@@ -221,7 +232,7 @@ class Looking(Kill):
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         target.release()
         await target.seen(lambda: self.looks_s.append(time.monotonic()))
-        yield ReadBack(subject=target.process, source="nothing", value="nothing")
+        yield ReadBack(subject=target.rank_process, source="nothing", value="nothing")
 
 
 def test_the_longer_evidence_takes_the_less_often_it_is_looked_for(
@@ -252,10 +263,10 @@ class Noted(Script):
 
     def __init__(self, messages: list[Message | HookReached]) -> None:
         super().__init__(messages)
-        self.heard: list[type] = []
+        self.known: list[type] = []
 
     def receive(self, timeout_s: float) -> Message | None:
-        self.heard += [type(message) for message in self._messages[:1]]
+        self.known += [type(message) for message in self._messages[:1]]
         return super().receive(timeout_s)
 
 
@@ -267,9 +278,9 @@ class Noting(Kill):
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         cluster: Any = target.cluster
-        self.heard.extend(cluster.heard)
+        self.heard.extend(cluster.known)
         target.release()
-        yield ReadBack(subject=target.process, source="nothing", value="nothing")
+        yield ReadBack(subject=target.rank_process, source="nothing", value="nothing")
 
 
 def test_what_is_due_acts_before_anything_more_is_heard(
@@ -291,8 +302,8 @@ class Links(Quiet):
         super().__init__(messages)
         self.changes_s: list[float] = []
 
-    def first_pid(self, node: str) -> int:
-        return os.getpid()
+    def root(self, node: str) -> Process:
+        return HOST.find(os.getpid())
 
     def probe(self, source: str, target: str, timeout_s: float) -> Echoes:
         return Echoes(self)
@@ -395,22 +406,14 @@ def test_a_healer_that_ends_already_is_not_struck(tmp_path: Path, processes: lis
     assert cluster.released == ["node1.1"]
 
 
-def test_who_has_ended_takes_no_signal(tmp_path: Path, processes: list[subprocess.Popen[bytes]]) -> None:
+def test_a_process_that_has_ended_takes_no_signal(processes: list[subprocess.Popen[bytes]]) -> None:
     """The kernel accepts a signal for a zombie: a death without a cause would be taken for a fault's doing."""
     pids = [process.pid for process in processes[:2]]
-    nothing: Any = None
-    network = Loopback(0)
-    for listener in network.listeners:
-        listener.close()
-    substrate = LocalSubstrate()
-    cluster = LocalCluster(substrate, network, nothing, "", pids, ("node0",), tmp_path)
-    substrate.close()
-    for rank, pid in enumerate(pids):
-        cluster.observe(WorkerReady(f"node{rank}.1", f"node{rank}", Endpoint("", "", 0, pid, -1)))
+    workers = [HOST.find(pid) for pid in pids]
     end(processes[0])
-    with pytest.raises(ProcessLookupError, match="not a worker of this run any more"):
-        cluster.signal(pids[0], signal.SIGKILL)
-    cluster.signal(pids[1], signal.SIGKILL)
+    with pytest.raises(ProcessLookupError, match="is gone"):
+        workers[0].signal(signal.SIGKILL)
+    workers[1].signal(signal.SIGKILL)
     assert processes[1].wait() == -signal.SIGKILL
 
 

@@ -18,10 +18,10 @@ from chaoskit import osprocess
 from chaoskit.errors import HarnessError
 from chaoskit.substrate import cgroup
 from chaoskit.substrate.actions import CapCpu, CapMemory, CapPids, CapWrites, Freeze
-from chaoskit.substrate.base import Process
 from chaoskit.substrate.cgroup import unavailable
 from chaoskit.substrate.device import device_of
 from chaoskit.substrate.holds import Holds, Saturation
+from chaoskit.substrate.processes import Process
 from chaoskit.substrate.undo import UndoLog, sweep
 from chaoskit.substrate.undo.entries import PREFIX
 
@@ -63,7 +63,7 @@ import sys
 from pathlib import Path
 from chaoskit.osprocess import start_ticks
 from chaoskit.substrate.actions import Freeze
-from chaoskit.substrate.base import Process
+from chaoskit.substrate.processes import Process
 from chaoskit.substrate.holds import Holds
 from chaoskit.substrate.undo import UndoLog
 

@@ -119,7 +119,7 @@ class Retire(TakeSpot):
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         agent, *_ = processes = look_up(target)
-        target.cluster.signal_process(agent, signal.SIGTERM)  # the harness neither says nor takes anything
+        agent.signal(signal.SIGTERM)  # the harness neither says nor takes anything
         target.release()
         yield await all_gone(target, processes)
 

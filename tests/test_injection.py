@@ -25,8 +25,8 @@ from chaoskit.experiment.injector import Injector
 from chaoskit.journal import Journal, Record
 from chaoskit.journal.lines import unseal
 from chaoskit.messages import Beat, Heartbeat, HookReached, InjectionOrder, Release, Trigger
-from chaoskit.osprocess import start_ticks
 from chaoskit.substrate.actions import Counted
+from chaoskit.substrate.processes import HOST
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event, Phase, Verdict
 from faults import Kill
@@ -164,8 +164,7 @@ class Run:
                 worker=f"node{rank}.w0",
                 node=f"node{rank}",
                 rank=rank,
-                pid=os.getpid(),
-                ticks=start_ticks(os.getpid()),
+                process=HOST.find(os.getpid()),
                 waiting=f"node{rank}.w0",
             )
             for rank, injection in enumerate(self.injector.injections)
@@ -218,7 +217,7 @@ def run(tmp_path: Path, undo: UndoLog) -> Iterator[Run]:
 
 
 def proof(target: Target, value: str = "seen") -> Evidence:
-    return ReadBack(subject=target.process, source="a test", value=value)
+    return ReadBack(subject=target.rank_process, source="a test", value=value)
 
 
 async def lasting(target: Target) -> AsyncIterator[Evidence]:
@@ -267,7 +266,7 @@ def test_what_is_struck_is_claimed_before_the_act(run: Run) -> None:
     """By all that are due: no other fault may strike it, and its loss is no false alarm."""
 
     async def story(target: Target) -> AsyncIterator[Evidence]:
-        claimed = [one.worker for one in run.targets if run.injector.is_doomed(one.worker, one.pid)]
+        claimed = [one.worker for one in run.targets if run.injector.is_doomed(one.worker, one.process)]
         run.log.append(f"{sorted(target.claims)} of {claimed}")
         await target.until_end()
         yield proof(target)
@@ -275,7 +274,7 @@ def test_what_is_struck_is_claimed_before_the_act(run: Run) -> None:
     run.strike(story, story)
     struck = ["node0.w0", "node1.w0"]
     assert run.log[1:] == [f"['{worker}'] of {struck}" for worker in struck]
-    assert not run.injector.is_doomed("node2.w0", os.getpid())
+    assert not run.injector.is_doomed("node2.w0", HOST.find(os.getpid()))
     assert [record["worker"] for record in run.records(Event.INJECTED)] == struck
     assert run.records(Event.ACTED) == []
 
@@ -291,7 +290,7 @@ def test_an_act_that_harms_no_rank_takes_its_claim_back(run: Run) -> None:
 
     run.strike(story)
     assert run.targets[0].claims == {}
-    assert not run.injector.is_doomed("node0.w0", os.getpid())
+    assert not run.injector.is_doomed("node0.w0", HOST.find(os.getpid()))
     assert run.written() == [(Event.INJECTED, "fault0")]
     run.log.append("go on")
     run.settle()

@@ -15,7 +15,8 @@ from chaoskit.config import DETECTION, RunConfig
 from chaoskit.experiment.channel import NAME
 from chaoskit.job import resolve_job
 from chaoskit.messages import Arm, Lever, Message, ObserverHello, Ping, PullNode, Release, Trigger
-from chaoskit.substrate.local import LocalCluster, LocalSubstrate
+from chaoskit.substrate.job_cluster import JobCluster
+from chaoskit.substrate.local import LocalSubstrate
 
 JOB = """
 import sys
@@ -41,7 +42,7 @@ ORDERS: list[Message] = [
 
 
 @pytest.fixture(scope="module")
-def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobCluster]:
     """A job as ``chaoskit launch`` starts it."""
     directory = tmp_path_factory.mktemp("production")
     (directory / "job.py").write_text(JOB)
@@ -53,7 +54,7 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]
     substrate.close()
 
 
-def loaded(cluster: LocalCluster) -> set[str]:
+def loaded(cluster: JobCluster) -> set[str]:
     """The modules of a worker that has committed steps."""
     path = cluster.disk("node0") / "loaded-0"
     wait_until(path.exists, "the first step")
@@ -61,7 +62,7 @@ def loaded(cluster: LocalCluster) -> set[str]:
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: type(order).__name__)
-def test_no_order_is_taken(launched: LocalCluster, order: Message) -> None:
+def test_no_order_is_taken(launched: JobCluster, order: Message) -> None:
     """The connection is closed, the reason is in the coordinator's log, and the job trains on."""
     loaded(launched)
     with wire.connect(launched.address, launched.token, LIMIT_S) as client:
@@ -84,7 +85,7 @@ def until_closed(client: socket.socket) -> None:
         pass
 
 
-def test_none_of_its_sockets_takes_orders_of_faults(launched: LocalCluster) -> None:
+def test_none_of_its_sockets_takes_orders_of_faults(launched: JobCluster) -> None:
     """Neither its directory nor one of its processes has the socket through which an experiment injects."""
     loaded(launched)
     assert not (launched.run_directory / NAME).exists()
@@ -96,7 +97,7 @@ def test_none_of_its_sockets_takes_orders_of_faults(launched: LocalCluster) -> N
     assert len(held) > len(pids), "their descriptors could be read"
 
 
-def test_the_acts_of_faults_are_not_in_its_workers(launched: LocalCluster) -> None:
+def test_the_acts_of_faults_are_not_in_its_workers(launched: JobCluster) -> None:
     """What a worker could do to itself is not even loaded."""
     found = loaded(launched)
     assert "chaoskit.runtime.hooks" in found

@@ -326,7 +326,7 @@ def test_fresh_interpreters_instead_of_forks(chaos: Chaos) -> None:
 
     kill = Kill(rank=1, at_step=6)
     run(chaos, nodes=2, spares=0, fork=False, faults=[kill], twin=False, deadline_s=120.0, watch=look)
-    assert commands == {b"-c"}, "a fork has the command line of the nursery, python -m"
+    assert commands == {b"-c"}, "a fork has the command line of the supervisor, python -m"
 
 
 # -- kills that ask nobody ----------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import far_nodes
 from support.leftovers import Leftovers
 from support.waiting import wait_until
 
@@ -70,6 +71,7 @@ PLANS: dict[str, tuple[str, str]] = {
     "another clock": ("local", "ClockJump(rank=1, at_step=3, seconds=3600.0)"),
     "a rule of the network": ("netns", "Cut(rank=1, at_step=3, heal_after_s=0.1)"),
     "a link that is down": ("netns", "LinkDown(rank=1, at_step=3, heal_after_s=0.1)"),
+    "a limit of a far node": ("support.far_nodes:FarSubstrate", "LimitCpu(rank=1, at_step=3, lift_after_s=0.2)"),
     "a paused container": ("docker", "FreezeNode(rank=1, at_step=3, how='cgroup', thaw_after_s=0.2)"),
 }
 LASTS = "a limit that lasts"
@@ -82,6 +84,8 @@ def why_not(substrate: str, fault: str) -> str:
     """Why this machine cannot do it; "" if it can."""
     if substrate == "docker":
         return docker_daemon.unavailable()
+    if "far" in substrate and (reason := far_nodes.unavailable()):
+        return reason
     if "cgroup" in fault and (reason := cgroup.unavailable("freezer")):
         return reason
     if fault.startswith("Limit") and (reason := cgroup.unavailable("cpu") or cgroup.unavailable("memory")):
@@ -102,7 +106,7 @@ class Runner:
         arguments = [job, substrate, fault, str(limit), "twin" if twin else "no twin", str(steps)]
         self.process = subprocess.Popen(
             [sys.executable, "-c", RUNNER, *arguments],
-            env=self.left.environment(),
+            env=self.left.environment() | {"PYTHONPATH": str(Path(__file__).parent)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -67,7 +67,7 @@ class Pretended(Kill):
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         target.release()
-        yield ProcessEnded(subject=target.process, source="nothing", how="killed", status="SIGKILL")
+        yield ProcessEnded(subject=target.rank_process, source="nothing", how="killed", status="SIGKILL")
 
 
 @pytest.mark.promise("A fault that must be felt, and was not, is *unknown*")

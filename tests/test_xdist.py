@@ -1,4 +1,4 @@
-"""Chaos tests under pytest-xdist: each process its own nursery and directories, one report, one exit status."""
+"""Chaos tests under pytest-xdist: each process its own supervisor and directories, one report, one exit status."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ JOB = {JOB!r}
 @pytest.fixture(autouse=True)
 def where(chaos):
     yield
-    nurseries = [pid for pid in Path(f"/proc/self/task/{{os.getpid()}}/children").read_text().split()
-                 if Path(f"/proc/{{pid}}/comm").read_text().strip() == "ck-nursery"]
+    supervisors = [pid for pid in Path(f"/proc/self/task/{{os.getpid()}}/children").read_text().split()
+                 if Path(f"/proc/{{pid}}/comm").read_text().strip() == "ck-supervisor"]
     worker = os.environ.get("PYTEST_XDIST_WORKER", "alone")
     with open("seen.txt", "a") as seen:
-        seen.write(f"{{worker}} {{' '.join(nurseries)}}\\n")
+        seen.write(f"{{worker}} {{' '.join(supervisors)}}\\n")
 
 @pytest.mark.parametrize("step", range(4))
 def test_passes(chaos, step):
@@ -80,7 +80,7 @@ def test_two_workers_make_one_report_and_one_status(
 
 
 @pytest.mark.slow
-def test_each_worker_has_its_own_nursery(pytester: pytest.Pytester) -> None:
+def test_each_worker_has_its_own_supervisor(pytester: pytest.Pytester) -> None:
     """Two processes never share one, and both work; neither survives its worker."""
     pytester.makeini(RELAXED)
     pytester.makepyfile(test_session=SESSION)
@@ -88,6 +88,6 @@ def test_each_worker_has_its_own_nursery(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(passed=4)
     seen = {tuple(line.split()) for line in (pytester.path / "seen.txt").read_text().splitlines()}
     assert {worker for worker, _ in seen} == {"gw0", "gw1"}
-    nurseries = [nursery for _, nursery in seen]
-    assert len(nurseries) == len(set(nurseries)) == 2
-    wait_until(lambda: not any(Path(f"/proc/{nursery}").exists() for nursery in nurseries), "the end of both")
+    supervisors = [supervisor for _, supervisor in seen]
+    assert len(supervisors) == len(set(supervisors)) == 2
+    wait_until(lambda: not any(Path(f"/proc/{supervisor}").exists() for supervisor in supervisors), "the end of both")

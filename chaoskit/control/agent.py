@@ -15,6 +15,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -444,11 +445,12 @@ def _started_before(spec: AgentSpec) -> int:
     return 1 + max((int(number) for number in numbers if number.isdecimal()), default=-1)
 
 
-def run_agent(spec: AgentSpec, parent_pid: int) -> None:
-    """The life of an agent process. Does not return.
+def run_agent(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) -> None:
+    """The life of an agent process, by the arguments of an :class:`AgentSpec`. Does not return.
 
     Must be called before the process has any other thread: it forks the zygote, the keeper and who matches log rules.
     """
+    spec = msgspec.json.decode(arguments, type=AgentSpec)
     die_with_parent(parent_pid)
     adopt_orphans()
     set_name(f"ck-{spec.node}")

@@ -349,8 +349,9 @@ class Coordinator:
             os._exit(1)
 
 
-def run_coordinator(spec: CoordinatorSpec, listeners: Sequence[socket.socket], parent_pid: int) -> None:
-    """The life of a coordinator process. Does not return."""
+def run_coordinator(arguments: bytes, listeners: Sequence[socket.socket], parent_pid: int) -> None:
+    """The life of a coordinator process, by the arguments of a :class:`CoordinatorSpec`. Does not return."""
+    spec = msgspec.json.decode(arguments, type=CoordinatorSpec)
     die_with_parent(parent_pid)
     set_name("ck-coordinator")
     raise_priority()

@@ -17,7 +17,7 @@ from chaoskit.experiment.injection import Injection, InjectionState
 from chaoskit.experiment.injector import GONE, Injector
 from chaoskit.experiment.plan import Experiment
 from chaoskit.experiment.requests import Requests
-from chaoskit.experiment.roster import Roster
+from chaoskit.experiment.roster import Holder, Roster
 from chaoskit.journal import Journal, Record
 from chaoskit.messages import (
     Arm,
@@ -32,9 +32,9 @@ from chaoskit.messages import (
     WorkerLost,
     WorldSize,
 )
-from chaoskit.osprocess import is_ending, start_ticks
 from chaoskit.substrate.base import Cluster
 from chaoskit.substrate.object_proxy import ObjectProxy
+from chaoskit.substrate.processes import Process
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event, RunEnd
 from faults.target import Exit, Target
@@ -107,8 +107,9 @@ class JobFollower:
             self._channel.open(self._take_report)
         limit = asyncio.timeout_at(None if deadline_s == math.inf else deadline_s)
         try:
-            async with limit:
-                end = await self._until_end()
+            with self._cluster.heard():
+                async with limit:
+                    end = await self._until_end()
         except TimeoutError:
             if not limit.expired():  # else it is another's, such as a socket's
                 raise
@@ -282,30 +283,33 @@ class JobFollower:
         """What the fault is to strike; None where that is gone, or ends already."""
         hook = injection.hook
         assert hook is not None
-        worker, rank, pid, tid = hook.worker, hook.rank, hook.pid, hook.tid
-        if self._roster.is_lost(worker) or is_ending(pid):  # the process that has the rank next may be struck
+        worker, rank, tid = hook.worker, hook.rank, hook.tid
+        process = self._cluster.worker(self._roster.node_of(worker), hook.pid)
+        if self._roster.is_lost(worker) or process.is_gone():  # the process that has the rank next may be struck
             self._let_go(hook)
             injection.step_back()
             return None
         if injection.fault.rank == "healer":
             healer = self._roster.member(hook.peer)
-            if healer is None or self._injector.is_doomed(healer.worker, healer.pid):
+            if healer is not None:
+                worker, rank, tid, process = healer.worker, healer.rank, healer.pid, self._process_of(healer)
+            if healer is None or self._injector.is_doomed(worker, process):
                 injection.miss(f"the healer {hook.peer} was lost before it could be struck")
                 self._let_go(hook)
                 return None
-            worker, rank, pid, tid = healer.worker, healer.rank, healer.pid, healer.pid
-        return self._target(injection, worker, rank, pid, tid, hook.step, hook.phase, waiting=hook.worker)
+        return self._target(injection, worker, rank, process, tid, hook.step, hook.phase, waiting=hook.worker)
 
     def _strike_directly(self, injection: Injection, *, missed_if_absent: bool = False) -> bool:
         """Strike the process that has the rank now, wherever it stands. Whether there is one: else the moment is
         missed, or the next process to have the rank is struck."""
         holder = self._roster.holder(injection.fault.rank)
-        if holder is None or self._injector.is_doomed(holder.worker, holder.pid):
+        process = None if holder is None else self._process_of(holder)
+        if holder is None or process is None or self._injector.is_doomed(holder.worker, process):
             if missed_if_absent:
                 injection.miss(f"nobody held rank {injection.fault.rank} {injection.fault.moment}")
             return False
-        worker, pid, step = holder.worker, holder.pid, self._roster.step
-        target = self._target(injection, worker, holder.rank, pid, pid, step, injection.fault.during or "")
+        step, phase = self._roster.step, injection.fault.during or ""
+        target = self._target(injection, holder.worker, holder.rank, process, process.pid, step, phase)
         self._injector.strike([(injection, target)])
         return True
 
@@ -323,8 +327,19 @@ class JobFollower:
         with contextlib.suppress(OSError):  # a coordinator that is gone: what waits for an answer asks again
             self._cluster.send(message)
 
+    def _process_of(self, holder: Holder) -> Process:
+        return self._cluster.worker(holder.node, holder.pid)
+
     def _target(
-        self, injection: Injection, worker: str, rank: int, pid: int, tid: int, step: int, phase: str, waiting: str = ""
+        self,
+        injection: Injection,
+        worker: str,
+        rank: int,
+        process: Process,
+        tid: int,
+        step: int,
+        phase: str,
+        waiting: str = "",
     ) -> Target:
         node = self._roster.node_of(worker)
         rack = self._config.rack(node)
@@ -337,9 +352,8 @@ class JobFollower:
             rank=rank,
             step=step,
             phase=phase,
-            pid=pid,
+            process=process,
             tid=tid,
-            ticks=start_ticks(pid),
             waiting=waiting,
             places=self._roster.places,
             rack=tuple(name for name in self._cluster.nodes if self._config.rack(name) == rack),

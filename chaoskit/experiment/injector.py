@@ -15,7 +15,8 @@ from chaoskit.errors import HarnessError
 from chaoskit.experiment.injection import Injection
 from chaoskit.experiment.plan import fault_id
 from chaoskit.journal import Journal
-from chaoskit.osprocess import is_ending, start_ticks, undisturbed
+from chaoskit.osprocess import undisturbed
+from chaoskit.substrate.processes import Process
 from chaoskit.vocabulary import Event
 from faults.base import Fault
 from faults.evidence import Evidence
@@ -116,14 +117,14 @@ class Injector:
         for _, target in self.in_force:
             if target is newest or target.gone_ns or not target.injected_ns:
                 continue
-            if is_ending(target.pid) or start_ticks(target.pid) != target.ticks:
+            if target.process.is_gone():
                 target.gone_ns = time.monotonic_ns()
 
-    def is_doomed(self, worker: str, pid: int) -> bool:
+    def is_doomed(self, worker: str, process: Process) -> bool:
         """Whether a process ends, or was struck a moment ago: the same death must not be evidence of two faults."""
         since_ns = time.monotonic_ns() - int(_FRESH_S * 1e9)
         claims = [one.target.claims.get(worker, 0) for one in self.injections if one.target is not None]
-        return is_ending(pid) or any(struck_ns > since_ns for struck_ns in claims)
+        return process.is_gone() or any(struck_ns > since_ns for struck_ns in claims)
 
     # -- what is written down -------------------------------------------------------------------------------------
 
@@ -149,7 +150,7 @@ class Injector:
             node=target.node,
             nodes=sorted(target.struck_nodes) if injection.fault.whole_node else [],
             pid=target.pid,
-            ticks=target.ticks,
+            ticks=target.process.ticks,
             generation=self._place_of(target.worker)["generation"],
             waiting=target.waiting,
             done_ns=time.monotonic_ns(),

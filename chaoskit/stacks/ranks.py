@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from chaoskit.osprocess import is_ending, parent, variable
-from chaoskit.substrate.base import Process
+from chaoskit.substrate.processes import Process
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -9,11 +10,10 @@ from typing import Any, NoReturn, Protocol
 
 from chaoskit.errors import HarnessError
 from chaoskit.messages import Message
-from chaoskit.osprocess import is_ending, kill_if_same, start_ticks
 from chaoskit.substrate.actions import Backend
-from chaoskit.substrate.base import Process
-from chaoskit.substrate.levers import Levers, live_tree, signal_same
+from chaoskit.substrate.levers import Levers
 from chaoskit.substrate.network import Network
+from chaoskit.substrate.processes import Process
 from chaoskit.substrate.warden import LOOK, WardenSpec
 
 _FAREWELL_S = 3.0  # in which a warden ends what is below it
@@ -28,11 +28,11 @@ class StartsCommands(Protocol):
     def environment(self) -> Mapping[str, str]:
         """What a command finds there, if nothing tells it more."""
 
-    def start_command(self, spec: WardenSpec, namespace: tuple[int, ...]) -> int:
-        """Start a node's command, in a network namespace if one is given. Gives the pid of its warden."""
+    def start_command(self, network: Network, spec: WardenSpec) -> Process:
+        """Start a node's command. Gives the process of its warden."""
 
-    def end(self, pids: list[int], patience_s: float) -> None:
-        """End these processes, and everything below them."""
+    def end(self, programs: Iterable[tuple[str, Process]], patience_s: float) -> None:
+        """End these programs of nodes, and everything below them."""
 
 
 class BareCluster(Levers):
@@ -59,7 +59,7 @@ class BareCluster(Levers):
         self.port = network.address[1]
         for listener in network.listeners:
             listener.close()  # nobody coordinates: the ports are free again
-        self._wardens: dict[str, tuple[int, int | None]] = {}  # node -> pid and start time
+        self._wardens: dict[str, Process] = {}  # by node
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -74,13 +74,11 @@ class BareCluster(Levers):
         """Run ``command`` on ``node``; what it prints goes to the node's log."""
         self.disk(node).mkdir(parents=True, exist_ok=True)
         spec = WardenSpec(node, command, environment, directory, str(self.run_directory))
-        pid = self._substrate.start_command(spec, self._network.namespace(node))
-        self._wardens[node] = (pid, start_ticks(pid))
+        self._wardens[node] = self._substrate.start_command(self._network, spec)
 
     def is_over(self, node: str) -> bool:
         """Whether the command of ``node`` has ended, and with it all that it had started."""
-        pid, ticks = self._wardens[node]
-        return start_ticks(pid) != ticks or is_ending(pid)
+        return self._wardens[node].is_gone()
 
     def log(self, node: str) -> Path:
         """What the command of ``node`` prints."""
@@ -88,33 +86,25 @@ class BareCluster(Levers):
 
     def node(self, node: str) -> list[Process]:
         """Live processes of a node: its command first, then whatever that has started. The warden is none of them."""
-        warden, ticks = self._wardens[node]
-        return [process for process in live_tree(warden, ticks) if process.pid != warden]
+        warden = self._wardens[node]
+        return [process for process in warden.kernel.tree(warden) if process != warden]
 
-    def first_pid(self, node: str) -> int:
-        return self._wardens[node][0]
+    def root(self, node: str) -> Process:
+        return self._wardens[node]
 
     def look_for_ranks(self, node: str) -> None:
         """Have the warden of ``node`` write down now which processes have ranks; it does so by itself a bit later."""
-        pid, ticks = self._wardens[node]
-        kill_if_same(pid, ticks, LOOK)
-
-    def signal(self, pid: int, signum: int) -> None:
-        """Send a signal to a process of some node. Raises ProcessLookupError where it is gone."""
-        processes = (process for node in self.nodes for process in self.node(node))
-        ticks = next((process.ticks for process in processes if process.pid == pid), None)
-        signal_same(pid, ticks, signum, "a process")
+        _tell(self._wardens[node], LOOK)
 
     def end(self) -> None:
         """End every process of the run, and wait until they are gone."""
         self._release()
-        for pid, ticks in self._wardens.values():
-            kill_if_same(pid, ticks, signal.SIGTERM)
-        try:
-            self._substrate.end([pid for pid, _ in self._wardens.values()], _FAREWELL_S)
-        finally:
-            self._network.close()
-            self._close_backends()
+        for warden in self._wardens.values():
+            _tell(warden, signal.SIGTERM)
+        with contextlib.ExitStack() as ended:
+            ended.callback(self._close_backends)
+            ended.callback(self._network.close)
+            self._substrate.end(self._wardens.items(), _FAREWELL_S)
 
     # -- what only chaoskit's own runtime has -----------------------------------------------------------------------
 
@@ -127,7 +117,13 @@ class BareCluster(Levers):
     def send(self, message: Message) -> None:
         _nobody()
 
+    def heard(self) -> contextlib.AbstractContextManager[None]:
+        return _nobody()
+
     def coordinator(self) -> Process:
+        return _nobody()
+
+    def worker(self, node: str, pid: int) -> Process:
         return _nobody()
 
     def replace(self, node: str) -> None:
@@ -139,3 +135,8 @@ class BareCluster(Levers):
 
 def _nobody() -> NoReturn:
     raise HarnessError("a command has no coordinator")
+
+
+def _tell(process: Process, signum: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.signal(signum)

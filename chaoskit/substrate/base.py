@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,16 +13,8 @@ from chaoskit.injection_line import InjectionDoor
 from chaoskit.messages import Message
 from chaoskit.substrate.actions import Action, Applied
 from chaoskit.substrate.echo import EchoProbe
+from chaoskit.substrate.processes import Process
 from chaoskit.substrate.undo import UndoLog
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """A process as it was when it was looked up: ``ticks`` is its start time, which tells it from a later namesake."""
-
-    pid: int
-    ticks: int | None
-    name: str
 
 
 class Cluster(Protocol):
@@ -41,20 +34,20 @@ class Cluster(Protocol):
     def send(self, message: Message) -> None:
         """Speak to the coordinator, or to the one that follows it. May raise OSError."""
 
-    def signal(self, pid: int, signum: int) -> None:
-        """Send a signal to a worker of this cluster. Raises ProcessLookupError where it is gone."""
-
     def node(self, node: str) -> list[Process]:
         """Live processes of a node: its agent first, then zygote and keeper, then workers and what they started."""
 
-    def first_pid(self, node: str) -> int:
+    def root(self, node: str) -> Process:
         """The process below which everything of a node runs: its agent."""
+
+    def worker(self, node: str, pid: int) -> Process:
+        """A worker of a node, as it was when it reported for duty; found now, if it has not."""
+
+    def heard(self) -> AbstractContextManager[None]:
+        """Let the event loop that runs hear what nodes tell by themselves, as long as a ``with`` lasts."""
 
     def coordinator(self) -> Process:
         """The process that decides membership now."""
-
-    def signal_process(self, process: Process, signum: int) -> None:
-        """Send a signal to a process that was looked up before. Raises ProcessLookupError where it is gone."""
 
     def lose(self, node: str) -> None:
         """End everything of a node at once: where it has a network, that is cut first, in silence, and then all its

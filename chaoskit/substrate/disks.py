@@ -13,6 +13,7 @@ from chaoskit.errors import HarnessError
 from chaoskit.substrate.abilities import FUSE_LIBRARY
 from chaoskit.substrate.actions import Action, Applied, BreakDisk, Counted
 from chaoskit.substrate.disk import Trouble
+from chaoskit.substrate.processes import Process
 from chaoskit.substrate.servant import Servant
 from chaoskit.substrate.undo import UndoLog
 
@@ -83,7 +84,7 @@ class Disks:
 
     Args:
         enter: by pid, the command that goes before another one to run it with the mounts of that process.
-        first_pid: of a node, the process whose mounts are the node's.
+        root: of a node, the process whose mounts are the node's.
 
     Attributes:
         mounted: those that stand before directories now, by the process whose node sees them.
@@ -91,14 +92,14 @@ class Disks:
 
     actions = frozenset({BreakDisk})
 
-    def __init__(self, undo: UndoLog, enter: Callable[[int], Sequence[str]], first_pid: Callable[[str], int]) -> None:
-        self._undo, self._enter, self._first_pid = undo, enter, first_pid
+    def __init__(self, undo: UndoLog, enter: Callable[[int], Sequence[str]], root: Callable[[str], Process]) -> None:
+        self._undo, self._enter, self._root = undo, enter, root
         self.mounted: dict[tuple[int, Path], Disk] = {}
 
     def apply(self, node: str, action: Action) -> Applied:
         """Raises HarnessError also if the node has no mounts of its own."""
         assert isinstance(action, BreakDisk)
-        disk = self._mounted(self._first_pid(node), action.directory)
+        disk = self._mounted(self._root(node).pid, action.directory)
         number = disk.impose(action.trouble)
         return Counted(lambda: disk.met(number), lambda: disk.lift(number))
 

@@ -9,26 +9,27 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.injection_line import InjectionDoor
-from chaoskit.substrate import docker_daemon
-from chaoskit.substrate.actions import Backend
+from chaoskit.substrate import abilities, docker_daemon
+from chaoskit.substrate.actions import Action, Backend
 from chaoskit.substrate.bare import BareCluster
 from chaoskit.substrate.base import NOTHING, Needs
 from chaoskit.substrate.disks import Disks
 from chaoskit.substrate.docker_container import Container
 from chaoskit.substrate.docker_image import Recipe, host_recipe, image_recipe
 from chaoskit.substrate.docker_janitor import endpoint, remove_abandoned
-from chaoskit.substrate.docker_levers import ContainerHolds
+from chaoskit.substrate.docker_levers import BY_DOCKER, ContainerHolds
 from chaoskit.substrate.extensions import BackendPlace, brought_backends
+from chaoskit.substrate.job_cluster import JobCluster
 from chaoskit.substrate.levers import Levers
-from chaoskit.substrate.local import LocalCluster, LocalSubstrate, node_names
+from chaoskit.substrate.local import LocalSubstrate
 from chaoskit.substrate.netns import NamespaceNetwork
 from chaoskit.substrate.network import COORDINATOR, Network
-from chaoskit.substrate.nursery import EndProcesses, StartAgent, StartCommand, StartCoordinator
+from chaoskit.substrate.processes import Process
+from chaoskit.substrate.supervised import node_names
+from chaoskit.substrate.supervisor.link import SupervisorLink
 from chaoskit.substrate.switch import Move, Switch
 from chaoskit.substrate.undo import temporary_directory
 
@@ -55,7 +56,6 @@ class DockerSubstrate(LocalSubstrate):
         self._recipe: Recipe | None = None
         self._switch: Switch | None = None
         self.containers: dict[str, Container] = {}  # by station
-        self._homes: dict[int, Container] = {}  # of the agents and coordinators of runs
 
     # -- containers -----------------------------------------------------------------------------------------------
 
@@ -100,7 +100,7 @@ class DockerSubstrate(LocalSubstrate):
             with _docker_errors("start"):
                 _at_once(self.containers[station].start for station in stations)
         finally:
-            shutil.rmtree(sockets, ignore_errors=True)  # a nursery that is connected does not need it
+            shutil.rmtree(sockets, ignore_errors=True)  # a supervisor that is connected does not need it
             undo.done()
 
     def kill(self, node: str) -> None:
@@ -124,7 +124,7 @@ class DockerSubstrate(LocalSubstrate):
         heartbeat_s: float = 0.0,
         replacements: int = 0,
         injection: InjectionDoor | None = None,
-    ) -> LocalCluster:
+    ) -> JobCluster:
         """Start coordinator and agents.
 
         Raises:
@@ -151,40 +151,36 @@ class DockerSubstrate(LocalSubstrate):
         self._stand_ready([COORDINATOR, *node_names(nodes)])
         return super().bare(nodes, run_directory)
 
-    def _bare_cluster(self, *arguments: Any) -> BareCluster:
+    def bare_cluster(self, *arguments: Any) -> BareCluster:
         return DockerBareCluster(self, *arguments)
 
     def environment(self) -> Mapping[str, str]:
         assert self._recipe is not None
         return self._recipe.environment if self._image else super().environment()
 
-    def _network(self, nodes: Sequence[str], port: int) -> Network:
+    def network(self, nodes: Sequence[str], port: int) -> Network:
         assert self._switch is not None
         return ContainerNetwork(self._switch, {name: self.containers[name] for name in (COORDINATOR, *nodes)}, port)
 
-    def _cluster(self, *arguments: Any) -> LocalCluster:
+    def link(self, station: str) -> SupervisorLink:
+        return self.containers[station].link
+
+    def job_cluster(self, *arguments: Any) -> JobCluster:
         return DockerCluster(self, *arguments)
 
     def backends(self, cluster: Levers) -> Iterable[Backend]:
-        def first_pid(node: str) -> int:
+        def root(node: str) -> Process:
             self.spend(node)  # the mounts that it will have are those of the container
-            return cluster.first_pid(node)
+            return cluster.root(node)
 
         yield ContainerHolds(self.undo, cluster.node, cluster.run_directory, self.containers)
-        yield Disks(self.undo, self._enter_mounts, first_pid)
+        yield Disks(self.undo, self._enter_mounts, root)
         yield from brought_backends(BackendPlace(self.name, self.undo, cluster.node, cluster.run_directory))
-
-    def _start(self, request: msgspec.Struct, *descriptors: int) -> int:
-        assert isinstance(request, StartAgent | StartCommand | StartCoordinator)
-        container = self.containers[COORDINATOR if isinstance(request, StartCoordinator) else request.spec.node]
-        pid = container.ask(request, *descriptors)
-        self._homes[pid] = container
-        return pid
 
     def start_agent(
         self, network: Network, node: str, token: str, run_directory: Path, injection: InjectionDoor | None
-    ) -> int:
-        """Start an agent of a run, in a new container if the node's own is lost. Gives its pid."""
+    ) -> Process:
+        """Start an agent of a run, in a new container if the node's own is lost."""
         if not self.containers[node].lives():
             self.containers[node].remove()
             self._take_over(node)
@@ -203,21 +199,6 @@ class DockerSubstrate(LocalSubstrate):
                 standby.remove()
         self._start_containers([node], cold=True)  # the harness waits: imports can come in the agent
         self.spend(node)  # the next run wants a warm one
-
-    def end(self, pids: list[int], patience_s: float) -> None:
-        """End these processes, and everything below them; all containers at the same time."""
-        asked = []
-        for container in self.containers.values():
-            inside = tuple(pid for pid in pids if self._homes.get(pid) is container)
-            if inside and container.lives():
-                with contextlib.suppress(HarnessError):  # lost meanwhile, with all that was in it
-                    container.tell(EndProcesses(inside, patience_s))
-                    asked.append(container)
-        for container in asked:
-            with contextlib.suppress(HarnessError):
-                container.hear()
-        for pid in pids:
-            self._homes.pop(pid, None)
 
     def close(self) -> None:
         """Remove all containers, and with them everything that was started."""
@@ -243,7 +224,7 @@ class _InContainers(Levers):
         super().lose(node)  # waits until the kernel has done it
 
 
-class DockerCluster(_InContainers, LocalCluster):
+class DockerCluster(_InContainers, JobCluster):
     """One run's processes, in their containers."""
 
     _substrate: DockerSubstrate

@@ -1,4 +1,4 @@
-"""One container, with a nursery in it: everything of a node lives below that."""
+"""One container, with a supervisor as its first process: everything of a node lives below that."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 
 from chaoskit.errors import HarnessError
 from chaoskit.osprocess import await_readable, socket_name
 from chaoskit.substrate.docker_image import Recipe
 from chaoskit.substrate.docker_janitor import endpoint, labels, owner, remove_container
+from chaoskit.substrate.supervisor.link import SupervisorLink
 from chaoskit.substrate.undo import ContainerEntry, UndoLog
 
 _WARM_S = 120.0
 _ANSWER_S = 60.0
 _LOOK_S = 0.1
-_BYTES_MAX = 4096
 #: Root may write into any directory of the run, and raise its priority; nothing else.
 _CAPABILITIES = ("DAC_OVERRIDE", "SYS_NICE")
-#: What the nursery last said is shown where it does not start.
+#: What the supervisor last said is shown where it does not start.
 _SHOWN_LINES = 20
 _FUSE = "/dev/fuse"
 _numbers = itertools.count(1)
@@ -35,11 +34,11 @@ class Container:
     """Written down in the undo log when it is named; started by :meth:`start`.
 
     Args:
-        sockets: directory in which the nursery finds the socket that it connects to.
-        cold: whether the nursery is to import nothing beforehand.
+        sockets: directory in which the supervisor finds the socket that it connects to.
+        cold: whether the supervisor is to import nothing beforehand.
 
     Attributes:
-        pid: of the nursery, in the list of processes that we see, too. handle: the SDK's.
+        pid: of the supervisor, in the list of processes that we see, too. handle: the SDK's.
         held: what keeps its processes back now. spent: whether it is not to be used for another run.
     """
 
@@ -52,31 +51,31 @@ class Container:
         self.spent = False
         self._client = client
         self._socket = sockets / f"{station}.sock"
-        self._connection: socket.socket | None = None
+        self._link: SupervisorLink | None = None
         self._undo = undo.plan(ContainerEntry(self.name, owner(), endpoint()))
 
     def start(self) -> None:
-        """Make it, and wait until its nursery can fork.
+        """Make it, and wait until its supervisor can fork.
 
         Raises:
             HarnessError: if it ends instead. The SDK's errors, if the daemon refuses it.
         """
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
             with socket_name(self._socket) as name:
                 listener.bind(name)
             listener.listen(1)
             self.handle = self._create()
             self.handle.start()
-            self._connection = self._accept(listener)
+            self._link = SupervisorLink(self._accept(listener), f"the supervisor of {self.station}")
         self._socket.unlink()
-        if self._receive(_WARM_S) != b"ready":
+        if not self._link.await_ready(_WARM_S):
             raise HarnessError(self._complaint())
         self.handle.reload()
         self.pid = int(self.handle.attrs["State"]["Pid"])
 
     def _create(self) -> Any:
         recipe = self.recipe.with_directories([], [self._socket.parent])
-        module = ["-m", "chaoskit.substrate.nursery", "--connect", str(self._socket)]
+        module = ["-m", "chaoskit.substrate.supervisor", "--connect", str(self._socket)]
         return self._client.containers.create(
             recipe.image,
             [*module, "--cold"] if self.cold else module,
@@ -108,46 +107,22 @@ class Container:
     def _complaint(self) -> str:
         self.handle.reload()
         said = self.handle.logs(tail=_SHOWN_LINES).decode(errors="replace").strip()
-        return f"the nursery of {self.station} did not start; container {self.name} is {self.handle.status}: {said}"
+        return f"the supervisor of {self.station} did not start; container {self.name} is {self.handle.status}: {said}"
 
-    # -- its nursery ----------------------------------------------------------------------------------------------
+    # -- its supervisor -------------------------------------------------------------------------------------------
 
-    def ask(self, request: msgspec.Struct, *descriptors: int) -> int:
-        """What the nursery answers. Raises HarnessError if it is gone."""
-        self.tell(request, *descriptors)
-        return self.hear()
-
-    def tell(self, request: msgspec.Struct, *descriptors: int) -> None:
-        """Send a request, whose answer must then be heard."""
-        try:
-            socket.send_fds(self._open(), [msgspec.json.encode(request)], list(descriptors))
-        except OSError as error:
-            raise HarnessError(f"the nursery of {self.station} is gone: {error}") from error
-
-    def hear(self) -> int:
-        """The answer to a request."""
-        reply = self._receive(_ANSWER_S)
-        if not reply:
-            raise HarnessError(f"the nursery of {self.station} is gone")
-        return int(reply)
-
-    def _open(self) -> socket.socket:
-        if self._connection is None:
+    @property
+    def link(self) -> SupervisorLink:
+        """The stream to it. Raises HarnessError where the container is gone."""
+        if self._link is None:
             raise HarnessError(f"the container of {self.station} is gone")
-        return self._connection
-
-    def _receive(self, limit_s: float) -> bytes:
-        try:
-            readable = await_readable([self._open().fileno()], limit_s)
-            return self._open().recv(_BYTES_MAX) if readable else b""
-        except ConnectionError:
-            return b""
+        return self._link
 
     # -- itself ---------------------------------------------------------------------------------------------------
 
     def lives(self) -> bool:
-        """Whether its nursery still listens: nothing is to be heard of it that nobody has asked."""
-        return self._connection is not None and not await_readable([self._connection.fileno()], 0)
+        """Whether its supervisor still listens."""
+        return self._link is not None and self._link.is_open()
 
     def state(self) -> dict[str, Any]:
         """What Docker says about it: ``Status``, ``Running``, ``Paused``, ``OOMKilled``, ``ExitCode`` and more."""
@@ -171,9 +146,9 @@ class Container:
         self._disconnect()
 
     def _disconnect(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        if self._link is not None:
+            self._link.close()
+            self._link = None
 
     def remove(self) -> None:
         """End everything in it, and remove it."""

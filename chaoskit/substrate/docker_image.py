@@ -29,7 +29,9 @@ _SHARED_DIRECTORIES = ("tmp", "var/tmp")
 _LINKS = ("bin", "sbin", "lib", "lib32", "lib64")
 _SETTINGS = ("passwd", "group", "nsswitch.conf", "ld.so.cache", "localtime")
 _THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-_VERSION = "from importlib.metadata import version; import chaoskit.substrate.nursery; print(version('chaoskit'))"
+_VERSION = (
+    "from importlib.metadata import version; import chaoskit.substrate.supervisor.server; print(version('chaoskit'))"
+)
 
 
 @dataclass

@@ -9,13 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from chaoskit.errors import HarnessError
-from chaoskit.substrate.base import Process
+from chaoskit.substrate.actions import CapCpu, CapMemory, CapPids, Freeze
 from chaoskit.substrate.cgroup import Cgroup, Place, find_place
 from chaoskit.substrate.docker_container import Container
 from chaoskit.substrate.docker_janitor import call, endpoint
 from chaoskit.substrate.holds import Hold, Holds
+from chaoskit.substrate.processes import Process
 from chaoskit.substrate.undo import UndoLog
 
+#: What Docker does to a container, whatever this user may do to control groups.
+BY_DOCKER = frozenset({Freeze, CapCpu, CapMemory, CapPids})
 _PERIOD_US = 20_000  # as in a group of our own
 _QUOTA_US_MIN = 1_000
 _UNLIMITED = -1
@@ -53,7 +56,7 @@ class ContainerHolds(Holds):
         self, node: str, group: Cgroup, count: Callable[[], int], undo: Callable[[], None], *, is_count: bool = True
     ) -> Hold:
         before = count() if is_count else 0  # the group is as old as its container
-        return super()._hold(node, group, lambda: count() - before, undo)
+        return super()._hold(node, group, lambda: count() - before, undo, is_count=is_count)
 
 
 def _place(container: Container, controller: str) -> Place:
@@ -112,7 +115,7 @@ class ContainerGroup(Cgroup):
                 self._container.handle.update(mem_limit=most, memswap_limit=most)
 
     def oom_kills(self) -> int:
-        """Where the kernel has chosen the nursery, its container is gone, and only Docker can tell."""
+        """Where the kernel has chosen the supervisor, its container is gone, and only Docker can tell."""
         try:
             self._kills = super().oom_kills()
         except OSError:

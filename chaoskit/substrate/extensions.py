@@ -9,7 +9,7 @@ from pathlib import Path
 
 from chaoskit.errors import HarnessError
 from chaoskit.substrate.actions import Action, Backend
-from chaoskit.substrate.base import Process
+from chaoskit.substrate.processes import Process
 from chaoskit.substrate.undo import UndoLog
 
 #: Entry points of this group name what makes a backend of a :class:`BackendPlace`, or None where it has none there. Its

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from chaoskit.errors import HarnessError
 from chaoskit.substrate.actions import NODE_CONTROLLERS, Action, CapCpu, CapMemory, CapPids, CapWrites, Freeze
-from chaoskit.substrate.base import Process
 from chaoskit.substrate.cgroup import Cgroup, home_of
 from chaoskit.substrate.device import device_of
+from chaoskit.substrate.processes import Process
 from chaoskit.substrate.undo import UndoLog
 
 _GATHER_S = 5.0

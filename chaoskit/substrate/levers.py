@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import signal
 import time
 from collections import Counter
@@ -11,11 +11,10 @@ from pathlib import Path
 
 from chaoskit.config import disk_directory
 from chaoskit.errors import HarnessError
-from chaoskit.osprocess import descendants, is_ending, kill_if_same, process_name, start_ticks
 from chaoskit.substrate.actions import Action, Applied, Backend
-from chaoskit.substrate.base import Process
 from chaoskit.substrate.echo import EchoProbe
 from chaoskit.substrate.network import Network
+from chaoskit.substrate.processes import Process
 
 _END_S = 10.0
 
@@ -47,14 +46,9 @@ class Levers:
         """Live processes of a node, the first one first."""
         raise NotImplementedError
 
-    def first_pid(self, node: str) -> int:
+    def root(self, node: str) -> Process:
         """The process below which everything of a node runs."""
         raise NotImplementedError
-
-    def signal_process(self, process: Process, signum: int) -> None:
-        """Send a signal to a process that was looked up before. Raises ProcessLookupError where it is gone."""
-        if process.ticks is None or not kill_if_same(process.pid, process.ticks, signum):
-            raise ProcessLookupError(f"{process.name} (pid {process.pid}) is gone")
 
     def lose(self, node: str) -> None:
         cut = None if node in self._cuts else self._network.isolate(node)
@@ -65,7 +59,8 @@ class Levers:
             if time.monotonic() > deadline_s:
                 raise HarnessError(f"processes {[process.pid for process in left]} of {node} do not end")
             for process in left:
-                kill_if_same(process.pid, process.ticks, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    process.signal(signal.SIGKILL)
             self._release(node)  # under cgroup v1, what is frozen does not even die
             time.sleep(0.001)
 
@@ -104,26 +99,3 @@ class Levers:
     def _close_backends(self) -> None:
         for backend in self._backends:
             backend.close()
-
-
-def identify(pid: int) -> Process:
-    """A process as it is now."""
-    return Process(pid, start_ticks(pid), process_name(pid))
-
-
-def live_tree(root: int, ticks: int | None) -> list[Process]:
-    """The process that started at ``ticks`` and what is below it, without what is ending; nothing where it is gone."""
-    if ticks is None or start_ticks(root) != ticks:
-        return []
-    return [identify(pid) for pid in (root, *descendants(root)) if not is_ending(pid)]
-
-
-def signal_same(pid: int, ticks: int | None, signum: int, what: str) -> None:
-    """Send a signal to a process that must still be the one that started at ``ticks``. Raises ProcessLookupError."""
-    handle = os.pidfd_open(pid)
-    try:
-        if ticks is None or start_ticks(pid) != ticks or is_ending(pid):
-            raise ProcessLookupError(f"pid {pid} is not {what} of this run any more")
-        signal.pidfd_send_signal(handle, signum)
-    finally:
-        os.close(handle)

@@ -19,7 +19,7 @@ from chaoskit.substrate.traffic import Block, Change, Unplug, between
 
 
 class NetnsSubstrate(LocalSubstrate):
-    """Like ``local``, with a switch process beside the nursery."""
+    """Like ``local``, with a switch process beside the supervisor."""
 
     name = "netns"
 
@@ -29,7 +29,7 @@ class NetnsSubstrate(LocalSubstrate):
         self._switch: Switch | None = None
 
     def warm_up(self) -> None:
-        """Start the switch and the nursery."""
+        """Start the switch and the supervisor."""
         if self._switch is None or self._switch.process.poll() is not None:
             self._switch = Switch(self.undo, privileged=self._privileged)
         super().warm_up()
@@ -39,12 +39,12 @@ class NetnsSubstrate(LocalSubstrate):
         return abilities.why_not(action)
 
     def _prefix(self) -> list[str]:
-        """The nursery must be in the user namespace that owns the networks."""
+        """The supervisor must be in the user namespace that owns the networks."""
         if self._privileged or self._switch is None:
             return []
         return ["nsenter", f"--user=/proc/{self._switch.process.pid}/ns/user", "--preserve-credentials"]
 
-    def _network(self, nodes: Sequence[str], port: int) -> Network:
+    def network(self, nodes: Sequence[str], port: int) -> Network:
         assert self._switch is not None
         return NamespaceNetwork(self._switch, nodes, port)
 
@@ -53,7 +53,7 @@ class NetnsSubstrate(LocalSubstrate):
         return [*(self._prefix() or [command]), *options]
 
     def close(self) -> None:
-        """End nursery and switch, and with them everything that they started."""
+        """End supervisor and switch, and with them everything that they started."""
         if self._switch is not None:
             self._switch.close()
             self._switch = None

@@ -11,6 +11,7 @@ from chaoskit.errors import HarnessError
 from chaoskit.hostchecks import require_free_port
 from chaoskit.substrate.actions import Applied, Backend
 from chaoskit.substrate.echo import EchoProbe
+from chaoskit.substrate.supervisor.link import Listener
 
 #: The coordinator's name in a network, beside the nodes'.
 COORDINATOR = "coordinator"
@@ -23,14 +24,16 @@ class Network(Protocol):
     """Where the processes of one run find each other.
 
     Attributes:
-        listeners: the coordinator's sockets: for agents and observers, and for its store.
-        address: of the first. store: of the second. interface: a node's link to the others.
+        address, store: of the two listeners. interface: a node's link to the others.
     """
 
-    listeners: tuple[socket.socket, socket.socket]
     address: tuple[str, int]
     store: tuple[str, int]
     interface: str
+
+    @property
+    def listeners(self) -> tuple[socket.socket | Listener, socket.socket | Listener]:
+        """The coordinator's sockets: for agents and observers, and for its store."""
 
     def host(self, name: str) -> str:
         """The address under which others reach a node."""

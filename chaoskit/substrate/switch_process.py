@@ -1,7 +1,7 @@
 """The process that makes the networks of runs and changes them: the only one that needs rights over them.
 
-Without root it lives in a user namespace, in which it may do all of this; the nursery then joins it there. Everything
-that it makes vanishes with it and with the processes of the run.
+Without root it lives in a user namespace, in which it may do all of this; the supervisor then joins it there. All that
+it makes vanishes with it and with the processes of the run.
 """
 
 from __future__ import annotations

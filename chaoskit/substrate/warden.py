@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -23,6 +25,7 @@ from chaoskit.osprocess import (
     die_with_parent,
     is_ending,
     parent,
+    reap,
     set_name,
     start_ticks,
     variable,
@@ -48,8 +51,9 @@ class WardenSpec(msgspec.Struct, frozen=True):
     run_directory: str
 
 
-def run_warden(spec: WardenSpec, parent_pid: int) -> None:
+def run_warden(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) -> None:
     """Until the command has ended, or SIGTERM says that it shall. Never returns with a live process below it."""
+    spec = msgspec.json.decode(arguments, type=WardenSpec)
     signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
     die_with_parent(parent_pid, signal.SIGTERM)
     adopt_orphans()
@@ -62,7 +66,7 @@ def run_warden(spec: WardenSpec, parent_pid: int) -> None:
         heard = signal.sigtimedwait(_HEARD, _RANKS_S)
         is_told = heard is not None and heard.si_signo == signal.SIGTERM
         ranks.look()  # before the dead are reaped: a process that had a rank for a moment is still there
-        status = _reap().get(root)
+        status = reap().get(root)
     if status is not None:
         how, told = describe_status(status)
         journal.write(Event.COMMAND_EXITED, pid=root, how=how, status=told)
@@ -127,23 +131,11 @@ def _start(spec: WardenSpec) -> int:
         os._exit(_EXIT_NOT_STARTED)
 
 
-def _reap() -> dict[int, int]:
-    """Children that have ended, with their wait statuses."""
-    ended: dict[int, int] = {}
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                break
-            ended[pid] = status
-    return ended
-
-
 def _end_all() -> None:
     """SIGKILL whatever is below, again and again: a process may fork meanwhile."""
     while below := descendants(os.getpid()):
         for pid in below:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        _reap()
+        reap()
         time.sleep(_LOOK_S)

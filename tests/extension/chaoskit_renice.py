@@ -13,9 +13,10 @@ from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
 from chaoskit.osprocess import start_ticks
 from chaoskit.substrate.actions import Action, Applied
-from chaoskit.substrate.base import Process
 from chaoskit.substrate.extensions import BackendPlace
-from chaoskit.substrate.local import LocalCluster, LocalSubstrate
+from chaoskit.substrate.job_cluster import JobCluster
+from chaoskit.substrate.local import LocalSubstrate
+from chaoskit.substrate.processes import Process
 from chaoskit.substrate.undo import CommandEntry, Undo
 from chaoskit.vocabulary import HUNG_CAUSES
 from faults import Fault, Target
@@ -149,6 +150,6 @@ class TidySubstrate(LocalSubstrate):
 
     name = "tidy"
 
-    def launch(self, config: RunConfig, run_directory: Path, **options: Any) -> LocalCluster:
+    def launch(self, config: RunConfig, run_directory: Path, **options: Any) -> JobCluster:
         (run_directory / "tidy").touch()
         return super().launch(config, run_directory, **options)

@@ -101,7 +101,7 @@ class World:
     # -- coordinators ---------------------------------------------------------------------------------------------
 
     def launch_coordinator(self) -> None:
-        """``nursery._restart_coordinators``."""
+        """``supervisor._restart_coordinators``."""
         self.coordinator = coordinator = Coordinator(self)
         self.coordinators += 1
         coordinator.ends.append(lambda: self._coordinator_ended(coordinator))

@@ -26,9 +26,9 @@ class KillOther(Kill):
     """Signals the process of rank 2, and says that its own target is gone."""
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
-        target.cluster.signal_process(worker_of(target, 2), signal.SIGKILL)
+        worker_of(target, 2).signal(signal.SIGKILL)
         target.release()
-        yield ProcessEnded(subject=target.process, source="nothing", how="killed", status="SIGKILL")
+        yield ProcessEnded(subject=target.rank_process, source="nothing", how="killed", status="SIGKILL")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class KillTwo(Kill):
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         target.claim(f"{target.places[2]}.0")
-        target.cluster.signal_process(worker_of(target, 2), signal.SIGKILL)
+        worker_of(target, 2).signal(signal.SIGKILL)
         async for evidence in super().inject(target):
             yield evidence
 
@@ -63,4 +63,4 @@ class Nothing(Fault):
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         target.release()
-        yield ReadBack(subject=target.process, source="", value="")
+        yield ReadBack(subject=target.rank_process, source="", value="")

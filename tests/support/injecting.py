@@ -11,6 +11,7 @@ from typing import Any
 
 from chaoskit import wire
 from chaoskit.messages import HookReached, Message
+from chaoskit.substrate.processes import Process
 from chaoskit.substrate.undo import UndoLog
 from faults.base import Fault
 from faults.evidence import Evidence
@@ -41,7 +42,7 @@ class Deserted:
 def target_of(undo: UndoLog, cluster: Any = None, **known: Any) -> Target:
     """Rank 1, struck in its step 8; of a run that is over, unless there is a cluster."""
     where: dict[str, Any] = {"worker": "node1.w0", "node": "node1", "rank": 1, "step": 8, "phase": "forward"}
-    process = {"pid": 2**22 + 1, "tid": 2**22 + 1, "ticks": 1}  # above the largest pid
+    process = {"process": Process(2**22 + 1, 1, "node1.w0"), "tid": 2**22 + 1}  # above the largest pid
     there: Any = cluster or Deserted()
     return Target(cluster=there, undo=undo, **{"fault_id": "fault0"} | where | process | known)
 

@@ -105,7 +105,7 @@ class CommandFollower:
             opened.callback(changes.close)
             self._wake_by(changes.fileno(), opened)
             for node in self._cluster.nodes:
-                self._wake_at_end_of(self._cluster.first_pid(node), opened)
+                self._wake_at_end_of(self._cluster.root(node).pid, opened)
             while True:
                 self._woken.clear()
                 changes.clear()
@@ -215,12 +215,12 @@ class CommandFollower:
 
         Where neither does, it is known to be gone, as soon as a warden would have told more.
         """
-        status = ended_by(target.pid, target.ticks)
+        status = ended_by(target.pid, target.process.ticks)
         if status is not None:
             target.tell_exit(Exit(*describe_status(status)), time.monotonic_ns())
         elif target.pid in self._roots:
             target.tell_exit(self._roots[target.pid], time.monotonic_ns())
-        elif (over or target.seconds_since > _FRESH_S) and start_ticks(target.pid) != target.ticks:
+        elif (over or target.seconds_since > _FRESH_S) and start_ticks(target.pid) != target.process.ticks:
             target.tell_exit(GONE, time.monotonic_ns())
 
     # -- the moment -------------------------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ class CommandFollower:
             seat = found.get(injection.fault.rank)
             if seat is None or any(target.worker == _name(seat) for _, target in aimed):
                 continue  # it may be started again: as soon as it is, it is struck
-            if self._injector.is_doomed(_name(seat), seat.process.pid) or not self._is_witnessed(seat):
+            if self._injector.is_doomed(_name(seat), seat.process) or not self._is_witnessed(seat):
                 continue
             aimed.append((injection, self._target(injection, seat, found)))
             self._ranks[_name(seat)] = seat.rank
@@ -283,9 +283,8 @@ class CommandFollower:
             rank=seat.rank,
             step=-1 if self.reader.highest is None else self.reader.highest,
             phase="",
-            pid=seat.process.pid,
+            process=seat.process,
             tid=seat.process.pid,
-            ticks=seat.process.ticks,
             places={rank: one.node for rank, one in found.items()},
             struck_nodes={seat.node},
         )

@@ -133,7 +133,7 @@ def execute_command(
     (directory / STATE).mkdir(parents=True, exist_ok=True)
     journal = Journal(directory / "journal", "harness", role="harness")
     cluster = substrate.bare(experiment.nodes, directory, _needs(experiment))
-    started_ns = time.monotonic_ns()  # what a cold nursery takes does not count
+    started_ns = time.monotonic_ns()  # what a cold supervisor takes does not count
     told = {"substrate": substrate.name, "names": cluster.nodes, "twin": twin_id}
     _write_start(journal, experiment, started_ns, told)
     follower = CommandFollower(experiment, cluster, directory, journal, substrate.undo, watch)

@@ -19,7 +19,7 @@ from chaoskit.substrate.undo.replay import is_over, replay_file
 #: What it says once, when it holds the file.
 READY = b"ready"
 _PATIENCE_S = 30.0
-_FAREWELL_S = 6.0  # a nursery takes up to 5 s to end what it has started
+_FAREWELL_S = 6.0  # a supervisor takes up to 5 s to end what it has started
 _ROOT = Path(__file__).resolve().parents[3]
 _CODE = "import sys; sys.path.append(sys.argv[1]); from chaoskit.substrate.undo.guard import main; main()"
 

@@ -116,6 +116,14 @@ class UndoLog:
                 os.ftruncate(self._descriptor, size_bytes)
                 raise HarnessError(f"undo cannot be written to {self._directory}: there is no room")
 
+    def forget(self) -> None:
+        """In a fork of the process that made the log: let go of its file, which is locked as long as it is open."""
+        if self._descriptor >= 0 and os.getpid() != self._owner:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            if self._guard is not None and self._guard.stdin is not None:
+                self._guard.stdin.close()
+
     def close(self) -> None:
         """Put back what is still open, and remove the file; it stays, for the next start, where something fails."""
         with self._lock:

@@ -1,0 +1,181 @@
+"""What substrates have in common whose nodes have supervisors: how runs begin and end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from chaoskit.config import RunConfig
+from chaoskit.control.agent import AgentSpec
+from chaoskit.control.coordinator import EXIT_OVER, CoordinatorSpec
+from chaoskit.errors import HarnessError, Refused
+from chaoskit.injection_line import InjectionDoor
+from chaoskit.messages import ObserverHello
+from chaoskit.substrate.actions import Action, Backend
+from chaoskit.substrate.bare import BareCluster
+from chaoskit.substrate.base import NOTHING, Needs
+from chaoskit.substrate.job_cluster import JobCluster, attach
+from chaoskit.substrate.levers import Levers
+from chaoskit.substrate.network import COORDINATOR, Network
+from chaoskit.substrate.processes import HOST, Kernel, Process
+from chaoskit.substrate.supervisor.link import SupervisorLink
+from chaoskit.substrate.supervisor.messages import Program
+from chaoskit.substrate.undo import UndoLog, sweep
+from chaoskit.substrate.warden import WardenSpec
+
+_RESTARTS = 16  # of a coordinator that ends before its job
+
+
+class SupervisedSubstrate:
+    """Base of substrates: each says where its supervisors are, how nodes reach each other, what can be done to them.
+
+    Attributes:
+        undo: what must be put back if this process is killed.
+    """
+
+    name = ""
+
+    def __init__(self) -> None:
+        sweep()  # what runs that were killed have left behind
+        self.undo = UndoLog()
+
+    # -- what each substrate has of its own -----------------------------------------------------------------------
+
+    def warm_up(self) -> None:
+        """Start what is not there yet and serves any run: imports take seconds."""
+        raise NotImplementedError
+
+    def link(self, station: str) -> SupervisorLink:
+        """The supervisor that starts what belongs to a node, or to the coordinator."""
+        raise NotImplementedError
+
+    def kernel(self, station: str) -> Kernel:
+        """The kernel that knows the processes of a node, or the coordinator's."""
+        return HOST
+
+    def network(self, nodes: Sequence[str], port: int) -> Network:
+        """The network of one run. Raises BadInput if the port is in use."""
+        raise NotImplementedError
+
+    def backends(self, cluster: Levers) -> Iterable[Backend]:
+        """What carries out actions on the nodes of a run, beside its network."""
+        raise NotImplementedError
+
+    def why_not(self, action: type[Action]) -> str:
+        """Why an action of this kind cannot be done to nodes from here; "" if it can."""
+        raise NotImplementedError
+
+    def environment(self) -> Mapping[str, str]:
+        """What a command finds there, if nothing tells it more."""
+        return os.environ
+
+    def door(self, station: str, injection: InjectionDoor | None) -> InjectionDoor | None:
+        """Where processes of a node find what listens to them for the harness."""
+        return injection
+
+    def job_cluster(self, *arguments: Any) -> JobCluster:
+        return JobCluster(self, *arguments)
+
+    def bare_cluster(self, *arguments: Any) -> BareCluster:
+        return BareCluster(self, *arguments)
+
+    def close(self) -> None:
+        """End everything that this substrate started."""
+        self.undo.close()
+
+    # -- runs -----------------------------------------------------------------------------------------------------
+
+    def launch(
+        self,
+        config: RunConfig,
+        run_directory: Path,
+        *,
+        port: int = 0,
+        heartbeat_s: float = 0.0,
+        replacements: int = 0,
+        injection: InjectionDoor | None = None,
+    ) -> JobCluster:
+        """Start coordinator and agents.
+
+        Raises:
+            BadInput: if ``port`` is in use. HarnessError: if they do not start.
+        """
+        self.warm_up()
+        nodes, token = node_names(config.nodes), secrets.token_hex(16)
+        network = self.network(node_names(config.nodes_max), port)
+        hello, agents = ObserverHello(heartbeat_s), dict[str, Process]()
+        with contextlib.ExitStack() as undone:
+            undone.callback(network.close)
+            coordinator = self._start_coordinator(network, config, token, run_directory)
+            # the supervisor would start a coordinator that ends at its start again and again
+            undone.callback(lambda: self.end([(COORDINATOR, coordinator), *agents.items()], 0.0))
+            try:
+                observer = undone.enter_context(attach(network, token, hello))
+            except (OSError, Refused) as error:
+                log = run_directory / "log" / "coordinator.log"
+                raise HarnessError(f"the coordinator ended while it started ({error}): see {log}") from error
+            for node in nodes:
+                agents[node] = self.start_agent(network, node, token, run_directory, injection)
+            made = self.job_cluster(network, observer, token, coordinator, agents, run_directory, hello, injection)
+            undone.pop_all()
+            return made
+
+    def _start_coordinator(self, network: Network, config: RunConfig, token: str, run_directory: Path) -> Process:
+        arguments = msgspec.json.encode(CoordinatorSpec(config, token, str(run_directory)))
+        entry = "chaoskit.control.coordinator:run_coordinator"
+        program = Program(entry, arguments, COORDINATOR, str(run_directory), restarts=_RESTARTS, over=EXIT_OVER)
+        try:
+            return self.link(COORDINATOR).start(program, network.listeners, network.namespace(COORDINATOR))
+        finally:
+            for listener in network.listeners:
+                listener.close()
+
+    def start_agent(
+        self, network: Network, node: str, token: str, run_directory: Path, injection: InjectionDoor | None
+    ) -> Process:
+        """Start an agent of a run. Gives its process."""
+        host, door = network.host(node), self.door(node, injection)
+        spec = AgentSpec(node, host, network.address, network.store, token, str(run_directory), door)
+        program = Program("chaoskit.control.agent:run_agent", msgspec.json.encode(spec), node, str(run_directory))
+        return self.link(node).start(program, namespace=network.namespace(node))
+
+    def bare(self, nodes: int, run_directory: Path, needs: Needs = NOTHING) -> BareCluster:
+        """Nodes on which commands can be started, and nothing runs yet. They see all directories of this host."""
+        self.warm_up()
+        names = node_names(nodes)
+        return self.bare_cluster(self.network(names, 0), names, run_directory)
+
+    def start_command(self, network: Network, spec: WardenSpec) -> Process:
+        """Start a node's command. Gives the process of its warden."""
+        entry, arguments = "chaoskit.substrate.warden:run_warden", msgspec.json.encode(spec)
+        program = Program(entry, arguments, spec.node, spec.run_directory)
+        return self.link(spec.node).start(program, namespace=network.namespace(spec.node))
+
+    def end(self, programs: Iterable[tuple[str, Process]], patience_s: float) -> None:
+        """SIGKILL programs that do not end by themselves, and everything below them; of all supervisors at once.
+
+        Args:
+            programs: with the node, or ``COORDINATOR``, to which each belongs.
+        """
+        places: dict[SupervisorLink, list[Process]] = {}
+        for station, process in programs:
+            with contextlib.suppress(HarnessError):  # its supervisor is gone, with all that it had started
+                places.setdefault(self.link(station), []).append(process)
+        begun = []
+        for link, inside in places.items():
+            with contextlib.suppress(HarnessError):  # or goes meanwhile
+                begun.append((link, link.begin_end(inside, patience_s)))
+        for link, number in begun:
+            with contextlib.suppress(HarnessError):
+                link.finish(number)
+
+
+def node_names(count: int) -> tuple[str, ...]:
+    """Of a run's nodes."""
+    return tuple(f"node{number}" for number in range(count))

@@ -1,0 +1,145 @@
+"""What a supervisor does to the processes of its node, and sees of them, for a runner that cannot itself."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from chaoskit.errors import HarnessError
+from chaoskit.substrate import abilities
+from chaoskit.substrate.actions import NODE_CONTROLLERS, Action, Applied
+from chaoskit.substrate.holds import Holds
+from chaoskit.substrate.processes import HOST, Process
+from chaoskit.substrate.supervisor.messages import Apply, Lift, Look, Signal, WhyNot
+from chaoskit.substrate.undo import UndoLog
+
+#: Kinds of actions that supervisors do.
+ACTIONS = frozenset(NODE_CONTROLLERS)
+_QUESTIONS = ("find", "tree", "is_gone", "is_stopped", "threads", "tcp_troubles")
+
+
+class Acts:
+    """Answers questions and carries out actions. What it breaks is put back when it closes; its own guard sees to it
+    if it is killed."""
+
+    def __init__(self) -> None:
+        self._undo: UndoLog | None = None
+        self._backends: dict[str, Holds] = {}  # by the directory of a run
+        self._roots: dict[str, Process] = {}  # by node
+        self._applied: dict[int, Applied] = {}  # until they are lifted
+        self._told: dict[int, int] = {}  # applied and in force -> count that the runner knows
+
+    @staticmethod
+    def encode(value: Any) -> bytes:
+        """As the runner reads it."""
+        return msgspec.json.encode(value)
+
+    def carry_out(self, request: Look | Signal | WhyNot | Apply | Lift) -> bytes:
+        """Gives the answer. Raises ProcessLookupError, OSError, HarnessError."""
+        match request:
+            case Look(_, question, pid, ticks):
+                return self.encode(self._look(question, Process(pid, ticks, "")))
+            case Signal(_, pid, ticks, signum):
+                Process(pid, ticks, "the process").signal(signum)
+                return self.encode(None)
+            case WhyNot(_, kind):
+                return self.encode(self._why_not(kind))
+            case Apply():
+                return self.encode(self._apply(request))
+            case Lift(_, applied):
+                return self.encode(self._lift(applied))
+
+    def _look(self, question: str, process: Process) -> Any:
+        if question not in _QUESTIONS:
+            raise HarnessError(f"{question!r} is no question about processes: runner and supervisor differ")
+        found = getattr(HOST, question)(process.pid if question == "find" else process)
+        if isinstance(found, Process):
+            return _described(found)
+        if question == "tree":
+            return [_described(one) for one in found]
+        return found
+
+    def _why_not(self, kind: str) -> str:
+        action = _kind(kind)
+        return abilities.why_not(action) if action in ACTIONS else f"no supervisor does {action.__name__}"
+
+    def _apply(self, request: Apply) -> int:
+        action = msgspec.json.decode(request.action, type=_kind(request.kind))
+        self._roots[request.node] = Process(*request.root, "")
+        if type(action) not in ACTIONS:
+            raise HarnessError(f"no supervisor does {type(action).__name__}")
+        number = request.number
+        self._applied[number] = self._backend(request.run_directory).apply(request.node, action)
+        self._told[number] = 0
+        return number
+
+    def _lift(self, number: int) -> tuple[bool, int]:
+        """Whether nothing of it is left, and the last count."""
+        applied = self._applied.pop(number)
+        self._told.pop(number, None)
+        return applied.lift(), applied.shown()
+
+    @property
+    def in_force(self) -> bool:
+        """Whether something is to be counted."""
+        return bool(self._told)
+
+    def counted(self) -> Iterator[tuple[int, int]]:
+        """The counts that have changed since they were last told."""
+        for number, told in self._told.items():
+            count = told
+            with contextlib.suppress(OSError, HarnessError):  # what it looks at may be gone
+                count = self._applied[number].shown()
+            if count != told:
+                self._told[number] = count
+                yield number, count
+
+    def release(self) -> None:
+        """Lift what keeps processes from ending; what it was is still to be asked."""
+        self._told.clear()
+        for backend in self._backends.values():
+            backend.release()
+
+    @property
+    def guard_pid(self) -> int | None:
+        """Pid of the guard of what is in force, which is a child of this process."""
+        return None if self._undo is None else self._undo.guard_pid
+
+    def forget(self) -> None:
+        """In a child, which undoes nothing."""
+        if self._undo is not None:
+            self._undo.forget()
+
+    def close(self) -> None:
+        """Put everything back."""
+        self.release()
+        for backend in self._backends.values():
+            backend.close()
+        if self._undo is not None:
+            self._undo.close()
+
+    def _backend(self, run_directory: str) -> Holds:
+        self._undo = self._undo or UndoLog()
+        if run_directory not in self._backends:
+            self._backends[run_directory] = Holds(self._undo, self._processes, Path(run_directory))
+        return self._backends[run_directory]
+
+    def _processes(self, node: str) -> list[Process]:
+        return HOST.tree(self._roots[node])
+
+
+def _kind(name: str) -> type[Action]:
+    module, _, attribute = name.partition(":")
+    try:
+        return cast("type[Action]", getattr(import_module(module), attribute))
+    except (ImportError, AttributeError) as error:
+        raise HarnessError(f"the supervisor knows no action {name}: {error}") from error
+
+
+def _described(process: Process) -> tuple[int, int | None, str]:
+    return process.pid, process.ticks, process.name

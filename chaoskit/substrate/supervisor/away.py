@@ -1,0 +1,135 @@
+"""The kernel and the backends of nodes that only the stream to their supervisor reaches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from chaoskit.errors import HarnessError
+from chaoskit.osprocess import TcpTroubles
+from chaoskit.substrate.actions import Action, Applied
+from chaoskit.substrate.processes import Process, Thread
+from chaoskit.substrate.supervisor.link import SupervisorLink
+from chaoskit.substrate.supervisor.messages import Apply, Lift, Look, Signal, WhyNot
+from chaoskit.substrate.undo import UndoEntry
+
+Value = TypeVar("Value")
+_Described = tuple[int, int | None, str]
+
+
+class KernelAway:
+    """The kernel of a node, as its supervisor sees it. Where the supervisor is gone, so is all that it had started."""
+
+    def __init__(self) -> None:
+        self._link: SupervisorLink | None = None
+
+    def reach_by(self, link: SupervisorLink) -> None:
+        """Ask this supervisor from now on."""
+        self._link = link
+
+    def _look(self, question: str, pid: int, ticks: int | None, value: Any, gone: Value) -> Value:
+        assert self._link is not None
+        try:
+            found: Value = self._link.request(Look, question, pid, ticks, value=value)
+            return found
+        except HarnessError:
+            if self._link.is_open():
+                raise
+            return gone
+
+    def find(self, pid: int) -> Process:
+        nothing: _Described = (pid, None, "")
+        return Process(*self._look("find", pid, None, _Described, nothing), self)
+
+    def tree(self, root: Process) -> list[Process]:
+        nothing: list[_Described] = []
+        found = self._look("tree", root.pid, root.ticks, list[_Described], nothing)
+        return [Process(*one, self) for one in found]
+
+    def signal(self, process: Process, signum: int) -> None:
+        assert self._link is not None
+        try:
+            self._link.request(Signal, process.pid, process.ticks, signum, value=None)
+        except HarnessError:
+            if self._link.is_open():
+                raise
+            raise ProcessLookupError(f"{process.name} is gone with {self._link.name}") from None
+
+    def is_gone(self, process: Process) -> bool:
+        return self._look("is_gone", process.pid, process.ticks, bool, True)
+
+    def is_stopped(self, process: Process) -> bool:
+        return self._look("is_stopped", process.pid, process.ticks, bool, False)
+
+    def threads(self, process: Process) -> dict[int, Thread]:
+        return self._look("threads", process.pid, process.ticks, dict[int, Thread], {})
+
+    def tcp_troubles(self, process: Process) -> TcpTroubles:
+        return self._look("tcp_troubles", process.pid, process.ticks, TcpTroubles, TcpTroubles())
+
+    def undo_stop(self, process: Process) -> Sequence[UndoEntry]:
+        return ()  # its supervisor ends everything when the runner is gone
+
+
+class BackendAway:
+    """The backend of actions that supervisors carry out.
+
+    Args:
+        actions: those that they can.
+        link: of a node. root: the process below which a node runs.
+    """
+
+    def __init__(
+        self,
+        actions: frozenset[type[Action]],
+        link: Callable[[str], SupervisorLink],
+        root: Callable[[str], Process],
+        run_directory: Path,
+    ) -> None:
+        self.actions = actions
+        self._link, self._root, self._run_directory = link, root, run_directory
+
+    def apply(self, node: str, action: Action) -> Applied:
+        link, root = self._link(node), self._root(node)
+        where = node, (root.pid, root.ticks), str(self._run_directory)
+        number = link.request(Apply, *where, kind_name(type(action)), msgspec.json.encode(action), value=int)
+        return _AppliedAway(link, number)
+
+    def release(self, node: str | None = None) -> None:
+        """A supervisor does, before it ends anything."""
+
+    def close(self) -> None:
+        """Supervisors are closed with their links."""
+
+
+class _AppliedAway:
+    """An action in force on a node."""
+
+    def __init__(self, link: SupervisorLink, number: int) -> None:
+        self._link, self._number = link, number
+        self._is_clean: bool | None = None
+
+    def shown(self) -> int:
+        if not self._link.is_open() and self._is_clean is None:
+            raise HarnessError(f"{self._link.name} is gone")
+        return self._link.shown.get(self._number, 0)
+
+    def lift(self) -> bool:
+        if self._is_clean is None:
+            self._is_clean, last = self._link.request(Lift, self._number, value=tuple[bool, int])
+            self._link.shown[self._number] = last
+        return self._is_clean
+
+
+def why_not(link: SupervisorLink, action: type[Action]) -> str:
+    """Why a supervisor cannot do an action of this kind; "" if it can."""
+    reason: str = link.request(WhyNot, kind_name(action), value=str)
+    return reason
+
+
+def kind_name(action: type[Action]) -> str:
+    """As it travels: ``module:Class``."""
+    return f"{action.__module__}:{action.__qualname__}"

@@ -1,0 +1,269 @@
+"""The runner's end of the stream to a supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from chaoskit import wire
+from chaoskit.errors import HarnessError
+from chaoskit.journal.writer import own_version
+from chaoskit.osprocess import await_readable, socket_name
+from chaoskit.substrate.processes import HOST, Kernel, Process
+from chaoskit.substrate.supervisor.messages import (
+    Done,
+    End,
+    Exited,
+    Failed,
+    LineClosed,
+    LineData,
+    LineOpened,
+    Listen,
+    OpenDoor,
+    Program,
+    Ready,
+    Report,
+    Request,
+    Shown,
+    Start,
+    Started,
+)
+
+_WARM_S = 120.0
+_ANSWER_S = 60.0
+_RECEIVE_BYTES = 2**16
+_LINE_BYTES_MAX = 2**16
+_decode = wire.decoder(Report)
+
+
+class Listener:
+    """A socket that a supervisor has opened for a program, and keeps until that is started.
+
+    Attributes:
+        number: its name there. address: host and port.
+    """
+
+    def __init__(self, number: int, address: tuple[str, int]) -> None:
+        self.number, self.address = number, address
+
+    def getsockname(self) -> tuple[str, int]:
+        return self.address
+
+    def close(self) -> None:
+        """It belongs to the supervisor."""
+
+
+class SupervisorLink:
+    """Asks a supervisor, one thing after the other, and hears what it tells unasked.
+
+    Args:
+        connection: a stream, proven by now where it is TCP.
+        name: of the supervisor, for messages.
+        kernel: of the processes that it starts; None for this host's.
+    """
+
+    def __init__(self, connection: socket.socket, name: str, kernel: Kernel | None = None) -> None:
+        self._connection, self.name = connection, name
+        self.kernel: Kernel = kernel or HOST
+        self._splitter = wire.Splitter(_decode)
+        self._count = 0
+        self._answers: dict[int, Started | Done | Failed] = {}
+        self._version: str | None = None  # of its chaoskit, once it can start programs
+        self._is_over = False
+        self.exits: dict[int, int] = {}  # pid -> wait status
+        self.shown: dict[int, int] = {}  # applied -> count
+        self._door = Path()  # to which lines through the supervisor's door go on
+        self._lines: dict[int, socket.socket] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
+    def await_ready(self, limit_s: float = _WARM_S) -> bool:
+        """Whether it says in time that it can start programs. Raises HarnessError if it is of another version."""
+        self._hear_until(lambda: self._version is not None, limit_s)
+        if self._version not in (None, own_version()):
+            raise HarnessError(f"{self.name} has chaoskit {self._version}, and this is {own_version()}: install one")
+        return self._version is not None
+
+    def start(
+        self, program: Program, listeners: Sequence[socket.socket | Listener] = (), namespace: Sequence[int] = ()
+    ) -> Process:
+        """Start a program. Raises HarnessError if the supervisor is gone.
+
+        Args:
+            namespace: the network namespace that it enters, as a descriptor; none for the supervisor's own.
+        """
+        sockets = [one.fileno() for one in listeners if isinstance(one, socket.socket)]
+        kept = tuple(one.number for one in listeners if isinstance(one, Listener))
+        request = Start(self._number(), program, len(sockets), kept, bool(namespace))
+        self._send(request, *sockets, *namespace)
+        started = self._answer(request.number)
+        assert isinstance(started, Started)
+        return Process(started.pid, started.ticks, program.name, self.kernel)
+
+    def begin_end(self, programs: Sequence[Process], patience_s: float) -> int:
+        """Have programs end, and everything that they have started. Gives what :meth:`finish` wants."""
+        request = End(self._number(), tuple((one.pid, one.ticks) for one in programs), patience_s)
+        self._send(request)
+        return request.number
+
+    def finish(self, number: int) -> None:
+        """Wait until that is done. Raises HarnessError."""
+        self._answer(number)
+
+    def listen(self, host: str, port: int) -> Listener:
+        """Open a listening socket where the programs run."""
+        number, *address = self.request(Listen, host, port, value=tuple[int, str, int])
+        return Listener(number, (address[0], address[1]))
+
+    def open_door(self, door: Path, at: Path) -> None:
+        """Have a Unix socket ``at`` a path there, whose lines go on to the one at ``door`` here."""
+        self._door = door
+        self.request(OpenDoor, str(at), value=None)
+
+    def request(self, kind: Callable[..., Request], *arguments: Any, value: Any) -> Any:
+        """Ask something of this kind. Gives the answer, as a ``value``.
+
+        Raises:
+            ProcessLookupError: if what it is about is gone. HarnessError: if it could not be done.
+        """
+        number = self._number()
+        self._send(kind(number, *arguments))
+        answer = self._answer(number)
+        assert isinstance(answer, Done)
+        return msgspec.json.decode(answer.value, type=value)
+
+    def _number(self) -> int:
+        self._count += 1
+        return self._count
+
+    def _send(self, request: Request, *descriptors: int) -> None:
+        data = wire.encode(request)
+        try:
+            if descriptors:
+                sent = socket.send_fds(self._connection, [data], list(descriptors))
+                data = data[sent:]
+            self._connection.sendall(data)
+        except OSError as error:
+            raise HarnessError(f"{self.name} is gone: {error}") from error
+
+    def _answer(self, number: int) -> Started | Done:
+        self._hear_until(lambda: number in self._answers, _ANSWER_S)
+        answer = self._answers.pop(number, None)
+        if answer is None:
+            raise HarnessError(f"{self.name} is gone" if self._is_over else f"{self.name} said nothing for a minute")
+        if isinstance(answer, Failed):
+            raise ProcessLookupError(answer.error) if answer.is_gone else HarnessError(answer.error)
+        return answer
+
+    # -- what it tells --------------------------------------------------------------------------------------------
+
+    def is_open(self) -> bool:
+        """Whether it is there still."""
+        self._hear_until(lambda: False, 0.0)
+        return not self._is_over
+
+    @contextlib.contextmanager
+    def heard(self) -> Iterator[None]:
+        """Let the event loop that runs hear it, too, as long as a ``with`` lasts."""
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._connection, self._hear)
+        for number, line in self._lines.items():
+            self._loop.add_reader(line, self._pass_on, number)
+        try:
+            yield
+        finally:
+            if not self._is_over:
+                self._loop.remove_reader(self._connection)
+            for number in list(self._lines):
+                self._hang_up(number)
+            self._loop = None
+
+    def _hear_until(self, condition: Callable[[], bool], limit_s: float) -> None:
+        until_s = time.monotonic() + limit_s
+        while not condition() and not self._is_over:
+            if not await_readable([self._connection.fileno()], max(0.0, until_s - time.monotonic())):
+                return
+            self._hear()
+
+    def _hear(self) -> None:
+        try:
+            data = self._connection.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:  # it was heard meanwhile, while an answer was waited for
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._is_over = True
+            if self._loop is not None:
+                self._loop.remove_reader(self._connection)
+        for report in self._splitter.feed(data):
+            self._take(report)
+
+    def _take(self, report: Report) -> None:
+        match report:
+            case Ready(version):
+                self._version = version
+            case Started() | Done() | Failed():
+                self._answers[report.number] = report
+            case Exited(pid, status):
+                self.exits[pid] = status
+            case Shown(applied, count):
+                self.shown[applied] = count
+            case LineOpened(line):
+                self._open_line(line)
+            case LineData(line, data) if line in self._lines:
+                with contextlib.suppress(OSError):  # its end will be heard
+                    self._lines[line].send(data)
+            case LineClosed(line):
+                self._hang_up(line)
+
+    def close(self) -> None:
+        """Let go of it: it ends with everything that it has started."""
+        if self._loop is not None and not self._is_over:
+            self._loop.remove_reader(self._connection)
+        self._is_over = True
+        self._connection.close()
+
+    # -- lines through its door -----------------------------------------------------------------------------------
+
+    def _open_line(self, number: int) -> None:
+        line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with socket_name(self._door) as name:
+                line.connect(name)
+        except OSError:  # the run is over
+            line.close()
+            self._tell(LineClosed(number))
+            return
+        self._lines[number] = line
+        if self._loop is not None:
+            self._loop.add_reader(line, self._pass_on, number)
+
+    def _pass_on(self, number: int) -> None:
+        data = b""
+        with contextlib.suppress(OSError):
+            data = self._lines[number].recv(_LINE_BYTES_MAX)
+        if data:
+            self._tell(LineData(number, data))
+        else:
+            self._hang_up(number)
+            self._tell(LineClosed(number))
+
+    def _hang_up(self, number: int) -> None:
+        line = self._lines.pop(number, None)
+        if line is not None:
+            if self._loop is not None:
+                self._loop.remove_reader(line)
+            line.close()
+
+    def _tell(self, message: LineData | LineClosed) -> None:
+        with contextlib.suppress(HarnessError):  # its end is found elsewhere
+            self._send(message)

@@ -1,0 +1,187 @@
+"""What the runner and a supervisor say to each other."""
+
+from __future__ import annotations
+
+import msgspec
+
+from chaoskit.messages import Message
+
+
+class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a supervisor starts.
+
+    Attributes:
+        entry: ``module:function``. It is called with the arguments, listening sockets and the pid of the supervisor, in
+            a process of its own, which it does not leave.
+        arguments: as its function reads them.
+        name: of its log. run_directory: where that lies, in ``log``.
+        restarts: how often it is started again, on the same sockets, if it ends before it is over.
+        over: the exit code that says that it is.
+    """
+
+    entry: str
+    arguments: bytes
+    name: str
+    run_directory: str
+    restarts: int = 0
+    over: int = 0
+
+
+# -- the runner's -------------------------------------------------------------------------------------------------
+
+
+class Start(Message, frozen=True):
+    """Start a program. Answered by :class:`Started`.
+
+    ``listeners``: how many listening sockets come with this message, as descriptors; after them comes the program's
+    network namespace, if it ``enters`` one. ``kept``: numbers of those that the supervisor has opened itself.
+    """
+
+    number: int
+    program: Program
+    listeners: int = 0
+    kept: tuple[int, ...] = ()
+    enters: bool = False
+
+
+class End(Message, frozen=True):
+    """SIGKILL these programs, and everything that they have started; before that they may end by themselves.
+
+    ``programs``: the pid and the start time of each, as :class:`Started` told them.
+    """
+
+    number: int
+    programs: tuple[tuple[int, int | None], ...]
+    patience_s: float = 0.0
+
+
+class Listen(Message, frozen=True):
+    """Open a listening socket for a program that is to be started. Answered by ``(number, host, port)``."""
+
+    number: int
+    host: str
+    port: int
+
+
+class Look(Message, frozen=True):
+    """Ask what the kernel says of a process: one of the questions of :class:`chaoskit.substrate.processes.Kernel`."""
+
+    number: int
+    question: str
+    pid: int
+    ticks: int | None = None
+
+
+class Signal(Message, frozen=True):
+    """Send a signal to a process, only if it is the one that started at ``ticks``."""
+
+    number: int
+    pid: int
+    ticks: int | None
+    signum: int
+
+
+class WhyNot(Message, frozen=True):
+    """Ask why an action of this kind cannot be done there. ``kind``: ``module:Class``. Answered by a reason, or ""."""
+
+    number: int
+    kind: str
+
+
+class Apply(Message, frozen=True):
+    """Do an action to a node. Answered by its number; it shows itself by :class:`Shown`.
+
+    ``action``: JSON of an action of this ``kind``. ``root``: pid and start time of the process below which all of the
+    node runs.
+    """
+
+    number: int
+    node: str
+    root: tuple[int, int | None]
+    run_directory: str
+    kind: str
+    action: bytes
+
+
+class Lift(Message, frozen=True):
+    """End an action. Answered by whether nothing of it is left."""
+
+    number: int
+    applied: int
+
+
+class OpenDoor(Message, frozen=True):
+    """Have a Unix socket at this path, to which processes of the node say what is for the runner, and no other one."""
+
+    number: int
+    path: str
+
+
+class LineData(Message, frozen=True):
+    """One message on a line through the door; goes both ways."""
+
+    line: int
+    data: bytes
+
+
+class LineClosed(Message, frozen=True):
+    """A line has ended; goes both ways."""
+
+    line: int
+
+
+Request = Start | End | Listen | Look | Signal | WhyNot | Apply | Lift | OpenDoor | LineData | LineClosed
+
+# -- the supervisor's ---------------------------------------------------------------------------------------------
+
+
+class Ready(Message, frozen=True):
+    """The first message: programs can be started. ``version``: of its chaoskit."""
+
+    version: str
+
+
+class Started(Message, frozen=True):
+    """A program runs: its process, with its start time."""
+
+    number: int
+    pid: int
+    ticks: int | None
+
+
+class Done(Message, frozen=True):
+    """The answer to any other request. ``value``: as JSON."""
+
+    number: int
+    value: bytes = b"null"
+
+
+class Failed(Message, frozen=True):
+    """A request could not be carried out. ``is_gone``: as the process, or the node, is not there any more."""
+
+    number: int
+    error: str
+    is_gone: bool = False
+
+
+class Exited(Message, frozen=True):
+    """A program has ended. ``status``: as ``wait`` gives it."""
+
+    pid: int
+    status: int
+
+
+class Shown(Message, frozen=True):
+    """How often an action in force has met something by now."""
+
+    applied: int
+    count: int
+
+
+class LineOpened(Message, frozen=True):
+    """A process of the node has come to the door."""
+
+    line: int
+
+
+Report = Ready | Started | Done | Failed | Exited | Shown | LineOpened | LineData | LineClosed

@@ -1,0 +1,200 @@
+"""A substrate whose nodes are reached by one TCP stream each, 20 ms away: as pods of another machine are.
+
+Each node has a list of processes of its own, so its pids mean nothing to the runner. Whatever the runner knows of a
+node, does to it and hears of it passes through the stream to its supervisor.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from chaoskit.config import RunConfig
+from chaoskit.errors import HarnessError
+from chaoskit.handshakes import proven
+from chaoskit.injection_line import InjectionDoor
+from chaoskit.osprocess import start_ticks
+from chaoskit.substrate.actions import NODE_CONTROLLERS, Action, Applied, Backend
+from chaoskit.substrate.bare import BareCluster
+from chaoskit.substrate.base import NOTHING, Needs
+from chaoskit.substrate.echo import EchoProbe
+from chaoskit.substrate.job_cluster import JobCluster
+from chaoskit.substrate.levers import Levers
+from chaoskit.substrate.network import COORDINATOR
+from chaoskit.substrate.supervised import SupervisedSubstrate, node_names
+from chaoskit.substrate.supervisor.away import BackendAway, KernelAway, why_not
+from chaoskit.substrate.supervisor.link import Listener, SupervisorLink
+from chaoskit.substrate.supervisor.server import TOKEN_VARIABLE
+from chaoskit.substrate.undo import EndEntry, UndoLog
+
+HOST = "127.0.0.1"
+DELAY_MS = 20.0  # in each direction
+_RELAY = Path(__file__).with_name("slow_relay.py")
+_START_S = 120.0
+_END_S = 20.0
+_APART = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+
+@functools.cache
+def unavailable() -> str:
+    """Why there can be no such nodes here; "" if there can."""
+    tried = subprocess.run([*_APART, "true"], capture_output=True, text=True, check=False)
+    return tried.stderr.strip() if tried.returncode else ""
+
+
+class FarNode:
+    """A supervisor in a list of processes of its own, and the stream to it."""
+
+    def __init__(self, station: str, undo: UndoLog) -> None:
+        token = secrets.token_hex(16)
+        self._station, self._listener = station, socket.create_server((HOST, 0))
+        self._coming = proven(self._listener, token)
+        self._relay, port = slow_relay(self._listener.getsockname()[1], undo)
+        command = [sys.executable, "-m", "chaoskit.substrate.supervisor", "--dial", f"{HOST}:{port}"]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", TOKEN_VARIABLE: token}
+        self._process = subprocess.Popen([*_APART, *command], env=environment, start_new_session=True, stdout=2)
+        undo.plan(EndEntry(self._process.pid, start_ticks(self._process.pid)))
+        self.kernel = KernelAway()
+
+    def connect(self) -> None:
+        """Wait until it has come; it imports what programs need only then."""
+        limit = threading.Timer(_START_S, self._listener.shutdown, [socket.SHUT_RDWR])
+        limit.start()
+        connection = next(self._coming, None)
+        limit.cancel()
+        if connection is None:
+            raise HarnessError(f"the supervisor of {self._station} did not come; see its output above")
+        self.link = SupervisorLink(connection, f"the supervisor of {self._station}", self.kernel)
+        self.kernel.reach_by(self.link)
+        self._listener.close()
+
+    def await_ready(self) -> None:
+        """Wait until it can start programs."""
+        if not self.link.await_ready():
+            raise HarnessError(f"the supervisor of {self._station} did not start; see its output above")
+
+    def close(self) -> None:
+        """Hang up: it ends, with everything below it."""
+        self.link.close()
+        try:
+            self._process.wait(_END_S)
+        finally:
+            for process in (self._process, self._relay):
+                process.kill()
+                process.wait()
+
+
+class FarSubstrate(SupervisedSubstrate):
+    """Keeps a supervisor for the coordinator and each node."""
+
+    name = "far"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._nodes: dict[str, FarNode] = {}
+
+    def warm_up(self) -> None:
+        self._stand_ready([COORDINATOR])
+
+    def _stand_ready(self, stations: Sequence[str]) -> None:
+        new = {station: FarNode(station, self.undo) for station in stations if station not in self._nodes}
+        for node in new.values():
+            node.connect()
+        self._nodes |= new
+        for node in new.values():
+            node.await_ready()
+
+    def link(self, station: str) -> SupervisorLink:
+        return self._nodes[station].link
+
+    def kernel(self, station: str) -> KernelAway:
+        return self._nodes[station].kernel
+
+    def launch(self, config: RunConfig, run_directory: Path, **options: Any) -> JobCluster:
+        self._stand_ready([COORDINATOR, *node_names(config.nodes_max)])
+        return super().launch(config, run_directory, **options)
+
+    def bare(self, nodes: int, run_directory: Path, needs: Needs = NOTHING) -> BareCluster:
+        raise HarnessError("this substrate runs no commands")
+
+    def network(self, nodes: Sequence[str], port: int) -> FarNetwork:
+        return FarNetwork(self.link(COORDINATOR), port, self.undo)
+
+    def door(self, station: str, injection: InjectionDoor | None) -> InjectionDoor | None:
+        if injection is None:
+            return None
+        here = Path(injection.path)
+        there = here.with_name(f"{here.name}.{station}")
+        self.link(station).open_door(here, there)
+        return InjectionDoor(str(there), injection.token)
+
+    def why_not(self, action: type[Action]) -> str:
+        self.warm_up()
+        return why_not(self.link(COORDINATOR), action)
+
+    def backends(self, cluster: Levers) -> Iterable[Backend]:
+        able = frozenset(action for action in NODE_CONTROLLERS if not self.why_not(action))
+        yield BackendAway(able, self.link, cluster.root, cluster.run_directory)
+
+    def close(self) -> None:
+        while self._nodes:
+            self._nodes.popitem()[1].close()
+        super().close()
+
+
+class FarNetwork:
+    """One address for all nodes; the harness is as far from the coordinator as from its supervisor."""
+
+    interface = "lo"
+
+    def __init__(self, coordinator: SupervisorLink, port: int, undo: UndoLog) -> None:
+        self._undo = undo
+        self.listeners: tuple[Listener, Listener] = coordinator.listen(HOST, port), coordinator.listen(HOST, 0)
+        self.address, self.store = (listener.address for listener in self.listeners)
+        self._relay: subprocess.Popen[str] | None = None
+
+    def host(self, name: str) -> str:
+        return HOST
+
+    def namespace(self, name: str) -> tuple[int, ...]:
+        return ()
+
+    def connect(self) -> socket.socket:
+        if self._relay is None:
+            self._relay, self._port = slow_relay(self.address[1], self._undo)
+        return socket.create_connection((HOST, self._port), _START_S)
+
+    def isolate(self, name: str) -> Applied | None:
+        return None
+
+    def backends(self) -> Sequence[Backend]:
+        return ()
+
+    def round_trips_ms(self, source: str, target: str, count: int, timeout_s: float) -> tuple[float, ...]:
+        raise HarnessError("nodes have no networks of their own")
+
+    def probe(self, source: str, target: str, timeout_s: float) -> EchoProbe:
+        raise HarnessError("nodes have no networks of their own")
+
+    def close(self) -> None:
+        if self._relay is not None:
+            self._relay.kill()
+            self._relay.wait()
+
+
+def slow_relay(port: int, undo: UndoLog) -> tuple[subprocess.Popen[str], int]:
+    """A relay to a port of this host, and the port at which it listens."""
+    command = [sys.executable, str(_RELAY), str(port), str(DELAY_MS)]
+    relay = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    undo.plan(EndEntry(relay.pid, start_ticks(relay.pid)))
+    assert relay.stdout is not None
+    with relay.stdout as said:
+        return relay, int(said.readline())

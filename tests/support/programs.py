@@ -1,0 +1,67 @@
+"""Programs that a supervisor starts in tests. Their arguments are text."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from chaoskit.osprocess import socket_name
+
+_LONG_S = 600.0
+
+
+def leave(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) -> None:
+    """End with this exit code."""
+    os._exit(int(arguments))
+
+
+def stay(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) -> None:
+    """Be there."""
+    time.sleep(_LONG_S)
+
+
+def burn(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) -> None:
+    """Want a CPU all the time."""
+    while True:
+        pass
+
+
+def orphan(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) -> None:
+    """Start a process whose parent ends, write its pid to this file, and be there."""
+    script = (
+        f"sleep {_LONG_S:g} & echo $! > {arguments.decode()}.part; mv {arguments.decode()}.part {arguments.decode()}"
+    )
+    subprocess.run(["sh", "-c", script], check=True)
+    time.sleep(_LONG_S)
+
+
+def answer(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) -> None:
+    """Say one's pid to whatever connects to one's socket, and end with this exit code after the first one."""
+    connection, _ = sockets[0].accept()
+    connection.sendall(str(os.getpid()).encode())
+    connection.close()
+    os._exit(int(arguments))
+
+
+def talk(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) -> None:
+    """Come to the door at this path, say hello, give back what is said, and end when the line does."""
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with socket_name(Path(arguments.decode())) as name:
+        line.connect(name)
+    line.send(b"hello")
+    while data := line.recv(4096):
+        line.send(data.upper())
+    os._exit(0)
+
+
+def complain(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) -> None:
+    """Write this to standard error, and go by a signal."""
+    sys.stderr.write(arguments.decode())
+    sys.stderr.flush()
+    os.kill(os.getpid(), signal.SIGKILL)

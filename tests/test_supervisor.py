@@ -1,0 +1,375 @@
+"""The supervisor: what it starts, ends, tells and does, over a Unix socket and over TCP."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.waiting import wait_until
+
+from chaoskit import osprocess, wire
+from chaoskit.errors import HarnessError
+from chaoskit.handshakes import proven
+from chaoskit.substrate import abilities
+from chaoskit.substrate.actions import BreakDisk, CapCpu
+from chaoskit.substrate.processes import HOST, Process
+from chaoskit.substrate.supervisor.away import BackendAway, KernelAway, why_not
+from chaoskit.substrate.supervisor.link import SupervisorLink
+from chaoskit.substrate.supervisor.messages import Done, Listen, Program, Ready, Start
+from chaoskit.substrate.supervisor.server import TOKEN_VARIABLE
+
+TESTS = Path(__file__).parent
+COMMAND = [sys.executable, "-m", "chaoskit.substrate.supervisor", "--cold"]
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
+
+
+class Started:
+    """A supervisor that has imported nothing, and the runner's end of its stream."""
+
+    def __init__(self, process: subprocess.Popen[bytes], link: SupervisorLink, directory: Path) -> None:
+        self.process, self.link, self._directory = process, link, directory
+        assert link.await_ready()
+
+    def program(self, name: str, arguments: object = "", **more: int) -> Program:
+        return Program(f"support.programs:{name}", str(arguments).encode(), name, str(self._directory), **more)
+
+    def start(self, name: str, arguments: object = "") -> Process:
+        return self.link.start(self.program(name, arguments))
+
+    def end(self, *processes: Process, patience_s: float = 0.0) -> None:
+        self.link.finish(self.link.begin_end(processes, patience_s))
+
+    def exit_of(self, process: Process) -> int:
+        """The wait status of a program, once the supervisor has told it."""
+        wait_until(lambda: not self.link.is_open() or process.pid in self.link.exits, "the word of its end")
+        return self.link.exits[process.pid]
+
+    def close(self) -> None:
+        self.link.close()
+        try:
+            self.process.wait(30)
+        finally:
+            self.process.kill()
+            self.process.wait()
+
+
+def on_unix(directory: Path) -> Started:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(COMMAND, stdin=theirs.fileno(), env=ENVIRONMENT, start_new_session=True)
+    return Started(process, SupervisorLink(ours, "the supervisor"), directory)
+
+
+def on_tcp(directory: Path) -> Started:
+    token, kernel = secrets.token_hex(16), KernelAway()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        process = dialing(listener, token)
+        link = SupervisorLink(next(proven(listener, token)), "the supervisor", kernel)
+    kernel.reach_by(link)
+    return Started(process, link, directory)
+
+
+def dialing(listener: socket.socket, token: str) -> subprocess.Popen[bytes]:
+    host, port = listener.getsockname()
+    environment = ENVIRONMENT | {TOKEN_VARIABLE: token}
+    return subprocess.Popen([*COMMAND, "--dial", f"{host}:{port}"], env=environment, start_new_session=True)
+
+
+@pytest.fixture(params=[on_unix, on_tcp])
+def supervisor(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Started]:
+    made: Callable[[Path], Started] = request.param
+    started = made(tmp_path)
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> Iterator[Started]:
+    started = on_tcp(tmp_path)
+    yield started
+    started.close()
+
+
+def test_how_a_program_ended_is_told(supervisor: Started, tmp_path: Path) -> None:
+    """Unasked, and its output is in its log."""
+    assert os.waitstatus_to_exitcode(supervisor.exit_of(supervisor.start("leave", 7))) == 7
+    killed = supervisor.start("complain", "it is over")
+    assert os.waitstatus_to_exitcode(supervisor.exit_of(killed)) == -signal.SIGKILL
+    assert (tmp_path / "log" / "complain.log").read_text() == "it is over"
+
+
+@pytest.mark.parametrize("how", ["runs", "has ended"])
+def test_a_program_is_ended_with_what_it_left_behind(supervisor: Started, tmp_path: Path, how: str) -> None:
+    """Also a process whose parent has ended, or the program itself; others are left alone."""
+    other, one = supervisor.start("stay"), supervisor.start("orphan", tmp_path / "pid")
+    wait_until((tmp_path / "pid").exists, "the start of the orphan")
+    orphan = HOST.find(int((tmp_path / "pid").read_text()))
+    if how == "has ended":
+        one.signal(signal.SIGKILL)
+        supervisor.exit_of(one)
+        assert not orphan.is_gone()
+    supervisor.end(one)
+    assert one.is_gone()
+    assert orphan.is_gone()
+    assert not other.is_gone()
+
+
+def test_a_program_may_end_by_itself(supervisor: Started) -> None:
+    """Patience is waited for only as long as something runs."""
+    leaves = supervisor.start("leave", 3)
+    supervisor.end(leaves, patience_s=60.0)
+    assert os.waitstatus_to_exitcode(supervisor.exit_of(leaves)) == 3
+
+
+def test_everything_ends_with_the_runner(supervisor: Started) -> None:
+    """However it goes: the stream ends."""
+    left = supervisor.start("stay")
+    supervisor.link.close()
+    assert supervisor.process.wait(30) == 0
+    wait_until(lambda: HOST.find(left.pid).is_gone(), "the end of the program")
+
+
+def test_everything_ends_with_a_runner_that_is_killed(tmp_path: Path) -> None:
+    """A kernel that sees the runner off closes its sockets."""
+    script = """
+import os, signal, sys
+from pathlib import Path
+from test_supervisor import on_tcp
+supervisor = on_tcp(Path(sys.argv[1]))
+print(supervisor.process.pid, supervisor.start("stay").pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    runner = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert runner.returncode == -signal.SIGKILL, runner.stderr
+    for pid in map(int, runner.stdout.split()):
+        wait_until(lambda pid=pid: osprocess.is_ending(pid), f"the end of {pid}")  # type: ignore[misc]
+
+
+def test_a_program_that_is_not_over_is_started_again_on_its_socket(supervisor: Started) -> None:
+    """Whatever connects meanwhile waits. Once it is over its port is closed."""
+    listener = supervisor.link.listen("127.0.0.1", 0)
+    program = supervisor.program("answer", 5, restarts=2, over=0)
+    first = supervisor.link.start(program, [listener])
+    pids = [said(listener.address) for _ in range(3)]
+    assert pids[0] == str(first.pid).encode()
+    assert len(set(pids)) == 3
+    wait_until(lambda: not answers(listener.address), "the end of the port")
+
+
+def test_a_program_that_is_over_is_not_started_again(supervisor: Started) -> None:
+    listener = supervisor.link.listen("127.0.0.1", 0)
+    supervisor.link.start(supervisor.program("answer", 0, restarts=2, over=0), [listener])
+    said(listener.address)
+    assert not answers(listener.address), "it has one answer, and the next one would be another process's"
+
+
+def test_a_program_that_is_ended_is_not_started_again(supervisor: Started) -> None:
+    """The process that stands for it by now is ended, by the name that it was given first."""
+    listener = supervisor.link.listen("127.0.0.1", 0)
+    first = supervisor.link.start(supervisor.program("answer", 5, restarts=9, over=0), [listener])
+    said(listener.address)
+    supervisor.end(first)
+    assert not answers(listener.address)
+
+
+def said(address: tuple[str, int]) -> bytes:
+    with socket.create_connection(address) as connection:
+        return connection.recv(100)
+
+
+def answers(address: tuple[str, int]) -> bool:
+    """Whether a process is behind the port; one that is in the kernel's queue when the port is closed gets nothing."""
+    try:
+        return bool(said(address))
+    except OSError:
+        return False
+
+
+def test_sockets_of_the_runner_go_along(tmp_path: Path) -> None:
+    """On one host: a socket in a network of a run is made there, and handed on."""
+    supervisor = on_unix(tmp_path)
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            address = listener.getsockname()
+            process = supervisor.link.start(supervisor.program("answer", 0), [listener])
+        assert said(address) == str(process.pid).encode()
+    finally:
+        supervisor.close()
+
+
+def test_a_request_that_cannot_be_met_is_refused_with_its_reason(supervisor: Started) -> None:
+    """And the next one is met."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(HarnessError, match="Address already in use"),
+    ):
+        supervisor.link.listen("127.0.0.1", taken.getsockname()[1])
+    assert os.waitstatus_to_exitcode(supervisor.exit_of(supervisor.start("leave", 7))) == 7
+
+
+def test_a_program_that_cannot_be_imported_ends(supervisor: Started, tmp_path: Path) -> None:
+    """Its log says why."""
+    program = Program("support.programs:nothing", b"", "nothing", str(tmp_path))
+    assert os.waitstatus_to_exitcode(supervisor.exit_of(supervisor.link.start(program))) == 1
+    assert "AttributeError" in (tmp_path / "log" / "nothing.log").read_text()
+
+
+def test_a_runner_without_the_token_is_not_served(tmp_path: Path) -> None:
+    """Nor is a supervisor let in without it: the proof is mutual."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        coming = proven(listener, "another token")
+        process = dialing(listener, "a token")
+        came: list[socket.socket] = []
+        waiting = threading.Thread(target=lambda: came.extend(coming), daemon=True)
+        waiting.start()
+        assert process.wait(60) == 1
+        listener.shutdown(socket.SHUT_RDWR)
+        waiting.join(60)
+        assert came == []
+
+
+def test_a_supervisor_of_another_version_is_refused() -> None:
+    """Messages of two versions may differ: both are named."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        wire.send(theirs, Ready("0.0.1"))
+        with pytest.raises(HarnessError, match=r"has chaoskit 0\.0\.1, and this is"):
+            SupervisorLink(ours, "the supervisor").await_ready()
+        ours.close()
+
+
+def test_a_supervisor_that_goes_away_is_an_error() -> None:
+    """In the middle of an answer, too."""
+    ours, theirs = socket.socketpair()
+    link = SupervisorLink(ours, "the supervisor of node1")
+    theirs.sendall(wire.encode(Done(1))[:3])
+    theirs.close()
+    with pytest.raises(HarnessError, match="the supervisor of node1 is gone"):
+        link.listen("127.0.0.1", 0)
+    assert not link.is_open()
+
+
+def test_requests_and_answers_pass_the_wire() -> None:
+    """What is not known is refused, as everywhere."""
+    for message in (Listen(1, "127.0.0.1", 0), Start(2, Program("a:b", b"\0", "a", "/"))):
+        assert wire.decoder(type(message))(wire.encode(message)[4:]) == message
+
+
+# -- a node that only the stream reaches ------------------------------------------------------------------------------
+
+
+def test_processes_are_seen_and_signalled_through_the_stream(far: Started) -> None:
+    """As by a runner beside them."""
+    process = far.start("stay")
+    assert [one.pid for one in process.kernel.tree(process)] == [process.pid]
+    assert process.kernel.find(process.pid) == process
+    assert process.threads()[process.pid].state in "RSD"
+    process.signal(signal.SIGSTOP)
+    wait_until(process.is_stopped, "the stop")
+    assert not process.is_gone()
+    process.signal(signal.SIGKILL)
+    wait_until(process.is_gone, "the end")
+    assert process.kernel.tree(process) == []
+    with pytest.raises(ProcessLookupError, match="gone"):
+        process.signal(signal.SIGKILL)
+
+
+def test_a_pid_that_is_another_process_by_now_is_not_signalled(far: Started) -> None:
+    process = far.start("stay")
+    before = Process(process.pid, (process.ticks or 0) - 1, "before", process.kernel)
+    assert before.is_gone()
+    with pytest.raises(ProcessLookupError, match="gone"):
+        before.signal(signal.SIGKILL)
+    assert not process.is_gone()
+
+
+def test_what_a_lost_supervisor_had_started_is_gone(far: Started) -> None:
+    process = far.start("stay")
+    far.process.kill()
+    far.process.wait()
+    wait_until(process.is_gone, "the word of its end")
+    assert process.kernel.tree(process) == []
+    assert process.threads() == {}
+    with pytest.raises(ProcessLookupError, match="gone"):
+        process.signal(signal.SIGKILL)
+    os.kill(process.pid, signal.SIGKILL)  # here it lives on: no namespace ended with the supervisor
+
+
+@pytest.mark.skipif(bool(abilities.why_not(CapCpu)), reason=f"cgroups: {abilities.why_not(CapCpu)}")
+def test_an_action_is_done_counted_and_lifted_through_the_stream(far: Started, tmp_path: Path) -> None:
+    """The kernel's count comes by itself; nothing of it is left."""
+    assert why_not(far.link, CapCpu) == ""
+    assert why_not(far.link, BreakDisk) == "no supervisor does BreakDisk"
+    process = far.start("burn")
+    backend = BackendAway(frozenset({CapCpu}), lambda node: far.link, lambda node: process, tmp_path)
+    groups = groups_of(process.pid)
+    limit = backend.apply("node0", CapCpu(cores=0.1))
+    assert groups_of(process.pid) != groups
+    wait_until(lambda: limit.shown() > 3, "periods in which it was held back")
+    assert limit.lift()
+    assert limit.lift()
+    assert groups_of(process.pid) == groups
+    assert limit.shown() > 3, "what was counted stays known"
+
+
+@pytest.mark.skipif(bool(abilities.why_not(CapCpu)), reason=f"cgroups: {abilities.why_not(CapCpu)}")
+@pytest.mark.parametrize("how", ["killed", "left"])
+def test_an_action_in_force_is_put_back_without_the_runner(far: Started, tmp_path: Path, how: str) -> None:
+    """By the supervisor when its runner is gone; by its guard when it is killed."""
+    process = far.start("burn")
+    backend = BackendAway(frozenset({CapCpu}), lambda node: far.link, lambda node: process, tmp_path)
+    backend.apply("node0", CapCpu(cores=0.1))
+    made = set(groups_of(process.pid)) - set(groups_of(os.getpid()))
+    paths = [path for line in made for path in Path("/sys/fs/cgroup").glob(f"**/{line.rpartition('/')[2]}")]
+    assert paths
+    if how == "killed":
+        far.process.kill()
+        os.kill(process.pid, signal.SIGKILL)
+    far.link.close()
+    wait_until(lambda: not any(path.exists() for path in paths), "the end of its group")
+
+
+def groups_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+
+
+def test_lines_through_the_door_reach_the_runner(far: Started, tmp_path: Path) -> None:
+    """Messages stay whole, both ways; each end hears when the other one hangs up."""
+    here, there = tmp_path / "here", tmp_path / "there"
+
+    async def hear() -> list[bytes]:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            with osprocess.socket_name(here) as name:
+                listener.bind(name)
+            listener.listen()
+            listener.setblocking(False)
+            far.link.open_door(here, there)
+            first, second = far.start("talk", there), far.start("talk", there)
+            loop, heard = asyncio.get_running_loop(), list[bytes]()
+            with far.link.heard():
+                lines = [(await loop.sock_accept(listener))[0] for _ in range(2)]
+                for line in lines:
+                    heard += [await loop.sock_recv(line, 100)]
+                    await loop.sock_sendall(line, b"ab")
+                    await loop.sock_sendall(line, b"cd")
+                    heard += [await loop.sock_recv(line, 100) for _ in range(2)]
+                lines[0].close()
+                while not far.link.exits:  # noqa: ASYNC110 - nothing else tells it
+                    await asyncio.sleep(0.005)
+                (left,) = {first.pid, second.pid}.difference(far.link.exits)
+                os.kill(left, signal.SIGKILL)
+                heard += [await loop.sock_recv(lines[1], 100)]
+                lines[1].close()
+            return heard
+
+    assert asyncio.run(asyncio.wait_for(hear(), 60)) == [b"hello", b"AB", b"CD", b"hello", b"AB", b"CD", b""]
