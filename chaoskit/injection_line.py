@@ -40,7 +40,7 @@ class InjectionLine:
         return self._connection.fileno()
 
     def send(self, message: InjectionHello | InjectionOrder | InjectionReport) -> bool:
-        """Say something, from any thread. False where the other end is gone."""
+        """Say something, from any thread. False where the other end is gone, or has not read what was said before."""
         with contextlib.suppress(OSError):
             self._connection.send(msgspec.json.encode(message))
             return True

@@ -317,11 +317,11 @@ class JobFollower:
         """Have the process that has the rank now stop at the next entry of the phase."""
         holder = self._roster.holder(injection.fault.rank)
         if holder is not None and holder.worker != injection.armed:
-            injection.armed = holder.worker
             rank, role = injection.fault.place_of_rank
             trigger = Trigger(injection.fault_id, rank, -1, injection.fault.phase, role=role)
             assert self._channel is not None
-            self._channel.tell(holder.node, Arm((trigger,)), holder.worker)
+            if self._channel.tell(holder.node, Arm((trigger,)), holder.worker):
+                injection.armed = holder.worker
 
     def _say(self, message: Message) -> None:
         with contextlib.suppress(OSError):  # a coordinator that is gone: what waits for an answer asks again

@@ -80,10 +80,10 @@ class Injector:
         loop.call_soon(self._write_down_all, due)
 
     async def _run(self, injection: Injection, target: Target) -> None:
-        self._note_gone(target)
-        target.claim()
-        target.injected_ns = target.acted_ns
         try:
+            self._note_gone(target)
+            target.claim()
+            target.injected_ns = target.acted_ns
             async with contextlib.aclosing(cast("AsyncGenerator[Evidence]", injection.fault.inject(target))) as story:
                 async for evidence in story:
                     if not injection.is_written:
@@ -92,7 +92,7 @@ class Injector:
         except ProcessLookupError as error:
             if self._is_closing:
                 self._fail(injection, target, error)
-            elif not injection.is_written:
+            elif not injection.evidence:
                 injection.miss(f"the target was gone already: {error}")
         except Exception as error:  # noqa: BLE001 - of whatever a fault does; it ends the run
             self._fail(injection, target, error)

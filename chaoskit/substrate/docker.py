@@ -162,6 +162,9 @@ class DockerSubstrate(LocalSubstrate):
         assert self._switch is not None
         return ContainerNetwork(self._switch, {name: self.containers[name] for name in (COORDINATOR, *nodes)}, port)
 
+    def why_not(self, action: type[Action]) -> str:
+        return "" if action in BY_DOCKER else abilities.why_not(action)
+
     def link(self, station: str) -> SupervisorLink:
         return self.containers[station].link
 

@@ -88,7 +88,6 @@ class ContinueEntry(ProcessEntry):
     """A process that is about to be stopped."""
 
     act: ClassVar[str] = "continue"
-    order: ClassVar[int] = 1
 
     def undo(self) -> RepairOutcome:
         was_stopped = is_stopped(self.pid, self.ticks)
@@ -201,6 +200,7 @@ class CommandEntry(UndoEntry):
     words: str  # separated as a shell does; no shell runs it
 
     act: ClassVar[str] = "command"
+    order: ClassVar[int] = 1  # when processes go on, and before they are ended
 
     @property
     def target(self) -> str:
