@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from chaoskit.errors import BadInput
 from chaoskit.substrate.actions import Action, CapProcessMemory
-from chaoskit.substrate.cgroup import Cgroup, confine, unavailable
+from chaoskit.substrate.cgroup import unavailable
 from chaoskit.vocabulary import FAILED_CAUSES
 from faults import incidents
 from faults.base import Fault, found
@@ -73,18 +72,10 @@ class OutOfMemory(Fault):
                 told = f"the process ended with {lost.detail.strip(' :')}"
                 yield LossReported(subject=target.rank_process, source="its agent", cause=lost.cause, seen=told)
             return
-        group = confine(target.pid, target.process.ticks, target.undo, _HEADROOM_BYTES)
-        with target.removing(group):
+        with target.applied(CapProcessMemory(target.pid, target.process.ticks, _HEADROOM_BYTES)) as limit:
             target.act("allocate", give_up_bytes=_GIVE_UP_BYTES)
             ended = await target.ended()
-            if ended == ("killed", "SIGKILL") and (kills := _kills(group)):
+            if ended == ("killed", "SIGKILL") and (kills := limit.shown()):
                 told = f"the kernel counted {kills} kill for lack of memory, and pid {target.pid} was killed by SIGKILL"
                 source, seen_ns = "the kernel's count for its group, and its parent", target.exited_ns
                 yield Counted(subject=target.rank_process, source=source, observed_ns=seen_ns, count=kills, seen=told)
-
-
-def _kills(group: Cgroup) -> int:
-    """How many processes the kernel killed for want of memory; 0 where the group does not tell."""
-    with contextlib.suppress(OSError):
-        return group.oom_kills()
-    return 0

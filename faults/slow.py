@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from chaoskit.errors import BadInput
 from chaoskit.substrate.actions import Action, CapProcessCpu
-from chaoskit.substrate.cgroup import Cgroup, throttle, unavailable
+from chaoskit.substrate.cgroup import unavailable
 from chaoskit.vocabulary import HUNG_CAUSES
 from faults import incidents
 from faults.base import Fault, found
@@ -84,14 +84,15 @@ class Straggle(Fault):
             target.act("burn", cpu_fraction=self.cpu_fraction, steps=self.steps, name=_BURNER)
             yield found(await target.seen(lambda: _burnt(target)))
         else:
-            group = throttle(target.pid, target.process.ticks, target.undo, self.cpu_fraction)
-            with target.removing(group):
+            limit = CapProcessCpu(target.pid, target.process.ticks, self.cpu_fraction)
+            with target.applied(limit) as applied:
                 target.release()
-                throttled = _Throttled(group)
                 # once the steps are over, or the process is
-                await target.heard(lambda: throttled.read() and self._is_over(target), after_end=True)
-                if throttled.times:
-                    yield throttled.evidence(target)
+                await target.heard(lambda: self._is_over(target), after_end=True)
+                if periods := applied.shown():
+                    told = f"the kernel held pid {target.pid} back in {periods} periods"
+                    source = "the kernel's count for its group"
+                    yield Counted(subject=target.rank_process, source=source, count=periods, seen=told)
 
     def _is_over(self, target: Target) -> bool:
         beat = target.beat
@@ -99,27 +100,6 @@ class Straggle(Fault):
             target.exit is not None
             or target.lost is not None
             or (beat is not None and beat.step >= target.step + self.steps)
-        )
-
-
-class _Throttled:
-    """The kernel's count of the times that it held a process back, as long as that runs.
-
-    Attributes:
-        times, seconds: so often, and for so long.
-    """
-
-    def __init__(self, group: Cgroup) -> None:
-        self._group, self.times, self.seconds = group, 0, 0.0
-
-    def read(self) -> bool:
-        self.times, self.seconds = self._group.throttled()
-        return True
-
-    def evidence(self, target: Target) -> Counted:
-        told = f"the kernel throttled {self._group.path.name} {self.times} times, for {self.seconds * 1000:.0f} ms"
-        return Counted(
-            subject=target.rank_process, source="the kernel's count for its group", count=self.times, seen=told
         )
 
 

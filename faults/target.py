@@ -30,7 +30,6 @@ from chaoskit.messages import (
 )
 from chaoskit.substrate.actions import Action, Applied
 from chaoskit.substrate.base import Cluster
-from chaoskit.substrate.cgroup import Cgroup
 from chaoskit.substrate.object_proxy import ObjectProxy
 from chaoskit.substrate.processes import Process
 from chaoskit.substrate.undo import UndoLog
@@ -214,15 +213,6 @@ class Target:
             except HarnessError:
                 if not self._over:  # else what carries it out has ended with the run
                     raise
-
-    @contextlib.contextmanager
-    def removing(self, group: Cgroup) -> Iterator[None]:
-        """Remove a control group when a ``with`` is left, and note it where it is left."""
-        try:
-            yield
-        finally:
-            if not group.remove():
-                self.left_behind.append(str(group.path))
 
     # -- what it may wait for ---------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.costly
 
 PAGE = Path(__file__).parents[1] / "docs" / "adopting.md"
 LIMIT_S = 240.0
+_ABORT = "terminate called without an active exception"
 
 
 def script(name: str, directory: Path) -> Path:
@@ -32,7 +33,11 @@ def torchrun(path: Path, *options: str) -> list[str]:
 
 
 def finished(command: list[str], directory: Path) -> str:
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    """What the command prints. Once in thirty runs torch itself aborts a rank as it exits: then it is run again."""
+    for _ in range(2):
+        done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        if _ABORT not in done.stderr:
+            break
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -76,8 +81,7 @@ def test_snapshots_in_memory(tmp_path: Path, victim: int) -> None:
     assert begins[:2] == [0, 0]
     assert begins[2] == begins[3] >= 148
     ends = said.count("ends at step 300")
-    # once in thirty runs torch aborts a rank behind destroy_process_group (std::terminate, without a Python frame), and
-    # torchrun then ends the other one
+    # once in thirty runs torch aborts a rank as it exits, and torchrun then ends the other one
     assert (ends == 2 and not is_left) if status == 0 else ends >= 1
 
 

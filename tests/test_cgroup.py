@@ -13,7 +13,10 @@ import pytest
 from support.waiting import wait_until
 
 from chaoskit import osprocess
-from chaoskit.substrate.cgroup import Cgroup, Place, confine, find_place, throttle, unavailable
+from chaoskit.errors import HarnessError
+from chaoskit.substrate.actions import CapProcessCpu, CapProcessMemory
+from chaoskit.substrate.cgroup import Cgroup, Place, find_place, unavailable
+from chaoskit.substrate.holds import ProcessHolds
 from chaoskit.substrate.undo import Repair, RepairOutcome, UndoLog, describe, sweep
 from chaoskit.substrate.undo.entries import PREFIX, remove_cgroup
 
@@ -26,11 +29,13 @@ LAUNCHER = """
 import sys
 from pathlib import Path
 from chaoskit.osprocess import start_ticks
-from chaoskit.substrate.cgroup import throttle
+from chaoskit.substrate.actions import CapProcessCpu
+from chaoskit.substrate.holds import ProcessHolds
 from chaoskit.substrate.undo import UndoLog
 
 pid, undo = int(sys.argv[2]), UndoLog(Path(sys.argv[1]))
-print(throttle(pid, start_ticks(pid), undo, 0.5).path, undo.guard_pid, flush=True)
+limit = ProcessHolds(undo).apply("node0", CapProcessCpu(pid, start_ticks(pid), 0.5))
+print(limit.path, undo.guard_pid, flush=True)
 sys.stdin.read()
 """
 
@@ -91,7 +96,8 @@ def test_a_quota_throttles_and_is_lifted(start: Callable[[str], subprocess.Popen
     """A process above its quota is throttled and counted, and runs freely when the quota is lifted."""
     process = start(BURNING)
     home = groups(process)
-    group = throttle(process.pid, osprocess.start_ticks(process.pid), undo, 0.2)
+    group = Cgroup("cpu", process.pid, osprocess.start_ticks(process.pid), undo)
+    group.limit_cpu(0.2)
     assert group.path.name in groups(process)
     wait_until(lambda: group.throttled()[0] >= 3 and group.throttled()[1] > 0.01, "three throttled periods")
     group.limit_cpu(None)
@@ -112,12 +118,15 @@ def test_a_process_that_takes_too_much_is_killed(
 ) -> None:
     """A process above its limit of memory is killed by the kernel and counted."""
     process = start(EATING)
-    group = confine(process.pid, osprocess.start_ticks(process.pid), undo, 8 * MIB)
-    assert group.oom_kills() == 0
+    holds = ProcessHolds(undo)
+    limit = holds.apply("node0", CapProcessMemory(process.pid, osprocess.start_ticks(process.pid), 8 * MIB))
+    assert limit.shown() == 0
     process.communicate(b"x")
     assert process.returncode == -signal.SIGKILL
-    wait_until(lambda: group.oom_kills() == 1, "the count of the kernel")
-    assert group.remove()
+    wait_until(lambda: limit.shown() == 1, "the count of the kernel")
+    holds.close()
+    assert not limit.path.exists()
+    assert limit.shown() == 1, "what was counted stays known"
 
 
 def test_a_group_of_cgroup_v2(start: Callable[[str], subprocess.Popen[bytes]], undo: UndoLog) -> None:
@@ -138,8 +147,8 @@ def test_a_group_that_the_kernel_refuses_is_not_left_behind(
 ) -> None:
     """A group whose limit the kernel refuses is removed."""
     process = start(BURNING)
-    with pytest.raises(OSError, match=r"Invalid argument|out of range"):
-        throttle(process.pid, osprocess.start_ticks(process.pid), undo, 1e12)
+    with pytest.raises(HarnessError, match=r"Invalid argument|out of range"):
+        ProcessHolds(undo).apply("node0", CapProcessCpu(process.pid, osprocess.start_ticks(process.pid), 1e12))
     assert left(os.getpid()) == []
 
 
@@ -148,8 +157,9 @@ def test_another_process_with_this_pid_is_left_alone(
 ) -> None:
     """A process that has got the pid of the one that was aimed at is put into no group."""
     process = start(BURNING)
+    ticks = (osprocess.start_ticks(process.pid) or 0) + 1
     with pytest.raises(ProcessLookupError):
-        throttle(process.pid, (osprocess.start_ticks(process.pid) or 0) + 1, undo, 0.5)
+        ProcessHolds(undo).apply("node0", CapProcessCpu(process.pid, ticks, 0.5))
     assert left(os.getpid()) == []
 
 

@@ -17,7 +17,19 @@ from chaoskit.errors import BadInput
 from chaoskit.experiment.harness import Harness
 from chaoskit.substrate import cgroup
 from chaoskit.substrate.network import COORDINATOR
-from faults import Cut, Fault, FreezeNode, Hang, Kill, KillAgent, KillCoordinator, LimitCpu, ReplaceNode, SlowDisk
+from faults import (
+    Cut,
+    Fault,
+    FreezeNode,
+    Hang,
+    Kill,
+    KillAgent,
+    KillCoordinator,
+    LimitCpu,
+    ReplaceNode,
+    SlowDisk,
+    Straggle,
+)
 
 TESTS = Path(__file__).parent
 JOB = f"{TESTS / 'jobs' / 'troubled.py'}:plain"
@@ -57,6 +69,7 @@ def run(harness: Harness, fault: Fault) -> Any:
         FreezeNode(rank=1, at_step=8, thaw_after_s=0.5),
         pytest.param(FreezeNode(rank=1, at_step=8, how="cgroup", thaw_after_s=0.5), marks=in_groups),
         pytest.param(LimitCpu(rank=1, at_step=8, lift_after_s=0.5), marks=in_groups),
+        pytest.param(Straggle(rank=1, at_step=8, how="quota", cpu_fraction=0.1), marks=in_groups),
         KillAgent(rank=1, at_step=8),
         KillCoordinator(at_step=8),
         ReplaceNode(rank=1, at_step=8),

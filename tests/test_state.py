@@ -629,6 +629,8 @@ def test_a_peer_that_offers_nonsense_is_lost() -> None:
         with connection:
             accept(connection, TOKEN)
             connection.sendall(struct.pack("!q", 3) + b"abc")
+            while connection.recv(100):  # a socket that is closed with something unread in it takes back what it sent
+                pass
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(LIMIT_S)

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.waiting import wait_until
@@ -24,8 +25,19 @@ from chaoskit.substrate.actions import BreakDisk, CapCpu
 from chaoskit.substrate.processes import HOST, Process
 from chaoskit.substrate.supervisor.away import BackendAway, KernelAway, why_not
 from chaoskit.substrate.supervisor.link import SupervisorLink
-from chaoskit.substrate.supervisor.messages import Done, Listen, Program, Ready, Start
-from chaoskit.substrate.supervisor.server import TOKEN_VARIABLE
+from chaoskit.substrate.supervisor.messages import (
+    Apply,
+    Done,
+    Lift,
+    LineData,
+    Listen,
+    Look,
+    Program,
+    Ready,
+    Signal,
+    Start,
+    WhyNot,
+)
 
 TESTS = Path(__file__).parent
 COMMAND = [sys.executable, "-m", "chaoskit.substrate.supervisor", "--cold"]
@@ -80,8 +92,12 @@ def on_tcp(directory: Path) -> Started:
 
 def dialing(listener: socket.socket, token: str) -> subprocess.Popen[bytes]:
     host, port = listener.getsockname()
-    environment = ENVIRONMENT | {TOKEN_VARIABLE: token}
-    return subprocess.Popen([*COMMAND, "--dial", f"{host}:{port}"], env=environment, start_new_session=True)
+    command = [*COMMAND, "--dial", f"{host}:{port}", "--token-file", "/dev/stdin"]
+    process = subprocess.Popen(command, env=ENVIRONMENT, start_new_session=True, stdin=subprocess.PIPE)
+    assert process.stdin is not None
+    with process.stdin as told:
+        told.write(token.encode())
+    return process
 
 
 @pytest.fixture(params=[on_unix, on_tcp])
@@ -217,6 +233,61 @@ def test_a_request_that_cannot_be_met_is_refused_with_its_reason(supervisor: Sta
     assert os.waitstatus_to_exitcode(supervisor.exit_of(supervisor.start("leave", 7))) == 7
 
 
+@pytest.mark.parametrize(
+    "request_of",
+    [
+        lambda number: Listen(number, "127.0.0.1", 70_000),
+        lambda number: Start(number, Program("a:b", b"", "a", "/"), kept=(99,)),
+        lambda number: Look(number, "nothing", 1),
+        lambda number: Signal(number, 2**40, None, 9),
+        lambda number: Lift(number, 99),
+        lambda number: WhyNot(number, "no.module:Nothing"),
+        lambda number: Apply(number, "node0", (1, None), "/", "chaoskit.substrate.actions:CapCpu", b"{"),
+    ],
+)
+def test_a_bad_request_ends_nothing(supervisor: Started, request_of: Callable[[int], Any]) -> None:
+    """It is refused, and what runs goes on."""
+    process = supervisor.start("stay")
+    with pytest.raises((HarnessError, ProcessLookupError)):
+        supervisor.link.request(request_of, value=None)
+    assert not process.is_gone()
+
+
+def test_a_socket_that_no_program_has_can_be_closed(supervisor: Started) -> None:
+    """Else a port would be in use as long as the supervisor lives."""
+    listener = supervisor.link.listen("127.0.0.1", 0)
+    listener.close()
+    assert not answers(listener.address)
+    listener.close()
+
+
+def test_what_programs_left_behind_together_is_ended(supervisor: Started, tmp_path: Path) -> None:
+    """Of two that end at the same moment it is not known whose an orphan was: it is ended with the first of them."""
+    files = [tmp_path / name for name in "ab"]
+    programs = [supervisor.start("orphan", file) for file in files]
+    wait_until(lambda: all(file.exists() for file in files), "the start of both orphans")
+    orphans = [HOST.find(int(file.read_text())) for file in files]
+    for program in programs:
+        os.kill(program.pid, signal.SIGKILL)
+    for program in programs:
+        supervisor.end(program)
+    assert all(orphan.is_gone() for orphan in orphans)
+
+
+def test_the_kernel_watches_the_way_to_the_other_machine(far: Started) -> None:
+    """Without it, programs would run for ever on a node whose runner's machine lost its power."""
+    for pid in (far.process.pid, os.getpid()):
+        wait_until(lambda pid=pid: is_watched(pid, far.process.pid), f"the kernel's timer at {pid}")  # type: ignore[misc]
+
+
+def is_watched(pid: int, supervisor: int) -> bool:
+    """Whether the kernel probes the end of the stream that a process has."""
+    shown = subprocess.run(["ss", "-tnopH"], capture_output=True, text=True, check=True).stdout.splitlines()
+    (port,) = {line.split()[4] for line in shown if f"pid={supervisor}," in line}
+    ends = [line for line in shown if port in line and f"pid={pid}," in line]
+    return bool(ends) and all("timer:(keepalive," in line for line in ends)
+
+
 def test_a_program_that_cannot_be_imported_ends(supervisor: Started, tmp_path: Path) -> None:
     """Its log says why."""
     program = Program("support.programs:nothing", b"", "nothing", str(tmp_path))
@@ -293,16 +364,24 @@ def test_a_pid_that_is_another_process_by_now_is_not_signalled(far: Started) -> 
     assert not process.is_gone()
 
 
-def test_what_a_lost_supervisor_had_started_is_gone(far: Started) -> None:
+def test_a_supervisor_that_is_gone_is_no_word_of_its_processes(far: Started) -> None:
+    """A broken stream must confirm no fault: here they live on. They are gone when what keeps the node says so."""
     process = far.start("stay")
     far.process.kill()
     far.process.wait()
-    wait_until(process.is_gone, "the word of its end")
-    assert process.kernel.tree(process) == []
-    assert process.threads() == {}
-    with pytest.raises(ProcessLookupError, match="gone"):
+    for look in (process.is_gone, process.is_stopped, process.threads, lambda: process.kernel.tree(process)):
+        with pytest.raises(HarnessError, match="the supervisor is gone"):
+            look()
+    with pytest.raises(HarnessError, match="the supervisor is gone"):
         process.signal(signal.SIGKILL)
-    os.kill(process.pid, signal.SIGKILL)  # here it lives on: no namespace ended with the supervisor
+    os.kill(process.pid, 0)
+    os.kill(process.pid, signal.SIGKILL)
+    assert isinstance(process.kernel, KernelAway)
+    process.kernel.end()
+    assert process.is_gone()
+    assert process.kernel.tree(process) == []
+    with pytest.raises(ProcessLookupError, match="gone with its node"):
+        process.signal(signal.SIGKILL)
 
 
 @pytest.mark.skipif(bool(abilities.why_not(CapCpu)), reason=f"cgroups: {abilities.why_not(CapCpu)}")
@@ -320,6 +399,24 @@ def test_an_action_is_done_counted_and_lifted_through_the_stream(far: Started, t
     assert limit.lift()
     assert groups_of(process.pid) == groups
     assert limit.shown() > 3, "what was counted stays known"
+
+
+@pytest.mark.skipif(bool(abilities.why_not(CapCpu)), reason=f"cgroups: {abilities.why_not(CapCpu)}")
+def test_the_end_of_another_program_lifts_nothing(far: Started, tmp_path: Path) -> None:
+    """A limit is lifted with the program below which its node runs; what it has met is known then, too."""
+    process, other = far.start("burn"), far.start("stay")
+    backend = BackendAway(frozenset({CapCpu}), lambda node: far.link, lambda node: process, tmp_path)
+    groups = groups_of(process.pid)
+    limit = backend.apply("node0", CapCpu(cores=0.1))
+    far.end(other)
+    assert groups_of(process.pid) != groups
+    wait_until(lambda: limit.shown() > 3, "periods in which it was held back")
+    backend.release("node1")
+    assert groups_of(process.pid) != groups
+    backend.release("node0")
+    assert groups_of(process.pid) == groups
+    assert limit.lift()
+    assert limit.shown() > 3
 
 
 @pytest.mark.skipif(bool(abilities.why_not(CapCpu)), reason=f"cgroups: {abilities.why_not(CapCpu)}")
@@ -373,3 +470,44 @@ def test_lines_through_the_door_reach_the_runner(far: Started, tmp_path: Path) -
             return heard
 
     assert asyncio.run(asyncio.wait_for(hear(), 60)) == [b"hello", b"AB", b"CD", b"hello", b"AB", b"CD", b""]
+
+
+def test_a_process_that_reads_nothing_holds_up_no_other_one(far: Started, tmp_path: Path) -> None:
+    """It is hung up on. The signal that lets it go on takes the same stream."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        with osprocess.socket_name(here) as name:
+            listener.bind(name)
+        listener.listen()
+        far.link.open_door(here, there)
+        process = far.start("talk", there)
+        listener.settimeout(60)
+        wait_until(lambda: far.link.is_open() and osprocess.await_readable([listener.fileno()], 0.0), "its line")
+        process.signal(signal.SIGSTOP)
+        wait_until(process.is_stopped, "its stop")
+        for _ in range(2000):
+            far.link.tell(LineData(1, b"x" * 100))
+        process.signal(signal.SIGCONT)
+        assert os.waitstatus_to_exitcode(far.exit_of(process)) == 0
+
+
+def test_lines_end_with_their_door(far: Started, tmp_path: Path) -> None:
+    """And another run's lines have other numbers."""
+    listeners = []
+    for name in ("first", "second"):
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with osprocess.socket_name(tmp_path / name) as path:
+            listener.bind(path)
+        listener.listen()
+        listeners.append(listener)
+    far.link.open_door(tmp_path / "first", tmp_path / "there")
+    before = far.start("talk", tmp_path / "there")
+    wait_until(lambda: far.link.is_open() and osprocess.await_readable([listeners[0].fileno()], 0.0), "the first line")
+    old, _ = listeners[0].accept()
+    far.link.open_door(tmp_path / "second", tmp_path / "there")
+    assert os.waitstatus_to_exitcode(far.exit_of(before)) == 0
+    assert [old.recv(100), old.recv(100)] == [b"hello", b""]
+    far.start("talk", tmp_path / "there")
+    wait_until(lambda: far.link.is_open() and osprocess.await_readable([listeners[1].fileno()], 0.0), "the second line")
+    for one in (old, *listeners):
+        one.close()

@@ -47,11 +47,19 @@ class CapWrites(Action, frozen=True):
 
 
 class CapProcessCpu(Action, frozen=True):
-    """Leave one process a share of a CPU, in a control group of its own."""
+    """Leave one process this share of a CPU. Shown: periods in which the kernel held it back."""
+
+    pid: int
+    ticks: int | None
+    share: float
 
 
 class CapProcessMemory(Action, frozen=True):
-    """Leave one process a little more memory than it uses, in a control group of its own."""
+    """Leave one process so many bytes beyond what it uses now. Shown: how often the kernel killed it for them."""
+
+    pid: int
+    ticks: int | None
+    headroom_bytes: int
 
 
 class BreakDisk(Action, frozen=True):

@@ -273,17 +273,3 @@ class Cgroup:
         if gone:
             self._undo.done()
         return gone
-
-
-def throttle(pid: int, ticks: int | None, undo: UndoLog, cpu_fraction: float) -> Cgroup:
-    """A group that leaves the process this share of one CPU. Raises what :class:`Cgroup` does."""
-    group = Cgroup("cpu", pid, ticks, undo)
-    group.limit_cpu(cpu_fraction)
-    return group
-
-
-def confine(pid: int, ticks: int | None, undo: UndoLog, headroom_bytes: int) -> Cgroup:
-    """A group in which the process may take this much more memory. Raises what :class:`Cgroup` does."""
-    group = Cgroup("memory", pid, ticks, undo)
-    group.limit_memory(headroom_bytes)
-    return group

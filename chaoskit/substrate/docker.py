@@ -22,6 +22,7 @@ from chaoskit.substrate.docker_image import Recipe, host_recipe, image_recipe
 from chaoskit.substrate.docker_janitor import endpoint, remove_abandoned
 from chaoskit.substrate.docker_levers import BY_DOCKER, ContainerHolds
 from chaoskit.substrate.extensions import BackendPlace, brought_backends
+from chaoskit.substrate.holds import ProcessHolds
 from chaoskit.substrate.job_cluster import JobCluster
 from chaoskit.substrate.levers import Levers
 from chaoskit.substrate.local import LocalSubstrate
@@ -177,6 +178,7 @@ class DockerSubstrate(LocalSubstrate):
             return cluster.root(node)
 
         yield ContainerHolds(self.undo, cluster.node, cluster.run_directory, self.containers)
+        yield ProcessHolds(self.undo)
         yield Disks(self.undo, self._enter_mounts, root)
         yield from brought_backends(BackendPlace(self.name, self.undo, cluster.node, cluster.run_directory))
 

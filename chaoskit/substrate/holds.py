@@ -8,7 +8,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from chaoskit.errors import HarnessError
-from chaoskit.substrate.actions import NODE_CONTROLLERS, Action, CapCpu, CapMemory, CapPids, CapWrites, Freeze
+from chaoskit.substrate.actions import (
+    NODE_CONTROLLERS,
+    Action,
+    CapCpu,
+    CapMemory,
+    CapPids,
+    CapProcessCpu,
+    CapProcessMemory,
+    CapWrites,
+    Freeze,
+)
 from chaoskit.substrate.cgroup import Cgroup, home_of
 from chaoskit.substrate.device import device_of
 from chaoskit.substrate.processes import Process
@@ -189,6 +199,42 @@ class Holds:
         hold = Hold(group, count, undo, release, is_count=is_count)
         holds.append(hold)
         return hold
+
+
+class ProcessHolds:
+    """The backend that limits single processes of one run's nodes, each by a control group of its own."""
+
+    actions = frozenset({CapProcessCpu, CapProcessMemory})
+
+    def __init__(self, undo: UndoLog) -> None:
+        self._undo = undo
+        self._holds: dict[str, list[Hold]] = {}  # by node
+
+    def apply(self, node: str, action: Action) -> Hold:
+        with _told(f"apply {type(action).__name__} to a process of", node):
+            match action:
+                case CapProcessCpu(pid, ticks, share):
+                    group = Cgroup("cpu", pid, ticks, self._undo)
+                    group.limit_cpu(share)
+                    return self._hold(node, group, lambda: group.throttled()[0])
+                case CapProcessMemory(pid, ticks, headroom_bytes):
+                    group = Cgroup("memory", pid, ticks, self._undo)
+                    group.limit_memory(headroom_bytes)
+                    return self._hold(node, group, group.oom_kills)
+        raise AssertionError(action)
+
+    def _hold(self, node: str, group: Cgroup, count: Callable[[], int]) -> Hold:
+        hold = Hold(group, count, lambda: None, group.remove, is_count=True)
+        self._holds.setdefault(node, []).append(hold)
+        return hold
+
+    def release(self, node: str | None = None) -> None:
+        for name in [node] if node is not None else list(self._holds):
+            for hold in self._holds.pop(name, []):
+                hold.lift()
+
+    def close(self) -> None:
+        self.release()
 
 
 @contextlib.contextmanager

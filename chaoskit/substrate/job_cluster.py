@@ -13,7 +13,7 @@ from chaoskit import messages, wire
 from chaoskit.errors import HarnessError, Refused
 from chaoskit.injection_line import InjectionDoor
 from chaoskit.messages import Message, ObserverHello, Welcome
-from chaoskit.osprocess import await_readable
+from chaoskit.osprocess import await_readable, describe_status
 from chaoskit.substrate.actions import Backend
 from chaoskit.substrate.levers import Levers
 from chaoskit.substrate.network import COORDINATOR, Network
@@ -119,7 +119,13 @@ class JobCluster(Levers):
             for message in unsent:
                 wire.send(self._observer, message)
         except (OSError, Refused) as error:
-            raise ConnectionError(f"the coordinator is gone, and no other took over: {error}") from error
+            raise ConnectionError(f"{self._how_it_ended()}, and no other took over: {error}") from error
+
+    def _how_it_ended(self) -> str:
+        """The last coordinator, in words."""
+        link = self._substrate.link(COORDINATOR)
+        status = link.exits.get(self._coordinator.pid) if link.is_open() else None
+        return "the coordinator is gone" + (f" ({' '.join(describe_status(status))})" if status is not None else "")
 
     def observe(self, message: Any) -> None:
         """Take in what a message says of the processes of the run."""
@@ -190,6 +196,8 @@ class JobCluster(Levers):
         self._start_agent(node)
 
     def _start_agent(self, node: str) -> None:
+        if node in self._agents:  # whatever the one before has left behind
+            self._substrate.end([(node, self._agents[node])], 0.0)
         where = self.token, self.run_directory, self._injection
         self._agents[node] = self._substrate.start_agent(self._network, node, *where)
         self._hear_supervisor(node)

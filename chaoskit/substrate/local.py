@@ -14,7 +14,7 @@ from chaoskit.substrate import abilities
 from chaoskit.substrate.actions import Action, Backend
 from chaoskit.substrate.disks import Disks
 from chaoskit.substrate.extensions import BackendPlace, brought_backends
-from chaoskit.substrate.holds import Holds
+from chaoskit.substrate.holds import Holds, ProcessHolds
 from chaoskit.substrate.levers import Levers
 from chaoskit.substrate.network import Loopback, Network
 from chaoskit.substrate.supervised import SupervisedSubstrate
@@ -66,6 +66,7 @@ class LocalSubstrate(SupervisedSubstrate):
 
     def backends(self, cluster: Levers) -> Iterable[Backend]:
         yield Holds(self.undo, cluster.node, cluster.run_directory)
+        yield ProcessHolds(self.undo)
         yield Disks(self.undo, self._enter_mounts, cluster.root)
         yield from brought_backends(BackendPlace(self.name, self.undo, cluster.node, cluster.run_directory))
 

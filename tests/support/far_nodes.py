@@ -22,7 +22,7 @@ from chaoskit.errors import HarnessError
 from chaoskit.handshakes import proven
 from chaoskit.injection_line import InjectionDoor
 from chaoskit.osprocess import start_ticks
-from chaoskit.substrate.actions import NODE_CONTROLLERS, Action, Applied, Backend
+from chaoskit.substrate.actions import CONTROLLERS, Action, Applied, Backend
 from chaoskit.substrate.bare import BareCluster
 from chaoskit.substrate.base import NOTHING, Needs
 from chaoskit.substrate.echo import EchoProbe
@@ -32,7 +32,6 @@ from chaoskit.substrate.network import COORDINATOR
 from chaoskit.substrate.supervised import SupervisedSubstrate, node_names
 from chaoskit.substrate.supervisor.away import BackendAway, KernelAway, why_not
 from chaoskit.substrate.supervisor.link import Listener, SupervisorLink
-from chaoskit.substrate.supervisor.server import TOKEN_VARIABLE
 from chaoskit.substrate.undo import EndEntry, UndoLog
 
 HOST = "127.0.0.1"
@@ -59,9 +58,17 @@ class FarNode:
         self._coming = proven(self._listener, token)
         self._relay, port = slow_relay(self._listener.getsockname()[1], undo)
         command = [sys.executable, "-m", "chaoskit.substrate.supervisor", "--dial", f"{HOST}:{port}"]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", TOKEN_VARIABLE: token}
-        self._process = subprocess.Popen([*_APART, *command], env=environment, start_new_session=True, stdout=2)
+        self._process = subprocess.Popen(
+            [*_APART, *command, "--token-file", "/dev/stdin"],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+            stdin=subprocess.PIPE,
+            stdout=2,
+        )
         undo.plan(EndEntry(self._process.pid, start_ticks(self._process.pid)))
+        assert self._process.stdin is not None
+        with self._process.stdin as told:
+            told.write(token.encode())
         self.kernel = KernelAway()
 
     def connect(self) -> None:
@@ -141,7 +148,7 @@ class FarSubstrate(SupervisedSubstrate):
         return why_not(self.link(COORDINATOR), action)
 
     def backends(self, cluster: Levers) -> Iterable[Backend]:
-        able = frozenset(action for action in NODE_CONTROLLERS if not self.why_not(action))
+        able = frozenset(action for action in CONTROLLERS if not self.why_not(action))
         yield BackendAway(able, self.link, cluster.root, cluster.run_directory)
 
     def close(self) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -12,14 +13,14 @@ import msgspec
 
 from chaoskit.errors import HarnessError
 from chaoskit.substrate import abilities
-from chaoskit.substrate.actions import NODE_CONTROLLERS, Action, Applied
-from chaoskit.substrate.holds import Holds
+from chaoskit.substrate.actions import CONTROLLERS, Action, Applied, Backend
+from chaoskit.substrate.holds import Holds, ProcessHolds
 from chaoskit.substrate.processes import HOST, Process
-from chaoskit.substrate.supervisor.messages import Apply, Lift, Look, Signal, WhyNot
+from chaoskit.substrate.supervisor.messages import Apply, Lift, Look, Release, Signal, WhyNot
 from chaoskit.substrate.undo import UndoLog
 
 #: Kinds of actions that supervisors do.
-ACTIONS = frozenset(NODE_CONTROLLERS)
+ACTIONS = frozenset(CONTROLLERS)
 _QUESTIONS = ("find", "tree", "is_gone", "is_stopped", "threads", "tcp_troubles")
 
 
@@ -29,9 +30,10 @@ class Acts:
 
     def __init__(self) -> None:
         self._undo: UndoLog | None = None
-        self._backends: dict[str, Holds] = {}  # by the directory of a run
+        self._backends: dict[str, list[Backend]] = {}  # by the directory of a run
         self._roots: dict[str, Process] = {}  # by node
         self._applied: dict[int, Applied] = {}  # until they are lifted
+        self._nodes: dict[int, str] = {}  # applied -> where
         self._told: dict[int, int] = {}  # applied and in force -> count that the runner knows
 
     @staticmethod
@@ -39,7 +41,7 @@ class Acts:
         """As the runner reads it."""
         return msgspec.json.encode(value)
 
-    def carry_out(self, request: Look | Signal | WhyNot | Apply | Lift) -> bytes:
+    def carry_out(self, request: Look | Signal | WhyNot | Apply | Lift | Release) -> bytes:
         """Gives the answer. Raises ProcessLookupError, OSError, HarnessError."""
         match request:
             case Look(_, question, pid, ticks):
@@ -53,6 +55,9 @@ class Acts:
                 return self.encode(self._apply(request))
             case Lift(_, applied):
                 return self.encode(self._lift(applied))
+            case Release(_, node):
+                self._release(node)
+                return self.encode(None)
 
     def _look(self, question: str, process: Process) -> Any:
         if question not in _QUESTIONS:
@@ -74,8 +79,10 @@ class Acts:
         if type(action) not in ACTIONS:
             raise HarnessError(f"no supervisor does {type(action).__name__}")
         number = request.number
-        self._applied[number] = self._backend(request.run_directory).apply(request.node, action)
-        self._told[number] = 0
+        backends = self._of_run(request.run_directory)
+        backend = next(backend for backend in backends if type(action) in backend.actions)
+        self._applied[number] = backend.apply(request.node, action)
+        self._nodes[number], self._told[number] = request.node, 0
         return number
 
     def _lift(self, number: int) -> tuple[bool, int]:
@@ -99,16 +106,21 @@ class Acts:
                 self._told[number] = count
                 yield number, count
 
-    def release(self) -> None:
-        """Lift what keeps processes from ending; what it was is still to be asked."""
-        self._told.clear()
-        for backend in self._backends.values():
-            backend.release()
+    def release_programs(self, programs: Iterable[tuple[int, int | None]]) -> None:
+        """Lift what keeps processes of nodes from ending of which these are the first ones."""
+        names = set(programs)
+        for node in [node for node, root in self._roots.items() if (root.pid, root.ticks) in names]:
+            self._release(node)
 
-    @property
-    def guard_pid(self) -> int | None:
+    def _release(self, node: str) -> None:
+        for number in [number for number in self._told if self._nodes[number] == node]:
+            del self._told[number]  # what it has met is still to be asked
+        for backend in itertools.chain.from_iterable(self._backends.values()):
+            backend.release(node)
+
+    def guards(self) -> set[int]:
         """Pid of the guard of what is in force, which is a child of this process."""
-        return None if self._undo is None else self._undo.guard_pid
+        return {self._undo.guard_pid} if self._undo is not None and self._undo.guard_pid is not None else set()
 
     def forget(self) -> None:
         """In a child, which undoes nothing."""
@@ -117,16 +129,17 @@ class Acts:
 
     def close(self) -> None:
         """Put everything back."""
-        self.release()
-        for backend in self._backends.values():
+        self._told.clear()
+        for backend in itertools.chain.from_iterable(self._backends.values()):
             backend.close()
         if self._undo is not None:
             self._undo.close()
 
-    def _backend(self, run_directory: str) -> Holds:
+    def _of_run(self, run_directory: str) -> list[Backend]:
         self._undo = self._undo or UndoLog()
         if run_directory not in self._backends:
-            self._backends[run_directory] = Holds(self._undo, self._processes, Path(run_directory))
+            holds = Holds(self._undo, self._processes, Path(run_directory))
+            self._backends[run_directory] = [holds, ProcessHolds(self._undo)]
         return self._backends[run_directory]
 
     def _processes(self, node: str) -> list[Process]:

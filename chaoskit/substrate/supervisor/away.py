@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ from chaoskit.osprocess import TcpTroubles
 from chaoskit.substrate.actions import Action, Applied
 from chaoskit.substrate.processes import Process, Thread
 from chaoskit.substrate.supervisor.link import SupervisorLink
-from chaoskit.substrate.supervisor.messages import Apply, Lift, Look, Signal, WhyNot
+from chaoskit.substrate.supervisor.messages import Apply, Lift, Look, Release, Signal, WhyNot
 from chaoskit.substrate.undo import UndoEntry
 
 Value = TypeVar("Value")
@@ -21,24 +22,30 @@ _Described = tuple[int, int | None, str]
 
 
 class KernelAway:
-    """The kernel of a node, as its supervisor sees it. Where the supervisor is gone, so is all that it had started."""
+    """The kernel of a node, as its supervisor sees it.
+
+    That no supervisor answers is no word of its processes: it is an error, until whatever keeps the node says that it
+    is over.
+    """
 
     def __init__(self) -> None:
         self._link: SupervisorLink | None = None
+        self._is_over = False
 
     def reach_by(self, link: SupervisorLink) -> None:
         """Ask this supervisor from now on."""
-        self._link = link
+        self._link, self._is_over = link, False
+
+    def end(self) -> None:
+        """The node is over, by the word of what keeps it, such as the end of its container: nothing of it lives."""
+        self._is_over = True
 
     def _look(self, question: str, pid: int, ticks: int | None, value: Any, gone: Value) -> Value:
-        assert self._link is not None
-        try:
-            found: Value = self._link.request(Look, question, pid, ticks, value=value)
-            return found
-        except HarnessError:
-            if self._link.is_open():
-                raise
+        if self._is_over:
             return gone
+        assert self._link is not None
+        found: Value = self._link.request(Look, question, pid, ticks, value=value)
+        return found
 
     def find(self, pid: int) -> Process:
         nothing: _Described = (pid, None, "")
@@ -50,13 +57,10 @@ class KernelAway:
         return [Process(*one, self) for one in found]
 
     def signal(self, process: Process, signum: int) -> None:
+        if self._is_over:
+            raise ProcessLookupError(f"{process.name} is gone with its node")
         assert self._link is not None
-        try:
-            self._link.request(Signal, process.pid, process.ticks, signum, value=None)
-        except HarnessError:
-            if self._link.is_open():
-                raise
-            raise ProcessLookupError(f"{process.name} is gone with {self._link.name}") from None
+        self._link.request(Signal, process.pid, process.ticks, signum, value=None)
 
     def is_gone(self, process: Process) -> bool:
         return self._look("is_gone", process.pid, process.ticks, bool, True)
@@ -91,15 +95,19 @@ class BackendAway:
     ) -> None:
         self.actions = actions
         self._link, self._root, self._run_directory = link, root, run_directory
+        self._nodes = set[str]()  # on which something was done
 
     def apply(self, node: str, action: Action) -> Applied:
         link, root = self._link(node), self._root(node)
+        self._nodes.add(node)
         where = node, (root.pid, root.ticks), str(self._run_directory)
         number = link.request(Apply, *where, kind_name(type(action)), msgspec.json.encode(action), value=int)
         return _AppliedAway(link, number)
 
     def release(self, node: str | None = None) -> None:
-        """A supervisor does, before it ends anything."""
+        for name in self._nodes if node is None else {node} & self._nodes:
+            with contextlib.suppress(HarnessError):  # its supervisor is gone: so is what it held
+                self._link(name).request(Release, name, value=None)
 
     def close(self) -> None:
         """Supervisors are closed with their links."""

@@ -17,6 +17,7 @@ from chaoskit.errors import HarnessError
 from chaoskit.journal.writer import own_version
 from chaoskit.osprocess import await_readable, socket_name
 from chaoskit.substrate.processes import HOST, Kernel, Process
+from chaoskit.substrate.supervisor.door import receive
 from chaoskit.substrate.supervisor.messages import (
     Done,
     End,
@@ -34,12 +35,13 @@ from chaoskit.substrate.supervisor.messages import (
     Shown,
     Start,
     Started,
+    Unlisten,
 )
+from chaoskit.substrate.supervisor.stream import watch
 
 _WARM_S = 120.0
 _ANSWER_S = 60.0
 _RECEIVE_BYTES = 2**16
-_LINE_BYTES_MAX = 2**16
 _decode = wire.decoder(Report)
 
 
@@ -50,14 +52,16 @@ class Listener:
         number: its name there. address: host and port.
     """
 
-    def __init__(self, number: int, address: tuple[str, int]) -> None:
-        self.number, self.address = number, address
+    def __init__(self, link: SupervisorLink, number: int, address: tuple[str, int]) -> None:
+        self._link, self.number, self.address = link, number, address
 
     def getsockname(self) -> tuple[str, int]:
         return self.address
 
     def close(self) -> None:
-        """It belongs to the supervisor."""
+        """Close it there, unless a program was started with it."""
+        with contextlib.suppress(HarnessError):  # the supervisor is gone, and with it the socket
+            self._link.request(Unlisten, self.number, value=None)
 
 
 class SupervisorLink:
@@ -70,6 +74,7 @@ class SupervisorLink:
     """
 
     def __init__(self, connection: socket.socket, name: str, kernel: Kernel | None = None) -> None:
+        watch(connection)
         self._connection, self.name = connection, name
         self.kernel: Kernel = kernel or HOST
         self._splitter = wire.Splitter(_decode)
@@ -121,10 +126,10 @@ class SupervisorLink:
     def listen(self, host: str, port: int) -> Listener:
         """Open a listening socket where the programs run."""
         number, *address = self.request(Listen, host, port, value=tuple[int, str, int])
-        return Listener(number, (address[0], address[1]))
+        return Listener(self, number, (address[0], address[1]))
 
     def open_door(self, door: Path, at: Path) -> None:
-        """Have a Unix socket ``at`` a path there, whose lines go on to the one at ``door`` here."""
+        """Have a Unix socket ``at`` a path there, whose lines go on to the one at ``door`` here. Earlier lines end."""
         self._door = door
         self.request(OpenDoor, str(at), value=None)
 
@@ -173,6 +178,9 @@ class SupervisorLink:
     @contextlib.contextmanager
     def heard(self) -> Iterator[None]:
         """Let the event loop that runs hear it, too, as long as a ``with`` lasts."""
+        if self._is_over:
+            raise HarnessError(f"{self.name} is gone")
+        assert self._loop is None, "one event loop hears it"
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._connection, self._hear)
         for number, line in self._lines.items():
@@ -184,6 +192,7 @@ class SupervisorLink:
                 self._loop.remove_reader(self._connection)
             for number in list(self._lines):
                 self._hang_up(number)
+                self.tell(LineClosed(number))
             self._loop = None
 
     def _hear_until(self, condition: Callable[[], bool], limit_s: float) -> None:
@@ -201,9 +210,7 @@ class SupervisorLink:
         except OSError:
             data = b""
         if not data:
-            self._is_over = True
-            if self._loop is not None:
-                self._loop.remove_reader(self._connection)
+            self._let_go()
         for report in self._splitter.feed(data):
             self._take(report)
 
@@ -220,42 +227,51 @@ class SupervisorLink:
             case LineOpened(line):
                 self._open_line(line)
             case LineData(line, data) if line in self._lines:
-                with contextlib.suppress(OSError):  # its end will be heard
+                try:
                     self._lines[line].send(data)
+                except OSError:  # the harness is gone, or does not read
+                    self._hang_up(line)
+                    self.tell(LineClosed(line))
             case LineClosed(line):
                 self._hang_up(line)
 
     def close(self) -> None:
         """Let go of it: it ends with everything that it has started."""
-        if self._loop is not None and not self._is_over:
-            self._loop.remove_reader(self._connection)
-        self._is_over = True
+        if not self._is_over:
+            self._let_go()
         self._connection.close()
+
+    def _let_go(self) -> None:
+        self._is_over = True
+        if self._loop is not None:
+            self._loop.remove_reader(self._connection)
+        for number in list(self._lines):
+            self._hang_up(number)
 
     # -- lines through its door -----------------------------------------------------------------------------------
 
     def _open_line(self, number: int) -> None:
-        line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
             with socket_name(self._door) as name:
                 line.connect(name)
         except OSError:  # the run is over
             line.close()
-            self._tell(LineClosed(number))
+            self.tell(LineClosed(number))
             return
         self._lines[number] = line
         if self._loop is not None:
             self._loop.add_reader(line, self._pass_on, number)
 
     def _pass_on(self, number: int) -> None:
-        data = b""
-        with contextlib.suppress(OSError):
-            data = self._lines[number].recv(_LINE_BYTES_MAX)
-        if data:
-            self._tell(LineData(number, data))
-        else:
-            self._hang_up(number)
-            self._tell(LineClosed(number))
+        if number not in self._lines:  # it was hung up on in the same turn
+            return
+        with contextlib.suppress(BlockingIOError):
+            if data := receive(self._lines[number]):
+                self.tell(LineData(number, data))
+            else:
+                self._hang_up(number)
+                self.tell(LineClosed(number))
 
     def _hang_up(self, number: int) -> None:
         line = self._lines.pop(number, None)
@@ -264,6 +280,7 @@ class SupervisorLink:
                 self._loop.remove_reader(line)
             line.close()
 
-    def _tell(self, message: LineData | LineClosed) -> None:
+    def tell(self, message: LineData | LineClosed) -> None:
+        """Say something on a line."""
         with contextlib.suppress(HarnessError):  # its end is found elsewhere
             self._send(message)

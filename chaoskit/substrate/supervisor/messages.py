@@ -63,6 +63,13 @@ class Listen(Message, frozen=True):
     port: int
 
 
+class Unlisten(Message, frozen=True):
+    """Close a listening socket, unless a program was started with it. ``listener``: its number."""
+
+    number: int
+    listener: int
+
+
 class Look(Message, frozen=True):
     """Ask what the kernel says of a process: one of the questions of :class:`chaoskit.substrate.processes.Kernel`."""
 
@@ -110,6 +117,13 @@ class Lift(Message, frozen=True):
     applied: int
 
 
+class Release(Message, frozen=True):
+    """Lift what keeps processes of a node from ending."""
+
+    number: int
+    node: str
+
+
 class OpenDoor(Message, frozen=True):
     """Have a Unix socket at this path, to which processes of the node say what is for the runner, and no other one."""
 
@@ -130,7 +144,9 @@ class LineClosed(Message, frozen=True):
     line: int
 
 
-Request = Start | End | Listen | Look | Signal | WhyNot | Apply | Lift | OpenDoor | LineData | LineClosed
+Request = (
+    Start | End | Listen | Unlisten | Look | Signal | WhyNot | Apply | Lift | Release | OpenDoor | LineData | LineClosed
+)
 
 # -- the supervisor's ---------------------------------------------------------------------------------------------
 
