@@ -1,4 +1,4 @@
-"""What a fault is: when and whom it strikes, what it does, and how one can see that it took effect.
+"""What a fault is: its moment and its target, what it does, and how one can see that it took effect.
 
 A fault is a frozen description. The harness waits for its moment and lets it act on a :class:`Target`; the fault then
 waits for its evidence. The act and the evidence never come from the same source: a signal was sent, the process *is*
@@ -82,8 +82,8 @@ class Fault:
 
     Args:
         rank: the rank to hit, in whatever process holds it then; or a role: ``any`` (one rank), ``minority``,
-            ``majority``, ``all_but_one``, ``all`` (drawn from the run's seed), ``most_shards``, or ``healer`` (from
-            whom a joiner is about to take its state).
+            ``majority``, ``all_but_one``, ``all`` (drawn from the run's seed), ``most_shards``, or ``healer`` (the
+            rank from which a joiner is about to take its state).
         at_step: the step during which it strikes, counted from 0. The rank is stopped there until the fault is in.
         phase: ``forward``, ``backward``, ``reduce`` or ``optimizer``: the rank is stopped on entering it.
         after_s: seconds after the first committed step.
@@ -139,7 +139,7 @@ class Fault:
     replaces_node: ClassVar[bool] = False
     #: Whether the job must show it: a fault of this kind that took effect, and was not felt, has tried nothing.
     is_felt: ClassVar[bool] = False
-    #: Whether nobody may ever be given up for it: then the loss of whom it struck is a false alarm all the same.
+    #: Whether no rank may ever be given up for it: then the loss of the one it struck is a false alarm all the same.
     blameless: ClassVar[bool] = False
     #: Whether it strikes what only chaoskit's own runtime has, so that it cannot be done to any other command.
     of_runtime: ClassVar[bool] = False
@@ -172,7 +172,7 @@ class Fault:
 
     @property
     def leads_to(self) -> frozenset[str]:
-        """Causes of the losses that it explains. For any other one, somebody else was to blame."""
+        """Causes of the losses that it explains. For any other one, something else was to blame."""
         return LOSS_CAUSES
 
     @property
@@ -236,7 +236,7 @@ class Fault:
         if self.rank not in (*DRAWN_ROLES, *LIVE_ROLES):
             raise BadInput("rank", self.rank, f"use a rank, or one of {', '.join((*DRAWN_ROLES, *LIVE_ROLES))}")
         if self.rank in DRAWN_ROLES and DRAWN_ROLES[self.rank](nodes) == 0:
-            raise BadInput("rank", self.rank, f"use another role: of {nodes} ranks that is nobody")
+            raise BadInput("rank", self.rank, f"use another role: of {nodes} ranks it selects none")
         if self.rank == "healer" and (self.during != "restore" or not self.from_outside):
             remedy = "strike it from outside, as Kill does, with during='restore': there is no healer at another time"
             raise BadInput("rank", self.rank, remedy)

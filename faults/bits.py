@@ -32,7 +32,7 @@ class BitFlip(Fault):
         parameter: name of a model parameter, as in ``model.named_parameters()``. Empty for the first one that is
             trained; the evidence names it.
         bit: which one, from 0 (the lowest of the fraction); of a float32, 23 to 30 are the exponent and 31 is the sign.
-        where: ``weight``; ``gradient``, of the next shard, before anybody can read it; ``optimizer``, a tensor of the
+        where: ``weight``; ``gradient``, of the next shard, before anything can read it; ``optimizer``, a tensor of the
             optimizer's state for this parameter; ``received``, the reduced gradient on this rank only, before its
             optimizer runs.
         element: of that tensor, counted in row-major order.

@@ -21,12 +21,12 @@ _LOOK_S = 0.01  # for the coordinator that takes over
 
 @dataclass(frozen=True, kw_only=True)
 class KillCoordinator(Fault):
-    """SIGKILL the coordinator. ``rank`` only says who stands at the moment when that happens."""
+    """SIGKILL the coordinator. ``rank`` only says which rank stands at the moment when that happens."""
 
     rank: int | str = "any"
 
     family: ClassVar[str] = "control"
-    effect: ClassVar[str] = "nobody decides membership any more; training may go on, but can lose nobody"
+    effect: ClassVar[str] = "no process decides membership any more; training may go on, but can lose no rank"
     evidence: ClassVar[str] = "the coordinator's process is gone"
     stands_for: ClassVar[str] = "the loss of the one host that a job depends on: scheduler, rendezvous, rank 0's store"
     unlisted: ClassVar[str] = (

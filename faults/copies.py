@@ -36,7 +36,7 @@ class CopyFault(Fault):
     family: ClassVar[str] = "checkpoint"
     of_runtime: ClassVar[bool] = True
     undo: ClassVar[str] = "nothing is left: the next steps have copies of their own"
-    impact: ClassVar[str] = "none, until a rank is lost whose state must be read from a copy"
+    impact: ClassVar[str] = "none, until the state of a lost rank must be read from a copy"
 
     #: Of a node, for :mod:`chaoskit.control.levers`.
     lever: ClassVar[str] = ""
@@ -107,7 +107,7 @@ class CorruptReplica(CopyFault):
     evidence: ClassVar[str] = "bytes of each copy, and its checksum, read back by its node after the act"
     stands_for: ClassVar[str] = "memory that loses bits, and code that writes where it should not"
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.SYSTEM_MEMORY, incidents.CORRUPTION)
-    impact: ClassVar[str] = "whoever reads a damaged copy finds its checksum wrong: it is quarantined, and another read"
+    impact: ClassVar[str] = "a reader of a damaged copy finds its checksum wrong: it is quarantined, and another read"
     sample: ClassVar[Mapping[str, Any]] = {"rank": 0, "at_step": 20}
     forms: ClassVar[tuple[Mapping[str, Any], ...]] = tuple({"tier": tier} for tier in TIERS)
 

@@ -34,7 +34,7 @@ class DataStall(_DataFault):
     """Let the next batch of a rank come late.
 
     Args:
-        stall_ms: how late. Within the limit for hangs nobody may be called hung for it.
+        stall_ms: how late. Within the limit for hangs no rank may be called hung for it.
     """
 
     stall_ms: float
@@ -64,7 +64,7 @@ class DataStall(_DataFault):
 
 @dataclass(frozen=True, kw_only=True)
 class BadBatch(_DataFault):
-    """Make the data of one shard of one step bad, whoever reads it: the batch is to blame, and no rank.
+    """Make the data of one shard of one step bad, whichever rank reads it: the batch is to blame, and no rank.
 
     Floating-point inputs get the value; where there are none, the loss of this shard does, and the evidence says so.
     Under the policy ``skip`` the step counts without an update: compare such a run with no twin (``twin=False``).

@@ -25,9 +25,9 @@ class Deadlock(Fault):
     """Let a rank wait for something that never happens, while its process and its other threads live.
 
     Args:
-        how: ``lock``: its training thread waits for a Python lock that nobody releases. ``skip``: it takes no part in
-            this step's reduction and waits for a message that nobody sends; from outside it looks like every other
-            rank, which wait for it: nobody can be blamed, and the same ranks must begin the reduction anew.
+        how: ``lock``: its training thread waits for a Python lock that is never released. ``skip``: it takes no part in
+            this step's reduction and waits for a message that is never sent; from outside it looks like every other
+            rank, which wait for it: no rank can be blamed, and the same ranks must begin the reduction anew.
     """
 
     how: str = "lock"
@@ -41,7 +41,7 @@ class Deadlock(Fault):
     stands_for: ClassVar[str] = "ranks that leave each other in a collective, and locks in data loaders"
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.SOFTWARE, incidents.WATCHDOG, incidents.HANG)
     impact: ClassVar[str] = (
-        "`lock`: the rank is given up as hung. `skip`: nobody is to blame, and the same ranks begin the reduction anew"
+        "`lock`: the rank is given up as hung. `skip`: no rank is to blame, and the same ranks begin the reduction anew"
     )
     forms: ClassVar[tuple[Mapping[str, Any], ...]] = ({"how": "lock"}, {"how": "skip"})
 

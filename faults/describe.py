@@ -136,7 +136,7 @@ def own_parameters(kind: type[Fault]) -> list[dict[str, Any]]:
 
 
 def common_parameters() -> list[dict[str, Any]]:
-    """The parameters that say whom a fault strikes, and when."""
+    """The parameters that say which rank a fault strikes, and when."""
     return _parameters(Fault)
 
 

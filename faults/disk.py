@@ -43,7 +43,7 @@ class DiskFault(Fault):
     whole_node: ClassVar[bool] = True
     impact: ClassVar[str] = "the job's own errors; a job that bears them goes on"
     unlisted: ClassVar[str] = _UNLISTED
-    #: Nobody meets a disk to which the job does not write.
+    #: No process meets a disk to which the job does not write.
     example: ClassVar[str] = 'chaos.run("gpt", nodes=4, steps=60, options={{"save_every": 5}}, faults=[{fault}])'
     undo: ClassVar[str] = "nothing is left: the file system that stands before the directory is the node's own"
 
@@ -166,7 +166,7 @@ class SlowDisk(DiskFault):
     effect: ClassVar[str] = "whatever is read from, or written to, a directory of one node takes longer"
     evidence: ClassVar[str] = "operations that the file system has held up"
     stands_for: ClassVar[str] = "disks that wear out, and shared file systems at their limit"
-    impact: ClassVar[str] = "the job waits; nobody may be given up for it"
+    impact: ClassVar[str] = "the job waits; no rank may be given up for it"
     sample: ClassVar[Mapping[str, Any]] = {"rank": 2, "at_step": 20, "delay_ms": 20.0}
 
     @property

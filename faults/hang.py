@@ -23,7 +23,7 @@ _LISTENING = "ck-inject"  # name of the thread that answers
 _ASK_S = 0.01
 _QUESTIONS = 3
 _SILENT_S = 0.06  # a healthy listening thread answers within a few milliseconds
-_TRIES = 10  # context switches; who waits for the interpreter lock tries every 0.5 ms
+_TRIES = 10  # context switches; a thread that waits for the interpreter lock tries every 0.5 ms
 _SPINNING_TICKS = 4  # clock ticks (10 ms each) of CPU time without any progress
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """Who counted, and what.
+    """A publication that counts incidents.
 
     Attributes:
         name: for a table's column.

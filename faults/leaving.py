@@ -21,7 +21,7 @@ class Exit(Fault):
     """End the process of a rank by itself, in the middle of a step: no signal, no exception, no farewell.
 
     Args:
-        status: exit status, 0 to 255. 0 is what a process says whose work is done: it must be missed all the same.
+        status: exit status, 0 to 255. 0 is what a process says when its work is done: it must be missed all the same.
     """
 
     status: int = 0
@@ -30,7 +30,7 @@ class Exit(Fault):
     is_felt: ClassVar[bool] = True
     effect: ClassVar[str] = "the process of one rank exits in the middle of a step, by default with status 0"
     evidence: ClassVar[str] = "its parent saw it exit with this status, and its rank was lost"
-    stands_for: ClassVar[str] = "a worker whose code, or a library in it, calls exit"
+    stands_for: ClassVar[str] = "code of a worker, or a library in it, that calls exit"
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.SOFTWARE,)
 
     @property

@@ -78,7 +78,7 @@ class NodeLimit(NodeFault):
 
 @dataclass(frozen=True, kw_only=True)
 class LimitCpu(NodeLimit):
-    """Leave the node a part of its CPU time, for agent, workers and spares together. Nobody may be blamed for it.
+    """Leave the node a part of its CPU time, for agent, workers and spares together. No rank may be blamed for it.
 
     Args:
         cores: that are left, such as 0.25.
@@ -108,7 +108,7 @@ class LimitCpu(NodeLimit):
 
 @dataclass(frozen=True, kw_only=True)
 class LimitMemory(NodeLimit):
-    """Leave the node a little memory, and let the rank take it. The kernel chooses whom of the node it ends.
+    """Leave the node a little memory, and let the rank take it. The kernel chooses which process of the node it ends.
 
     Unlike with ``OutOfMemory``, whatever the node starts before the limit ends is under it, too.
 
@@ -151,7 +151,7 @@ class LimitMemory(NodeLimit):
 
 @dataclass(frozen=True, kw_only=True)
 class LimitPids(NodeLimit):
-    """Let the node start few further processes and threads. It bites where somebody is replaced, or the world regroups.
+    """Let the node start few further processes and threads. It acts where a worker is replaced, or the world regroups.
 
     Args:
         further: processes and threads that the node may still start.
@@ -162,9 +162,9 @@ class LimitPids(NodeLimit):
     effect: ClassVar[str] = "one node can start neither processes nor threads"
     evidence: ClassVar[str] = "the kernel counts processes and threads that it refused"
     stands_for: ClassVar[str] = "limits of processes that are used up, by leaks or by other users"
-    unlisted: ClassVar[str] = "who counts incidents does not tell such limits from other failures of a host"
+    unlisted: ClassVar[str] = "the tables do not tell such limits from other failures of a host"
     makes: ClassVar[type[Action]] = CapPids
-    impact: ClassVar[str] = "replacements cannot be started there, and who needs a new thread fails"
+    impact: ClassVar[str] = "replacements cannot be started there, and a process that needs a new thread fails"
     example: ClassVar[str] = 'chaos.run("gpt", nodes=4, steps=60, faults=[{fault}, Kill(rank=2, at_step=22)])'
 
     @property
@@ -201,7 +201,7 @@ class LimitIo(NodeLimit):
     stands_for: ClassVar[str] = "disks that wear out, and neighbours that write much"
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.SLOW,)
     makes: ClassVar[type[Action]] = CapWrites
-    impact: ClassVar[str] = "none is wanted: whoever writes waits, and all others with it"
+    impact: ClassVar[str] = "none is wanted: a process that writes waits, and all others with it"
 
     @property
     def action(self) -> Action:

@@ -57,7 +57,7 @@ class LoseNode(NodeFault):
 
     @property
     def leads_to(self) -> frozenset[str]:
-        return super().leads_to | {"unreachable"}  # whoever waits for the silent node may find out first
+        return super().leads_to | {"unreachable"}  # a rank that waits for the silent node may find out first
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         processes = look_up(target)

@@ -48,7 +48,7 @@ class NetworkFault(Fault):
     from each other too. ``side`` keeps several ranks together.
 
     Args:
-        side: further ranks, whose nodes are on the same side as that of ``rank``.
+        side: further ranks; their nodes are on the same side as that of ``rank``.
         apart_from: ``all`` others and the coordinator, the other ``ranks`` only, the ``coordinator`` only, or a tuple
             of ranks. For :class:`Cut` and :class:`Reset` also the ``store`` only, in which the members of a new
             membership find each other; agents and coordinator still hear of each other then.
@@ -245,9 +245,9 @@ class _Partition(LossyNetwork):
 
 @dataclass(frozen=True, kw_only=True)
 class Cut(_Partition):
-    """Lose everything between two sides, in silence: nobody hears that the other one is gone."""
+    """Lose everything between two sides, in silence: neither hears that the other one is gone."""
 
-    effect: ClassVar[str] = "what is sent between two sides never arrives, and nobody is told"
+    effect: ClassVar[str] = "what is sent between two sides never arrives, and neither side is told"
     evidence: ClassVar[str] = (
         "the kernel counts packets that it dropped by the rule, and TCP of the nodes what it sent again"
     )

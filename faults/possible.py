@@ -10,7 +10,7 @@ from chaoskit.errors import BadInput
 from chaoskit.vocabulary import STRIKE_PHASES, TRIGGER_PHASES
 from faults.base import DRAWN_ROLES, LIVE_ROLES, Fault
 
-#: A run in which every role stands for somebody.
+#: A run in which every role stands for at least one rank.
 _NODES, _STEPS = 4, 60
 #: A refusal that names one of these is about the moment or the target; any other is about the machine.
 _PLACES = ("rank", "at_step", "phase", "after_s", "during", "recovery")

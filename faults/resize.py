@@ -37,13 +37,13 @@ _TOLD_AGAIN_S = 1.0  # an order may be lost with a coordinator
 
 @dataclass(frozen=True, kw_only=True)
 class ResizeFault(Fault):
-    """Base of what changes the size of the world. Nobody may be lost by it."""
+    """Base of what changes the size of the world. No rank may be lost by it."""
 
     rank: int | str = 0
 
     family: ClassVar[str] = "elastic"
     unlisted: ClassVar[str] = "it is wanted, not counted among the faults of a cluster"
-    impact: ClassVar[str] = "the world moves at a step boundary; no step is lost, and nobody is given up"
+    impact: ClassVar[str] = "the world moves at a step boundary; no step is lost, and no rank is given up"
     of_runtime: ClassVar[bool] = True
     example: ClassVar[str] = _EXAMPLE
 
@@ -112,7 +112,7 @@ class AddNode(ResizeFault):
     effect: ClassVar[str] = "there is a node more than before"
     evidence: ClassVar[str] = "the coordinator hears its agent"
     stands_for: ClassVar[str] = "spot instances that are there again, and capacity that a cluster has to spare"
-    impact: ClassVar[str] = "the world grows at a step boundary if its policy wants that; nobody is given up"
+    impact: ClassVar[str] = "the world grows at a step boundary if its policy wants that; no rank is given up"
     sample: ClassVar[Mapping[str, Any]] = {"at_step": 20}
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:

@@ -24,7 +24,7 @@ _BURNT_TICKS = 2  # clock ticks of 10 ms
 
 @dataclass(frozen=True, kw_only=True)
 class Straggle(Fault):
-    """Make a rank slow for some steps. Within the limit for hangs nobody may be called hung for it.
+    """Make a rank slow for some steps. Within the limit for hangs no rank may be called hung for it.
 
     Args:
         how: ``sleep``: each phase of each shard begins late. ``quota``: the kernel gives the whole process only a share

@@ -115,7 +115,7 @@ class Loss(LossyNetwork):
         "the kernel counts packets that it dropped by the rule, and TCP of the nodes what it sent again"
     )
     impact: ClassVar[str] = BadNetwork.impact
-    stands_for: ClassVar[str] = "dirty fibres, and switches whose buffers overflow"
+    stands_for: ClassVar[str] = "dirty fibres, and switches with buffers that overflow"
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.SWITCH, incidents.NIC)
 
     def validate(self, *, nodes: int, steps: int | None) -> None:

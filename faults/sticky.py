@@ -89,7 +89,7 @@ class CrashLoop(_StickyFault):
 class FailLoad(_StickyFault):
     """From its moment on, the next workers that the rank's node starts end while they load the job.
 
-    It harms nobody who runs: something else must cause the start of replacements.
+    It harms no worker that runs already: something else must cause the start of replacements.
 
     Args:
         times: how many fail.

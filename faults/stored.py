@@ -19,13 +19,13 @@ HOWS = ("bit", "page", "truncate", "older", "manifest")
 
 @dataclass(frozen=True, kw_only=True)
 class CorruptFile(Fault):
-    """Damage the newest complete snapshot in the run's disk tier. Nobody notices before somebody reads it.
+    """Damage the newest complete snapshot in the run's disk tier. Nothing shows it before the snapshot is read.
 
     So it belongs together with a fault that takes every copy in memory, such as ``ReplaceNode`` of every rank: then the
     job goes on from the snapshot before, which costs the steps since that one (``max_lost_steps`` of the run).
 
     Args:
-        rank: who waits meanwhile; the directory is damaged from outside.
+        rank: the one that waits meanwhile; the directory is damaged from outside.
         how: ``bit``: one is flipped in the middle of the largest file; ``page``: 4096 bytes there are others;
             ``truncate``: the file ends there; ``older``: a chunk is that of the snapshot before, as after a lost write;
             ``manifest``: a bit is flipped in the table of contents.
@@ -39,7 +39,7 @@ class CorruptFile(Fault):
     evidence: ClassVar[str] = "bytes that are read back differ from those before, and their digest is wrong"
     stands_for: ClassVar[str] = "disks and file systems that lose or change what they were given"
     unlisted: ClassVar[str] = "the tables count what ends a job; a damaged checkpoint ends none before it is needed"
-    impact: ClassVar[str] = "whoever restores sets the snapshot aside, writes that down, and takes the one before"
+    impact: ClassVar[str] = "the restore sets the snapshot aside, writes that down, and takes the one before"
     undo: ClassVar[str] = "nothing is put back: the snapshot is the run's own, and stays damaged"
     substrates: ClassVar[tuple[str, ...]] = ("local", "netns")
     of_runtime: ClassVar[bool] = True

@@ -71,7 +71,7 @@ def _anywhere(scope: Scope, **more: st.SearchStrategy[Any]) -> Fields:
 
 
 def _any_time(scope: Scope, during: Sequence[str], **more: st.SearchStrategy[Any]) -> Fields:
-    """At a step, at a time, or in a recovery that another fault causes. A fault that nothing causes strikes nobody."""
+    """At a step, at a time, or in a recovery that another fault causes. A fault that nothing causes strikes no rank."""
     phase = st.sampled_from(TRIGGER_PHASES)
     timed = st.fixed_dictionaries({"after_s": st.sampled_from(_TIMES_S), "phase": phase, **more})
     follow = st.fixed_dictionaries({"during": st.sampled_from(during), "recovery": st.integers(1, 2), **more})
@@ -206,7 +206,7 @@ RECIPES: dict[str, Recipe] = {
 
 
 def left_out(catalogue: Collection[type[Fault]] = CATALOGUE) -> list[str]:
-    """Kinds that no plan holds, because nobody has said how they are drawn or what they cost."""
+    """Kinds that no plan holds, because nothing says how they are drawn or what they cost."""
     named = {*RECIPES}.intersection(REACH)
     return sorted(kind.__name__ for kind in catalogue if kind.__name__ not in named and kind.drawn is None)
 
@@ -244,7 +244,7 @@ def fault_plans(
         heartbeat_ms: of the run (``RunConfig.heartbeat_ms``); networks are cut and nodes frozen for 2 to 20 heartbeats.
 
     Raises:
-        BadInput: if no plan can be drawn, or a kind that nobody has said how to draw is asked for.
+        BadInput: if no plan can be drawn, or a kind is asked for that nothing says how to draw.
     """
     if not 1 <= survivors < nodes:
         raise BadInput("survivors", survivors, f"use 1 to {nodes - 1}, so that a rank of {nodes} can be hit")
@@ -260,7 +260,7 @@ def fault_plans(
     brought = {name: _recipe(kind) for name, kind in classes.items() if name not in RECIPES and kind.drawn is not None}
     recipes = {**RECIPES, **brought}
     faults = [_drawn(classes[name], recipe(scope)) for name, recipe in recipes.items() if name in classes]
-    # Ranks come last: whether a plan is survivable depends on how many there are and on who is never hit.
+    # Ranks come last: whether a plan is survivable depends on how many there are and on which is never hit.
     anonymous = st.lists(st.one_of(faults), min_size=least, max_size=most)
     return anonymous.flatmap(lambda drawn: _aimed(drawn, nodes, survivors)).filter(
         lambda plan: survivable(plan, nodes=nodes, survivors=survivors) and _begins(plan)

@@ -6,10 +6,10 @@ plan may hit the same rank again. Two things are known of any run:
 
 * Each destructive fault costs at most one process that was there from the start: with fewer of them than nodes, one is
   left. (A node has one such process; a fault that takes a whole node takes one, and replacements.)
-* Where the world shrinks, ranks below its new size stay with their process. So whoever holds rank 0 keeps it, and lives
-  if no fault ever aims at rank 0, however many others there are; and so on upwards. A fault that takes a whole node can
-  miss its rank's number and yet hit this process, as a replacement may live beside it. So this holds only where every
-  fault takes a single process.
+* Where the world shrinks, ranks below its new size stay with their process. So the process that holds rank 0 keeps it,
+  and lives if no fault ever aims at rank 0, however many others there are; and so on upwards. A fault that takes a
+  whole node can miss its rank's number and yet hit this process, as a replacement may live beside it. So this holds
+  only where every fault takes a single process.
 
 Copies in the memory of the agents may carry a run beyond this: that is a bonus, and no plan counts on it.
 """
@@ -53,7 +53,7 @@ REACH: dict[str, Reach] = {
     "LoseNode": "node",
     "ReplaceNode": "node",
     "LimitCpu": "node",
-    "LimitMemory": "node",  # the kernel chooses whom it kills there
+    "LimitMemory": "node",  # the kernel chooses which process it kills there
     "LimitPids": "node",
     "LimitIo": "node",
     "Cut": "node",  # of nodes that cannot reach each other, no more are left out than are on the smaller side

@@ -25,7 +25,7 @@ _BY_ALL = ("write", "sync")
 
 @dataclass(frozen=True, kw_only=True)
 class TornWrite(NodeFault):
-    """Kill whoever copies or stores the state, exactly at a boundary of that: when nothing, half or all of it is done.
+    """Kill what copies or stores the state, exactly at a boundary of that: when nothing, half or all of it is done.
 
     From ``at_step`` on, the thread of the rank's node that first reaches the boundary stands there until all of the
     node is killed. In a sharded job the worker copies its piece itself: at those of the memory tier only that dies. A
@@ -71,16 +71,16 @@ class TornWrite(NodeFault):
 
     def require(self, config: RunConfig) -> None:
         if self.boundary in boundaries.BOUNDARIES and config.disk is None:
-            raise BadInput("disk", config.disk, f"store snapshots: else nobody reaches {self.boundary!r}")
+            raise BadInput("disk", config.disk, f"store snapshots: else nothing reaches {self.boundary!r}")
         if self.boundary in boundaries.REMOTE and config.remote is None:
-            raise BadInput("remote", config.remote, f"upload snapshots: else nobody reaches {self.boundary!r}")
+            raise BadInput("remote", config.remote, f"upload snapshots: else nothing reaches {self.boundary!r}")
         if self.boundary in (*boundaries.OUTWARD, *boundaries.INWARD):
             self._require_partners(config)
         if self.boundary in boundaries.MEMORY and not config.job.sharded:
             self._require_copy(config)
         for places, tier in ((("prune", "delete", "pruned"), config.disk), (("expire", "expired"), config.remote)):
             if self.boundary in places and tier is not None and not tier.keep_last:
-                raise BadInput("keep_last", tier.keep_last, f"keep a few: else nobody reaches {self.boundary!r}")
+                raise BadInput("keep_last", tier.keep_last, f"keep a few: else nothing reaches {self.boundary!r}")
 
     @property
     def _is_stored(self) -> bool:
@@ -88,7 +88,7 @@ class TornWrite(NodeFault):
 
     def _require_partners(self, config: RunConfig) -> None:
         if not config.job.sharded:
-            raise BadInput("job", config.job.name, f"use a sharded one: else nobody reaches {self.boundary!r}")
+            raise BadInput("job", config.job.name, f"use a sharded one: else nothing reaches {self.boundary!r}")
         if not config.memory_copies or config.nodes < 2:
             raise BadInput("memory_copies", config.memory_copies, "use 1 or more, and 2 nodes or more")
         if self.boundary == "sending" and config.transport != "tcp":
@@ -107,7 +107,7 @@ class TornWrite(NodeFault):
         target.act("break", place=self.boundary)  # the node has its breakpoint: the rank goes on, with one of its own
         await target.heard(lambda: any(report.effective for report in target.reports))
         stood = next(report for report in target.reports if report.effective)
-        with contextlib.suppress(ProcessLookupError):  # something else was faster: nobody stood there to the end
+        with contextlib.suppress(ProcessLookupError):  # something else was faster: no process stood there to the end
             processes = look_up(target)
             if stood.worker:
                 processes = [process for process in processes if process.pid == target.pid]

@@ -90,7 +90,7 @@ def copies(slots: Slots) -> list[KeptCopy]:
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_damage_is_read_back_and_found_by_whoever_reads_the_copy(slots: Slots, how: str) -> None:
+def test_damage_is_read_back_and_found_by_a_reader_of_the_copy(slots: Slots, how: str) -> None:
     (copy,), other = newest(copies(slots)), copies(slots)[1]
     observed, effective = damage(copy, how)
     assert effective

@@ -170,7 +170,7 @@ def test_a_directory_is_what_it_was_until_something_is_wrong(
 @pytest.mark.parametrize(
     ("trouble", "number"), [(Full(1000), errno.ENOSPC), (ReadOnly(), errno.EROFS), (Failing(), errno.EIO)]
 )
-def test_errors_reach_whoever_writes(
+def test_errors_reach_the_process_that_writes(
     node: subprocess.Popen[bytes], undo: UndoLog, tmp_path: Path, trouble: Trouble, number: int
 ) -> None:
     """A node gets the error of the trouble, is counted, and writes again when it is lifted; others write as ever."""
@@ -237,7 +237,7 @@ def test_what_is_slow_takes_longer(node: subprocess.Popen[bytes], undo: UndoLog,
 
 
 @needs_fuse
-def test_nobody_elses_directory_is_troubled(undo: UndoLog, tmp_path: Path) -> None:
+def test_no_other_process_has_its_directory_troubled(undo: UndoLog, tmp_path: Path) -> None:
     """A process that shares the mounts of this machine gets no trouble."""
     disks = Disks(undo, enter, lambda name: HOST.find(os.getpid()))
     with pytest.raises(HarnessError, match="no mounts of its own"):
@@ -315,7 +315,7 @@ def test_a_job_that_does_not_is_repaired_on_another_node(chaos: Chaos) -> None:
 
 @pytest.mark.promise("without that there is no evidence, and the verdict is `unknown`")
 @needs_fuse
-def test_a_disk_that_nobody_uses_is_no_evidence(chaos: Chaos, tmp_path: Path) -> None:
+def test_an_unused_disk_is_no_evidence(chaos: Chaos, tmp_path: Path) -> None:
     """A trouble that no operation has met is no evidence: the verdict is unknown."""
     fault = DiskFull(rank=1, at_step=5, directory=str(tmp_path))
     outcome = chaos.run(BEARS, nodes=2, steps=20, faults=[fault], check=False)

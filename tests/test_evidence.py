@@ -133,7 +133,7 @@ def test_a_nan_is_written_whatever_the_strides(where: str) -> None:
     assert reports == [True]
 
 
-def test_a_question_that_nobody_carries_is_not_left_unanswered(undo: UndoLog) -> None:
+def test_a_question_that_nothing_carries_is_not_left_unanswered(undo: UndoLog) -> None:
     """After the run, for one: the silence of the worker means nothing, and is no error either."""
     with Worker("sleep") as worker:
         worker.is_there = False
@@ -531,7 +531,7 @@ def test_a_run_of_which_no_rank_tells_is_not_complete() -> None:
     assert next(check.verdict for check in checks if check.name == "training completed") == Verdict.FAILED
 
 
-def test_a_crash_loop_is_seen_when_whom_it_killed_is_gone(
+def test_a_crash_loop_is_seen_when_the_worker_it_killed_is_gone(
     undo: UndoLog, children: list[subprocess.Popen[bytes]]
 ) -> None:
     """The rank first, and then each worker that its node starts instead."""
@@ -652,7 +652,7 @@ def test_time_without_a_cpu_is_no_time_of_a_hang(starved_ms: float, late: bool) 
     assert bool(lease(trace_of(run_of(strikes, records)))) == late
 
 
-def test_a_fault_that_came_too_late_excuses_nobody() -> None:
+def test_a_fault_that_came_too_late_excuses_no_loss() -> None:
     """A slow rank was called hung and ended; the kill that was due later found nobody."""
     slow, late = Straggle(rank=1, at_step=8, delay_ms=10), Kill(rank=1, at_step=9)
     alarm = [lost("node1.w0", "hung")]
@@ -701,7 +701,7 @@ def test_of_a_sharded_job_only_what_two_ranks_hold_must_be_found(pieces: tuple[i
 
 
 @pytest.mark.parametrize("fault", [BadBatch(at_step=8), ClockJump(rank=1, at_step=8, seconds=60.0)])
-def test_whoever_reads_a_bad_batch_or_a_wrong_clock_is_not_to_blame(fault: Fault) -> None:
+def test_a_rank_that_reads_a_bad_batch_or_a_wrong_clock_is_not_to_blame(fault: Fault) -> None:
     """The rank that stood at the fault's hook, though struck, is given up: that is a false alarm."""
     run = run_of([strike(fault)], [lost("node1.w0", "nonfinite")])
     incidents, alarms = Timeline(run, History(run.records)).incidents()

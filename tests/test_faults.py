@@ -242,7 +242,7 @@ def test_replacements_that_cannot_load_the_job(chaos: Chaos, tmp_path: Path) -> 
     assert outcome.false_alarms == 0
 
 
-def test_a_bad_node_that_starts_nobody_is_unknown(chaos: Chaos) -> None:
+def test_a_bad_node_that_starts_no_worker_is_unknown(chaos: Chaos) -> None:
     """Without a loss no replacement is started: the fault shows no effect, and the verdict is unknown."""
     outcome = run(chaos, FailLoad(rank=1, at_step=3), check=False)
     assert outcome.verdict == Verdict.UNKNOWN

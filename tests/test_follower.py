@@ -193,7 +193,7 @@ def followed(
 
 
 @pytest.mark.parametrize("heard", [True, False])
-def test_who_is_lost_already_is_not_struck_at_its_hook(
+def test_a_worker_that_is_lost_already_is_not_struck_at_its_hook(
     tmp_path: Path, processes: list[subprocess.Popen[bytes]], heard: bool
 ) -> None:
     """Its death would be taken for the fault's doing. The next worker with that rank is struck."""
@@ -378,7 +378,7 @@ def test_what_is_not_allowed_is_an_error_and_no_target_that_was_gone(
     assert processes[1].poll() is None
 
 
-def test_who_is_gone_before_another_fault_strikes_is_gone_by_the_first(
+def test_a_rank_that_is_gone_before_another_fault_strikes_is_gone_by_the_first(
     tmp_path: Path, processes: list[subprocess.Popen[bytes]]
 ) -> None:
     """Even where the second fault ends every process that could tell how the first target ended."""
@@ -418,7 +418,7 @@ def test_a_process_that_has_ended_takes_no_signal(processes: list[subprocess.Pop
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_who_is_struck_after_the_end_of_the_job_proves_nothing(
+def test_a_rank_that_is_struck_after_the_end_of_the_job_proves_nothing(
     tmp_path: Path, processes: list[subprocess.Popen[bytes]], late: bool
 ) -> None:
     """The process was killed, but the job had ended before and could not feel it."""

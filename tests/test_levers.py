@@ -156,7 +156,7 @@ def test_a_bit_in_the_optimizers_state_is_found_when_its_slice_is_compared(chaos
 
 
 @pytest.mark.parametrize("bit", [3, 31])
-def test_a_bit_in_what_was_received_costs_nobody_its_place(chaos: Chaos, bit: int) -> None:
+def test_a_bit_in_what_was_received_costs_no_rank_its_place(chaos: Chaos, bit: int) -> None:
     """The rank sees it before it commits, and takes the step from one that has committed."""
     fault = BitFlip(rank=1, at_step=AT, phase="reduce", parameter=WEIGHT, where="received", bit=bit, element=5)
     outcome = run(chaos, fault)
@@ -192,7 +192,7 @@ def test_a_bit_in_an_audited_gradient_is_computed_again(chaos: Chaos, bit: int) 
 
 
 @pytest.mark.promise("A wrong gradient that is computed, sent and received consistently is seen by audits only")
-def test_a_bit_in_a_gradient_that_nobody_audits_is_trained(chaos: Chaos) -> None:
+def test_a_bit_in_a_gradient_without_an_audit_is_trained(chaos: Chaos) -> None:
     """By all ranks alike: only the comparison with the unbroken run shows it, and the verdict says so."""
     fault = BitFlip(rank=1, at_step=AT, phase="backward", parameter=WEIGHT, where="gradient", bit=31, element=5)
     outcome = run(chaos, fault, check=False)
@@ -349,7 +349,7 @@ def test_a_late_batch_is_waited_for(chaos: Chaos) -> None:
 
 
 @pytest.mark.parametrize("value", ["nan", "-inf"])
-def test_bad_data_is_bad_for_everybody(chaos: Chaos, value: str) -> None:
+def test_bad_data_is_bad_for_every_rank(chaos: Chaos, value: str) -> None:
     """Another rank computes the shard again, finds it bad as well, and the batch is to blame."""
     outcome = run(chaos, BadBatch(at_step=AT, shard=1, value=value), twin=False)
     assert seen(outcome) == "shard 1 of step 8: 0 of 32 input values not finite before, 32 after"

@@ -334,7 +334,7 @@ def test_a_rank_waits_for_a_harness_that_is_slow_to_hear(chaos: Chaos) -> None:
     assert len(journal(outcome, Event.INJECTED)) == len(journal(outcome, Event.LEVER)) == 1
 
 
-def test_who_takes_over_the_rank_is_spared(chaos: Chaos) -> None:
+def test_the_worker_that_takes_over_the_rank_is_spared(chaos: Chaos) -> None:
     """The replacement passes the same trigger in the same step, and nothing happens to it."""
     outcome = run(chaos, Kill(rank=1, at_step=6, phase="backward"))
     assert [record["worker"] for record in journal(outcome, Event.DETECTED)] == [victim(outcome, 0)]
@@ -354,7 +354,7 @@ def test_who_takes_over_the_rank_is_spared(chaos: Chaos) -> None:
 @pytest.mark.parametrize(
     ("fault", "why"),
     [
-        (Kill(rank=1, during="detection"), "nobody held rank 1 after detection of loss 1"),  # it is the one that died
+        (Kill(rank=1, during="detection"), "no process held rank 1 after detection of loss 1"),  # it is the lost one
         (Kill(rank=1, during="detection", recovery=5), "no rank 1 was there after detection of loss 5"),
         (Kill(rank=0, during="restore", recovery=5), "no rank 0 was there in restore of recovery 5"),
         (Kill(rank="healer", during="restore", recovery=5), "no rank healer was there in restore of recovery 5"),
@@ -590,7 +590,7 @@ def _beat(worker: str, step: int, commits: int) -> Beat:
     return Beat(worker, 1, 0, step, Phase.FORWARD, 0.0, 0.0, commits, 0.0)
 
 
-def test_the_roster_knows_who_holds_a_rank() -> None:
+def test_the_roster_knows_the_holder_of_a_rank() -> None:
     roster = Roster()
     assert roster.holder(0) is None
     roster.hear(WorkerReady("node1.0", "node1", Endpoint("host", "", 0, 101, -1)))

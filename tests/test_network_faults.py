@@ -82,7 +82,7 @@ def _id(value: object) -> str:
 
 
 @pytest.mark.parametrize(("fault", "words"), BROKEN, ids=_id)
-def test_a_node_that_nobody_reaches_is_given_up(chaos: Chaos, tmp_path: Path, fault: NetworkFault, words: str) -> None:
+def test_an_unreachable_node_is_given_up(chaos: Chaos, tmp_path: Path, fault: NetworkFault, words: str) -> None:
     """An unreachable node is given up at no loss of a step, a sample or a bit; after the healing it is used again."""
     flag = node_returns(tmp_path / "back") if fault.heal_after_s is not None else workers_lost(tmp_path / "lost")
     outcome = run(chaos, fault, steps=20, until=flag.until, watch=flag)
@@ -113,7 +113,7 @@ def test_every_fault_of_the_network_is_put_to_the_test() -> None:
 
 
 @pytest.mark.promise("A worker does not commit after it, also when its agent is frozen.")
-def test_a_world_that_nobody_coordinates_fences_itself(chaos: Chaos) -> None:
+def test_a_world_without_a_coordinator_fences_itself(chaos: Chaos) -> None:
     """Its ranks reach each other and train on, but begin no step that they commit after the lease of their node."""
     outage_s = 3.0
     heard_ns: dict[str, int] = {}

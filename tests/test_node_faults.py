@@ -224,7 +224,7 @@ def test_a_node_in_the_freezer_ends_with_the_run(chaos: Chaos) -> None:
 # -- limits -------------------------------------------------------------------------------------------------------
 
 
-def test_a_node_with_little_cpu_time_is_slow_and_nobody_is_blamed(chaos: Chaos) -> None:
+def test_a_node_with_little_cpu_time_is_slow_and_no_rank_is_blamed(chaos: Chaos) -> None:
     """A node that waits for its share of CPU time is not given up."""
     goal = all_took_effect(chaos, 1)
     fault = LimitCpu(rank=2, at_step=AT, cores=0.1, lift_after_s=0.5)

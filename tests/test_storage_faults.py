@@ -205,7 +205,7 @@ def test_the_proxy_ends_with_the_run_however_that_ends(s3_server: S3Server, tmp_
 # -- no evidence --------------------------------------------------------------------------------------------------
 
 
-def test_a_boundary_that_nobody_reaches_is_no_evidence(chaos: Chaos, tmp_path: Path) -> None:
+def test_a_boundary_that_is_never_reached_is_no_evidence(chaos: Chaos, tmp_path: Path) -> None:
     """Too few snapshots for one to be pruned: no process is killed, and nothing is proven."""
     disk = {"target": str(tmp_path), "every_steps": 10, "keep_last": 3}
     fault = TornWrite(rank=0, at_step=8, boundary="prune")

@@ -234,7 +234,7 @@ def test_each_recipe_has_a_reach() -> None:
 
 
 @pytest.mark.parametrize(("nodes", "survivors"), [(1, 1), (3, 3), (3, 0)])
-def test_a_plan_that_can_hit_nobody_is_refused(nodes: int, survivors: int) -> None:
+def test_a_plan_that_can_hit_no_rank_is_refused(nodes: int, survivors: int) -> None:
     with pytest.raises(BadInput, match="survivors"):
         fault_plans(nodes=nodes, steps=9, survivors=survivors)
 

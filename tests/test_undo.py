@@ -212,7 +212,7 @@ def test_a_guard_that_was_killed_is_replaced_before_the_next_entry(
     await_state(sleeper.pid, "S")
 
 
-def test_a_runner_whose_guard_is_gone_puts_back_itself(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+def test_a_runner_without_its_guard_puts_back_itself(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
     """``close`` does not depend on the guard."""
     undo = UndoLog(tmp_path)
     undo.plan(ContinueEntry(sleeper.pid, osprocess.start_ticks(sleeper.pid)))

@@ -240,7 +240,7 @@ class JobFollower:
         self._channel.tell(self._roster.node_of(hook.worker), Release(hook.fault, Lever("none")), hook.worker)
 
     def _strike_due(self) -> None:
-        """Strike each rank that stands at a hook, with all that are due there; and those whose time has come."""
+        """Strike each rank that stands at a hook, with all that are due there; and those that are due by their time."""
         self._look_at_standing()
         now_s, begun_s = time.monotonic(), self._roster.first_commit_s
         self._wakes_s = math.inf
@@ -306,7 +306,7 @@ class JobFollower:
         process = None if holder is None else self._process_of(holder)
         if holder is None or process is None or self._injector.is_doomed(holder.worker, process):
             if missed_if_absent:
-                injection.miss(f"nobody held rank {injection.fault.rank} {injection.fault.moment}")
+                injection.miss(f"no process held rank {injection.fault.rank} {injection.fault.moment}")
             return False
         step, phase = self._roster.step, injection.fault.during or ""
         target = self._target(injection, holder.worker, holder.rank, process, process.pid, step, phase)

@@ -1,4 +1,4 @@
-"""Who is where: the newest membership as the harness hears of it, to find the process that a fault is meant for."""
+"""The newest membership as the harness hears of it, to find the process that a fault is meant for."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Roster:
         return {member.rank: member.node for member in self._plan.members} if self._plan else {}
 
     def holder(self, rank: int | str) -> Holder | None:
-        """Whoever has ``rank``, or the role ``most_shards``, and is not known to be lost."""
+        """The holder of ``rank``, or of the role ``most_shards``; None if it is known to be lost."""
         if self._plan is None:
             return None
         number = self._plan.heaviest if isinstance(rank, str) else rank

@@ -1,4 +1,4 @@
-"""What this machine can do to the network of a run. Each answer was tried, in a namespace that nobody uses."""
+"""What this machine can do to the network of a run. Each answer was tried, in an unused namespace."""
 
 from __future__ import annotations
 

@@ -58,12 +58,12 @@ class BareCluster(Levers):
         self.interface = network.interface
         self.port = network.address[1]
         for listener in network.listeners:
-            listener.close()  # nobody coordinates: the ports are free again
+            listener.close()  # there is no coordinator: the ports are free again
         self._wardens: dict[str, Process] = {}  # by node
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What a command finds on a node, if nobody tells it more."""
+        """What a command finds on a node, if it is told no more."""
         return self._substrate.environment()
 
     def host(self, node: str) -> str:
@@ -109,31 +109,31 @@ class BareCluster(Levers):
     # -- what only chaoskit's own runtime has -----------------------------------------------------------------------
 
     def receive(self, timeout_s: float) -> Any | None:
-        return _nobody()
+        return _no_coordinator()
 
     def fileno(self) -> int:
-        return _nobody()
+        return _no_coordinator()
 
     def send(self, message: Message) -> None:
-        _nobody()
+        _no_coordinator()
 
     def heard(self) -> contextlib.AbstractContextManager[None]:
-        return _nobody()
+        return _no_coordinator()
 
     def coordinator(self) -> Process:
-        return _nobody()
+        return _no_coordinator()
 
     def worker(self, node: str, pid: int) -> Process:
-        return _nobody()
+        return _no_coordinator()
 
     def replace(self, node: str) -> None:
-        _nobody()
+        _no_coordinator()
 
     def provide(self, count: int) -> None:
-        _nobody()
+        _no_coordinator()
 
 
-def _nobody() -> NoReturn:
+def _no_coordinator() -> NoReturn:
     raise HarnessError("a command has no coordinator")
 
 

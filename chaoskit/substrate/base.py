@@ -54,7 +54,7 @@ class Cluster(Protocol):
         processes are killed, with what they keep in memory. Raises HarnessError if they do not end."""
 
     def dropped(self, node: str) -> int:
-        """How many packets from or to a node that was lost nobody got; 0 where nobody counts them."""
+        """How many packets from or to a node that was lost did not arrive; 0 where they are not counted."""
 
     def replace(self, node: str) -> None:
         """Start a new agent under the name of a node that was lost: another incarnation, with empty memory, on a
@@ -119,7 +119,7 @@ class CommandCluster(Cluster, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Directories of this host that somebody must find on a node."""
+    """Directories of this host that processes must find on a node."""
 
     read: tuple[Path, ...] = ()
     written: tuple[Path, ...] = ()

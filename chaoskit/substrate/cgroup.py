@@ -110,7 +110,7 @@ def unavailable(controller: str) -> str:
 
 
 class Cgroup:
-    """A group that holds a process, and whatever else it is given, and whose limits are set through it.
+    """A group that holds a process, and whatever else it is given. Limits of the group are set through it.
 
     Args:
         prefer: as in :func:`find_place`.

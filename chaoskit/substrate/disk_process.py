@@ -1,6 +1,6 @@
 """The process that stands between a node and one of its directories: a FUSE file system over what is there.
 
-It is started in the mount namespace of the node, so nobody else sees it, and it vanishes with the node. Whatever the
+It is started in the mount namespace of the node, so only the node sees it, and it vanishes with the node. Whatever the
 node's processes open there from then on passes through it, one operation after the other, as with a single disk; it
 hands everything on, but for what is wrong.
 """

@@ -84,10 +84,10 @@ class Disks:
 
     Args:
         enter: by pid, the command that goes before another one to run it with the mounts of that process.
-        root: of a node, the process whose mounts are the node's.
+        root: of a node, the process that has the mounts of the node.
 
     Attributes:
-        mounted: those that stand before directories now, by the process whose node sees them.
+        mounted: those that stand before directories now, by the process of the node that sees them.
     """
 
     actions = frozenset({BreakDisk})

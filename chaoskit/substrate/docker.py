@@ -251,7 +251,7 @@ class ContainerNetwork(NamespaceNetwork):
         super().__init__(switch, nodes, port, lent)
 
     def namespace(self, name: str) -> tuple[int, ...]:
-        """None to enter: who is started in a container is there."""
+        """None to enter: a process that is started in a container is there."""
         return ()
 
     def move(self, name: str, container: Container) -> None:

@@ -1,4 +1,4 @@
-"""Whether this machine has a Docker daemon in whose containers nodes can live, and the SDK's way to it."""
+"""Whether this machine has a Docker daemon with containers in which nodes can live, and the SDK's way to it."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from chaoskit.errors import BadInput, HarnessError
 from chaoskit.substrate.docker_janitor import labels
 
 _SKELETON = "chaoskit-skeleton"
-#: Not that of containers, which would inherit it: also those that somebody else makes of the image.
+#: Not that of containers, which would inherit it: also those that something else makes of the image.
 _IMAGE_LABEL = "chaoskit.image"
 _DIRECTORIES = ("dev", "etc", "proc", "root", "run", "sys", "usr", "var")
 _SHARED_DIRECTORIES = ("tmp", "var/tmp")

@@ -19,7 +19,7 @@ from chaoskit.osprocess import is_ending, kernel_id, start_ticks
 
 #: On everything that is ours.
 LABEL = "chaoskit"
-#: Whose it is: pid and start time of a launcher.
+#: Its owner: pid and start time of a launcher.
 OWNER = "chaoskit.owner"
 #: Where that pid means something: other machines and containers may share the daemon.
 HOST = "chaoskit.host"
@@ -133,7 +133,7 @@ def _mapping(found: Any, *keys: str) -> dict[str, str]:
 
 
 def _lives(name: str) -> bool:
-    """Whether a launcher of that name is there. A name that is not in our form is nobody that we may judge."""
+    """Whether a launcher of that name is there. A name that is not in our form is not ours to judge."""
     pid, _, ticks = name.partition("-")
     if not pid.isdecimal() or not ticks.isdecimal():
         return True

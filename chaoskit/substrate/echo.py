@@ -18,7 +18,7 @@ _PAUSE_S = 0.005  # between two echoes of a probe
 
 
 def open_socket() -> socket.socket:
-    """Return a socket for echoes from the station in whose namespace the caller is.
+    """Return a socket for echoes from the station in the namespace of the caller.
 
     Raises:
         PermissionError: without CAP_NET_RAW.

@@ -76,7 +76,7 @@ class Fabric:
         _bring_up(station)
 
     def move(self, name: str, namespace: int) -> None:
-        """Give a station another namespace, whose descriptor is taken over: its link goes there. Raises OSError."""
+        """Give a station another namespace, and take over its descriptor: the link goes there. Raises OSError."""
         old = self.stations[name]
         self.stations[name] = station = replace(old, namespace=namespace)
         with namespaces.entered(old.namespace), IPRoute() as inside:

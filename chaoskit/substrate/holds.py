@@ -141,7 +141,7 @@ class Holds:
     def _cap_writes(self, node: str, bytes_per_s: float) -> Hold:
         device = device_of(self._directory)
         if device is None:
-            raise HarnessError(f"{self._directory} lies on no disk whose writes could be limited: choose another one")
+            raise HarnessError(f"{self._directory} lies on no disk that can limit writes: choose another one")
         group = self._group(node, NODE_CONTROLLERS[CapWrites])
         group.limit_writes(device, round(bytes_per_s))
         seen = Saturation(bytes_per_s, group.written_bytes(device), time.monotonic())

@@ -1,6 +1,6 @@
 """Holds up packets without netem: the kernel hands each one's number to us (NFQUEUE), and waits for a verdict.
 
-Queues stand where packets are received: a sender whose own queue is held up stops sending (TCP's small-queue limit).
+Queues stand where packets are received: a sender stops sending when its own queue is held up (TCP's small-queue limit).
 Speaks nfnetlink_queue's protocol on a plain netlink socket: linux/netfilter/nfnetlink_queue.h.
 """
 

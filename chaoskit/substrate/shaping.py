@@ -36,7 +36,7 @@ def shape(links: IPRoute, link: int, total_bits_per_s: float, lanes: Mapping[str
     """Have what leaves by ``link`` (an index) go so. Replaces what was there; packets that waited are lost.
 
     Args:
-        lanes: by the IPv4 address of the source. Whoever is not named shares the total only.
+        lanes: by the IPv4 address of the source. A source that is not named shares the total only.
 
     Returns:
         By address, the name of the class that its packets go through.
@@ -76,12 +76,12 @@ def packets(links: IPRoute, link: int) -> dict[str, tuple[int, int]]:
 
 
 def has_netem(links: IPRoute) -> bool:
-    """Whether the kernel can delay packets by itself. To be asked in a namespace that nobody uses."""
+    """Whether the kernel can delay packets by itself. To be asked in an unused namespace."""
     return _has(links, "netem", delay=1)
 
 
 def has_htb(links: IPRoute) -> bool:
-    """Whether the kernel can limit rates. To be asked in a namespace that nobody uses."""
+    """Whether the kernel can limit rates. To be asked in an unused namespace."""
     return _has(links, "htb", default=1)
 
 
@@ -116,7 +116,7 @@ def _add_netem(links: IPRoute, link: int, name: int, parent: int, profile: Profi
 
 
 def main() -> None:
-    """Say what the kernel has; for whoever asks from outside of a namespace that nobody uses."""
+    """Print what the kernel has, for a caller outside of the unused namespace in which this runs."""
     with IPRoute() as links:
         has = {"htb": has_htb(links), "netem": has_netem(links)}
     print(*(kind for kind in has if has[kind]))

@@ -1,4 +1,4 @@
-"""What substrates have in common whose nodes have supervisors: how runs begin and end."""
+"""What substrates with a supervisor on each node have in common: how runs begin and end."""
 
 from __future__ import annotations
 

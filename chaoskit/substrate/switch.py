@@ -19,7 +19,7 @@ class Build(msgspec.Struct, frozen=True, tag=True):
 
 
 class Move(msgspec.Struct, frozen=True, tag=True):
-    """Give a station another namespace: the one whose descriptor comes with this."""
+    """Give a station another namespace: its descriptor comes with this."""
 
     network: int
     station: str
@@ -101,6 +101,6 @@ class Switch(Servant[Done]):
     def __init__(self, undo: UndoLog, *, privileged: bool) -> None:
         command = [sys.executable, "-m", "chaoskit.substrate.switch_process"]
         if not privileged:
-            # with a network of its own: into the one that it came from, nobody lets it back
+            # with a network of its own: into the one that it came from, nothing lets it back
             command = ["unshare", "--user", "--map-root-user", "--net", *command]
         super().__init__("the switch process", command, _answers, undo)

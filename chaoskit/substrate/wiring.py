@@ -92,7 +92,7 @@ class Wiring:
 
 @functools.cache
 def kernel_has_netem() -> bool:
-    """Whether delays need no daemon of ours. Tried in a namespace that nobody uses."""
+    """Whether delays need no daemon of ours. Tried in an unused namespace."""
     namespace = namespaces.create()
     try:
         with namespaces.entered(namespace), IPRoute() as links:
@@ -255,7 +255,7 @@ class TrafficShaper:
 
 
 def _concerned(change: Narrow | Degrade) -> set[str]:
-    """Stations whose links are to be shaped anew."""
+    """Stations with links that are to be shaped anew."""
     targets = {target for _, target in change.ways}
     return targets | set(change.stations) if isinstance(change, Narrow) else targets
 

@@ -129,7 +129,7 @@ class SupervisorLink:
         return Listener(self, number, (address[0], address[1]))
 
     def open_door(self, door: Path, at: Path) -> None:
-        """Have a Unix socket ``at`` a path there, whose lines go on to the one at ``door`` here. Earlier lines end."""
+        """Have a Unix socket ``at`` a path there; its lines go on to the one at ``door`` here. Earlier lines end."""
         self._door = door
         self.request(OpenDoor, str(at), value=None)
 

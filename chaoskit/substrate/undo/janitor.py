@@ -56,7 +56,7 @@ def _paths(directory: Path | None) -> list[Path]:
 
 def _sweep(path: Path, descriptor: int, patience_s: float) -> list[Repair]:
     if not is_of_here(read(os.pread(descriptor, os.fstat(descriptor).st_size, 0)).kernel):
-        return []  # of another container on this machine, whose pids mean nothing here
+        return []  # of another container on this machine: its pids mean nothing here
     repairs, found = replay_file(descriptor, patience_s)
     if is_over(repairs, found):
         files.remove(path, descriptor)
