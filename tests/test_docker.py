@@ -356,6 +356,7 @@ def test_a_paused_node_stands_still_and_goes_on(substrate: DockerSubstrate, clus
     assert not container.is_usable()
     assert osprocess.switches(agent.pid, agent.pid) == before
     assert frozen.lift()
+    assert not frozen.shown()
     assert not container.state()["Paused"]
     wait_until(lambda: osprocess.switches(agent.pid, agent.pid) != before, "the agent to go on")
     assert container.is_usable()

@@ -292,7 +292,7 @@ def test_a_rank_with_a_share_of_a_cpu(chaos: Chaos) -> None:
     """A share that is smaller than what a busy machine leaves to it: else nothing would be throttled."""
     fault = Straggle(rank=1, at_step=AT, how="quota", cpu_fraction=0.05, steps=6)
     outcome = chaos.run("gpt", nodes=2, spares=0, steps=20, options={"size": "tiny"}, faults=[fault])
-    assert re.search(r"throttled \S+ [1-9]\d* times, for \d+ ms", seen(outcome))
+    assert re.search(r"held pid \d+ back in [1-9]\d* periods", seen(outcome))
     assert_nobody_was_blamed(outcome)
     assert outcome.faults[0].undone
 

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,14 @@ import pytest
 from support.waiting import wait_until
 
 from chaoskit import osprocess, wire
+from chaoskit.config import DETECTION, RunConfig
 from chaoskit.errors import HarnessError
 from chaoskit.handshakes import proven
+from chaoskit.job import resolve_job
 from chaoskit.substrate import abilities
-from chaoskit.substrate.actions import BreakDisk, CapCpu
+from chaoskit.substrate.actions import Backend, BreakDisk, CapCpu
+from chaoskit.substrate.local import LocalSubstrate
+from chaoskit.substrate.nodes import Nodes
 from chaoskit.substrate.processes import HOST, Process
 from chaoskit.substrate.supervisor.away import BackendAway, KernelAway, why_not
 from chaoskit.substrate.supervisor.link import SupervisorLink
@@ -511,3 +515,28 @@ def test_lines_end_with_their_door(far: Started, tmp_path: Path) -> None:
     wait_until(lambda: far.link.is_open() and osprocess.await_readable([listeners[1].fileno()], 0.0), "the second line")
     for one in (old, *listeners):
         one.close()
+
+
+class Unequipped(LocalSubstrate):
+    """A substrate one of whose backends cannot be made."""
+
+    started: tuple[str, ...] = ()
+
+    def backends(self, cluster: Nodes) -> Iterable[Backend]:
+        self.started = cluster.nodes
+        raise HarnessError("the backend cannot be loaded")
+
+
+def test_a_launch_that_fails_ends_what_it_has_started(tmp_path: Path) -> None:
+    """Its error is all that is left of it; the next one finds a supervisor without programs."""
+    job = resolve_job(f"{TESTS / 'jobs' / 'troubled.py'}:plain", {"step_s": 0.01, "steps": 10})
+    substrate = Unequipped()
+    try:
+        with pytest.raises(HarnessError, match="cannot be loaded"):
+            substrate.launch(RunConfig(job=job, nodes=2, spares=0, **DETECTION["relaxed"]), tmp_path)
+        mine = osprocess.children(os.getpid())
+        (supervisor,) = [pid for pid in mine if osprocess.process_name(pid) == "ck-supervisor"]
+        assert [pid for pid in osprocess.descendants(supervisor) if not osprocess.is_ending(pid)] == []
+        assert substrate.started == ("node0", "node1")
+    finally:
+        substrate.close()

@@ -11,8 +11,8 @@ from typing import Any, NoReturn, Protocol
 from chaoskit.errors import HarnessError
 from chaoskit.messages import Message
 from chaoskit.substrate.actions import Backend
-from chaoskit.substrate.levers import Levers
 from chaoskit.substrate.network import Network
+from chaoskit.substrate.nodes import Nodes
 from chaoskit.substrate.processes import Process
 from chaoskit.substrate.warden import LOOK, WardenSpec
 
@@ -22,7 +22,7 @@ _FAREWELL_S = 3.0  # in which a warden ends what is below it
 class StartsCommands(Protocol):
     """What starts commands on nodes, and ends them."""
 
-    def backends(self, cluster: Levers) -> Iterable[Backend]:
+    def backends(self, cluster: Nodes) -> Iterable[Backend]:
         """What carries out actions on the nodes of a run, beside its network."""
 
     def environment(self) -> Mapping[str, str]:
@@ -35,7 +35,7 @@ class StartsCommands(Protocol):
         """End these programs of nodes, and everything below them."""
 
 
-class BareCluster(Levers):
+class BareCluster(Nodes):
     """The nodes of one run of a command. What faults can do to them is the same as in every cluster.
 
     Attributes:

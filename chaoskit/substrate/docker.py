@@ -24,10 +24,10 @@ from chaoskit.substrate.docker_levers import BY_DOCKER, ContainerHolds
 from chaoskit.substrate.extensions import BackendPlace, brought_backends
 from chaoskit.substrate.holds import ProcessHolds
 from chaoskit.substrate.job_cluster import JobCluster
-from chaoskit.substrate.levers import Levers
 from chaoskit.substrate.local import LocalSubstrate
 from chaoskit.substrate.netns import NamespaceNetwork
 from chaoskit.substrate.network import COORDINATOR, Network
+from chaoskit.substrate.nodes import Nodes
 from chaoskit.substrate.processes import Process
 from chaoskit.substrate.supervised import node_names
 from chaoskit.substrate.supervisor.link import SupervisorLink
@@ -172,7 +172,7 @@ class DockerSubstrate(LocalSubstrate):
     def job_cluster(self, *arguments: Any) -> JobCluster:
         return DockerCluster(self, *arguments)
 
-    def backends(self, cluster: Levers) -> Iterable[Backend]:
+    def backends(self, cluster: Nodes) -> Iterable[Backend]:
         def root(node: str) -> Process:
             self.spend(node)  # the mounts that it will have are those of the container
             return cluster.root(node)
@@ -217,7 +217,7 @@ class DockerSubstrate(LocalSubstrate):
         super().close()
 
 
-class _InContainers(Levers):
+class _InContainers(Nodes):
     """What is done to nodes otherwise where they are containers."""
 
     _substrate: DockerSubstrate

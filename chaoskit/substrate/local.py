@@ -15,8 +15,8 @@ from chaoskit.substrate.actions import Action, Backend
 from chaoskit.substrate.disks import Disks
 from chaoskit.substrate.extensions import BackendPlace, brought_backends
 from chaoskit.substrate.holds import Holds, ProcessHolds
-from chaoskit.substrate.levers import Levers
 from chaoskit.substrate.network import Loopback, Network
+from chaoskit.substrate.nodes import Nodes
 from chaoskit.substrate.supervised import SupervisedSubstrate
 from chaoskit.substrate.supervisor.link import SupervisorLink
 from chaoskit.substrate.traffic import Change
@@ -64,7 +64,7 @@ class LocalSubstrate(SupervisedSubstrate):
     def network(self, nodes: Sequence[str], port: int) -> Network:
         return Loopback(port)
 
-    def backends(self, cluster: Levers) -> Iterable[Backend]:
+    def backends(self, cluster: Nodes) -> Iterable[Backend]:
         yield Holds(self.undo, cluster.node, cluster.run_directory)
         yield ProcessHolds(self.undo)
         yield Disks(self.undo, self._enter_mounts, cluster.root)

@@ -21,8 +21,8 @@ from chaoskit.substrate.actions import Action, Backend
 from chaoskit.substrate.bare import BareCluster
 from chaoskit.substrate.base import NOTHING, Needs
 from chaoskit.substrate.job_cluster import JobCluster, attach
-from chaoskit.substrate.levers import Levers
 from chaoskit.substrate.network import COORDINATOR, Network
+from chaoskit.substrate.nodes import Nodes
 from chaoskit.substrate.processes import HOST, Kernel, Process
 from chaoskit.substrate.supervisor.link import SupervisorLink
 from chaoskit.substrate.supervisor.messages import Program
@@ -63,7 +63,7 @@ class SupervisedSubstrate:
         """The network of one run. Raises BadInput if the port is in use."""
         raise NotImplementedError
 
-    def backends(self, cluster: Levers) -> Iterable[Backend]:
+    def backends(self, cluster: Nodes) -> Iterable[Backend]:
         """What carries out actions on the nodes of a run, beside its network."""
         raise NotImplementedError
 

@@ -1,4 +1,4 @@
-"""What can be done to nodes that are process trees on this host, whatever runs on them."""
+"""The nodes of a run, whatever runs on them: what is done to them, and by which backend."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from chaoskit.substrate.processes import Process
 _END_S = 10.0
 
 
-class Levers:
-    """The part of a cluster that needs no coordinator.
+class Nodes:
+    """Base of clusters: the part that needs no coordinator.
 
     Args:
         make_backends: what carries out actions on the nodes, beside the network's own.
@@ -31,7 +31,7 @@ class Levers:
         network: Network,
         nodes: tuple[str, ...],
         run_directory: Path,
-        make_backends: Callable[[Levers], Iterable[Backend]],
+        make_backends: Callable[[Nodes], Iterable[Backend]],
     ) -> None:
         self.nodes = nodes
         self._network, self.run_directory = network, run_directory
