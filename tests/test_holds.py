@@ -203,6 +203,21 @@ def test_the_guard_thaws_what_a_killed_launcher_froze(tmp_path: Path, node: Node
 
 
 @needs("cpu")
+def test_a_limit_that_is_refused_leaves_the_others(node: Node, holds: Holds) -> None:
+    """Limits of one controller share a group: it stays as long as one of them holds the node."""
+    home = group_of(node.pid)
+    with pytest.raises(HarnessError, match="refused"):
+        holds.apply("node0", CapCpu(1e12))
+    assert group_of(node.pid) == home
+    limit = holds.apply("node0", CapCpu(0.2))
+    with pytest.raises(HarnessError, match="refused"):
+        holds.apply("node0", CapCpu(1e12))
+    assert group_of(node.pid) != home
+    assert limit.lift()
+    assert group_of(node.pid) == home
+
+
+@needs("cpu")
 def test_two_processes_share_one_quota(node: Node, holds: Holds) -> None:
     """A quota of CPU holds all processes of a node together, and its count stays known after it is lifted."""
     limit = holds.apply("node0", CapCpu(0.2))

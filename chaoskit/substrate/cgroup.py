@@ -162,14 +162,13 @@ class Cgroup:
     # -- CPU ----------------------------------------------------------------------------------------------------
 
     def limit_cpu(self, cpu_fraction: float | None) -> None:
-        """Let the group have so many CPUs; None lifts the limit. Removes the group if the kernel refuses."""
+        """Let the group have so many CPUs; None lifts the limit."""
         quota_us = None if cpu_fraction is None else max(_QUOTA_US_MIN, round(cpu_fraction * _PERIOD_US))
-        with self._removed_on_error():
-            if self._version == 2:
-                self._write("cpu.max", f"{'max' if quota_us is None else quota_us} {_PERIOD_US}")
-            else:
-                self._write("cpu.cfs_period_us", str(_PERIOD_US))
-                self._write("cpu.cfs_quota_us", str(-1 if quota_us is None else quota_us))
+        if self._version == 2:
+            self._write("cpu.max", f"{'max' if quota_us is None else quota_us} {_PERIOD_US}")
+        else:
+            self._write("cpu.cfs_period_us", str(_PERIOD_US))
+            self._write("cpu.cfs_quota_us", str(-1 if quota_us is None else quota_us))
 
     def throttled(self) -> tuple[int, float]:
         """How often the kernel held the group back for its quota, and for how many seconds of its threads in all."""
@@ -180,21 +179,17 @@ class Cgroup:
     # -- memory -------------------------------------------------------------------------------------------------
 
     def limit_memory(self, headroom_bytes: int | None) -> None:
-        """Let the group use ``headroom_bytes`` more than it does now, without swap; None lifts the limit.
-
-        Removes the group if the kernel refuses.
-        """
+        """Let the group use ``headroom_bytes`` more than it does now, without swap; None lifts the limit."""
         used, most, swap = _MEMORY_FILES[self._version]
-        with self._removed_on_error():
-            if headroom_bytes is None:
-                with contextlib.suppress(OSError):  # a kernel without swap has no such file
-                    self._write(swap, self._unlimited)  # first: no limit of memory may be above it
-                self._write(most, self._unlimited)
-                return
-            limit = int(self._read(used)) + headroom_bytes
-            self._write(most, str(limit))
-            with contextlib.suppress(OSError):
-                self._write(swap, "0" if self._version == 2 else str(limit))
+        if headroom_bytes is None:
+            with contextlib.suppress(OSError):  # a kernel without swap has no such file
+                self._write(swap, self._unlimited)  # first: no limit of memory may be above it
+            self._write(most, self._unlimited)
+            return
+        limit = int(self._read(used)) + headroom_bytes
+        self._write(most, str(limit))
+        with contextlib.suppress(OSError):
+            self._write(swap, "0" if self._version == 2 else str(limit))
 
     @property
     def _unlimited(self) -> str:
@@ -208,13 +203,9 @@ class Cgroup:
     # -- processes and threads ----------------------------------------------------------------------------------
 
     def limit_pids(self, further: int | None) -> None:
-        """Let the group have so many more processes and threads than now; None lifts the limit.
-
-        Removes the group if the kernel refuses.
-        """
-        with self._removed_on_error():
-            most = "max" if further is None else str(int(self._read("pids.current")) + further)
-            self._write("pids.max", most)
+        """Let the group have so many more processes and threads than now; None lifts the limit."""
+        most = "max" if further is None else str(int(self._read("pids.current")) + further)
+        self._write("pids.max", most)
 
     def refused_forks(self) -> int:
         """How many processes and threads the kernel has refused to this group."""
@@ -225,14 +216,11 @@ class Cgroup:
     def limit_writes(self, device: str, bytes_per_s: int | None) -> None:
         """Let so many bytes a second pass to a disk (``254:0``); None lifts the limit. Under version 1 only what a
         process writes through, or waits for, counts.
-
-        Removes the group if the kernel refuses.
         """
-        with self._removed_on_error():
-            if self._version == 2:
-                self._write("io.max", f"{device} wbps={bytes_per_s or 'max'}")
-            else:
-                self._write("blkio.throttle.write_bps_device", f"{device} {bytes_per_s or 0}")
+        if self._version == 2:
+            self._write("io.max", f"{device} wbps={bytes_per_s or 'max'}")
+        else:
+            self._write("blkio.throttle.write_bps_device", f"{device} {bytes_per_s or 0}")
 
     def written_bytes(self, device: str) -> int:
         """Bytes that this group has written to a disk; under version 1 also those that wait for the limit."""
@@ -249,10 +237,9 @@ class Cgroup:
     # -- the freezer --------------------------------------------------------------------------------------------
 
     def freeze(self) -> None:
-        """Have every process of the group stand still. Removes the group if the kernel refuses."""
-        with self._removed_on_error():
-            name, frozen, _ = _FREEZERS[self._version]
-            self._write(name, frozen)
+        """Have every process of the group stand still."""
+        name, frozen, _ = _FREEZERS[self._version]
+        self._write(name, frozen)
 
     def thaw(self) -> None:
         """Let them go on."""

@@ -116,7 +116,7 @@ class Holds:
 
     def apply(self, node: str, action: Action) -> Hold:
         controller = NODE_CONTROLLERS[type(action)]
-        with _told(f"apply {type(action).__name__} to", node):
+        with _told(f"apply {type(action).__name__} to", node), self._without_idle_groups(node):
             match action:
                 case Freeze():
                     group = self._group(node, controller)
@@ -137,6 +137,17 @@ class Holds:
                 case CapWrites(bytes_per_s):
                     return self._cap_writes(node, bytes_per_s)
         raise AssertionError(action)
+
+    @contextlib.contextmanager
+    def _without_idle_groups(self, node: str) -> Iterator[None]:
+        """Where the kernel refuses something, remove the groups that were made for that; others hold the node still."""
+        try:
+            yield
+        except BaseException:
+            groups = self._groups.get(node, {})
+            for path in [path for path, (_, holds) in groups.items() if not holds]:
+                groups.pop(path)[0].remove()
+            raise
 
     def _cap_writes(self, node: str, bytes_per_s: float) -> Hold:
         device = device_of(self._directory)
@@ -215,12 +226,16 @@ class ProcessHolds:
             match action:
                 case CapProcessCpu(pid, ticks, share):
                     group = Cgroup("cpu", pid, ticks, self._undo)
-                    group.limit_cpu(share)
-                    return self._hold(node, group, lambda: group.throttled()[0])
+                    hold = self._hold(node, group, lambda: group.throttled()[0])
+                    with _lifted_on_error(hold):
+                        group.limit_cpu(share)
+                    return hold
                 case CapProcessMemory(pid, ticks, headroom_bytes):
                     group = Cgroup("memory", pid, ticks, self._undo)
-                    group.limit_memory(headroom_bytes)
-                    return self._hold(node, group, group.oom_kills)
+                    hold = self._hold(node, group, group.oom_kills)
+                    with _lifted_on_error(hold):
+                        group.limit_memory(headroom_bytes)
+                    return hold
         raise AssertionError(action)
 
     def _hold(self, node: str, group: Cgroup, count: Callable[[], int]) -> Hold:
@@ -235,6 +250,15 @@ class ProcessHolds:
 
     def close(self) -> None:
         self.release()
+
+
+@contextlib.contextmanager
+def _lifted_on_error(hold: Hold) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        hold.lift()
+        raise
 
 
 @contextlib.contextmanager
