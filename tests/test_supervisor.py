@@ -25,22 +25,22 @@ from chaoskit.job import resolve_job
 from chaoskit.substrate import abilities
 from chaoskit.substrate.actions import Backend, BreakDisk, CapCpu
 from chaoskit.substrate.local import LocalSubstrate
-from chaoskit.substrate.nodes import Nodes
+from chaoskit.substrate.nodes import BaseCluster
 from chaoskit.substrate.processes import HOST, Process
 from chaoskit.substrate.supervisor.away import BackendAway, KernelAway, why_not
 from chaoskit.substrate.supervisor.link import SupervisorLink
 from chaoskit.substrate.supervisor.messages import (
-    Apply,
-    Done,
-    Lift,
+    ApplyAction,
+    AskKernel,
+    AskWhyNot,
+    LiftAction,
     LineData,
-    Listen,
-    Look,
+    OpenListener,
     Program,
-    Ready,
-    Signal,
-    Start,
-    WhyNot,
+    RequestDone,
+    SendSignal,
+    StartProgram,
+    SupervisorReady,
 )
 
 TESTS = Path(__file__).parent
@@ -240,13 +240,13 @@ def test_a_request_that_cannot_be_met_is_refused_with_its_reason(supervisor: Sta
 @pytest.mark.parametrize(
     "request_of",
     [
-        lambda number: Listen(number, "127.0.0.1", 70_000),
-        lambda number: Start(number, Program("a:b", b"", "a", "/"), kept=(99,)),
-        lambda number: Look(number, "nothing", 1),
-        lambda number: Signal(number, 2**40, None, 9),
-        lambda number: Lift(number, 99),
-        lambda number: WhyNot(number, "no.module:Nothing"),
-        lambda number: Apply(number, "node0", (1, None), "/", "chaoskit.substrate.actions:CapCpu", b"{"),
+        lambda number: OpenListener(number, "127.0.0.1", 70_000),
+        lambda number: StartProgram(number, Program("a:b", b"", "a", "/"), kept=(99,)),
+        lambda number: AskKernel(number, "nothing", 1),
+        lambda number: SendSignal(number, 2**40, None, 9),
+        lambda number: LiftAction(number, 99),
+        lambda number: AskWhyNot(number, "no.module:Nothing"),
+        lambda number: ApplyAction(number, "node0", (1, None), "/", "chaoskit.substrate.actions:CapCpu", b"{"),
     ],
 )
 def test_a_bad_request_ends_nothing(supervisor: Started, request_of: Callable[[int], Any]) -> None:
@@ -317,7 +317,7 @@ def test_a_supervisor_of_another_version_is_refused() -> None:
     """Messages of two versions may differ: both are named."""
     ours, theirs = socket.socketpair()
     with theirs:
-        wire.send(theirs, Ready("0.0.1"))
+        wire.send(theirs, SupervisorReady("0.0.1"))
         with pytest.raises(HarnessError, match=r"has chaoskit 0\.0\.1, and this is"):
             SupervisorLink(ours, "the supervisor").await_ready()
         ours.close()
@@ -327,7 +327,7 @@ def test_a_supervisor_that_goes_away_is_an_error() -> None:
     """In the middle of an answer, too."""
     ours, theirs = socket.socketpair()
     link = SupervisorLink(ours, "the supervisor of node1")
-    theirs.sendall(wire.encode(Done(1))[:3])
+    theirs.sendall(wire.encode(RequestDone(1))[:3])
     theirs.close()
     with pytest.raises(HarnessError, match="the supervisor of node1 is gone"):
         link.listen("127.0.0.1", 0)
@@ -336,7 +336,7 @@ def test_a_supervisor_that_goes_away_is_an_error() -> None:
 
 def test_requests_and_answers_pass_the_wire() -> None:
     """What is not known is refused, as everywhere."""
-    for message in (Listen(1, "127.0.0.1", 0), Start(2, Program("a:b", b"\0", "a", "/"))):
+    for message in (OpenListener(1, "127.0.0.1", 0), StartProgram(2, Program("a:b", b"\0", "a", "/"))):
         assert wire.decoder(type(message))(wire.encode(message)[4:]) == message
 
 
@@ -522,7 +522,7 @@ class Unequipped(LocalSubstrate):
 
     started: tuple[str, ...] = ()
 
-    def backends(self, cluster: Nodes) -> Iterable[Backend]:
+    def backends(self, cluster: BaseCluster) -> Iterable[Backend]:
         self.started = cluster.nodes
         raise HarnessError("the backend cannot be loaded")
 

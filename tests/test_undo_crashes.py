@@ -28,7 +28,7 @@ from chaoskit.config import DETECTION
 from chaoskit.experiment.harness import Harness
 from chaoskit.substrate.actions import Counted
 from chaoskit.substrate.holds import Hold
-from chaoskit.substrate.nodes import Nodes
+from chaoskit.substrate.nodes import BaseCluster
 from chaoskit.substrate.undo import Undo, UndoLog
 from faults import *
 
@@ -47,7 +47,7 @@ def counted(owner, name):
         return result
     setattr(owner, name, outer)
 
-for owner, name in ((UndoLog, "plan"), (Undo, "done"), (Nodes, "apply"), (Hold, "lift"), (Counted, "lift")):
+for owner, name in ((UndoLog, "plan"), (Undo, "done"), (BaseCluster, "apply"), (Hold, "lift"), (Counted, "lift")):
     counted(owner, name)
 with Harness(substrate) as harness:
     outcome = harness.run(
@@ -170,7 +170,7 @@ def test_a_limit_in_force_ends_with_its_runner(tmp_path: Path, ended: list[Runne
     ended.append(runner)
     assert runner.process.stdout is not None
     for line in runner.process.stdout:
-        if "Nodes.apply" in line:
+        if "BaseCluster.apply" in line:
             break
     assert any("control group" in one for one in runner.left.of(runner.process.pid))
     if both:
@@ -209,7 +209,7 @@ def test_a_runner_killed_at_any_moment_leaves_nothing(
     assert runner.process.stdout is not None
     if drawn.random() < 0.5:  # with the fault in force
         for line in runner.process.stdout:
-            if "Nodes.apply" in line or ("UndoLog.plan" in line and int(line.split()[0]) > 3):
+            if "BaseCluster.apply" in line or ("UndoLog.plan" in line and int(line.split()[0]) > 3):
                 break
         time.sleep(drawn.random() * 0.5)
     else:

@@ -12,7 +12,7 @@ from chaoskit.errors import HarnessError
 from chaoskit.messages import Message
 from chaoskit.substrate.actions import Backend
 from chaoskit.substrate.network import Network
-from chaoskit.substrate.nodes import Nodes
+from chaoskit.substrate.nodes import BaseCluster
 from chaoskit.substrate.processes import Process
 from chaoskit.substrate.warden import LOOK, WardenSpec
 
@@ -22,7 +22,7 @@ _FAREWELL_S = 3.0  # in which a warden ends what is below it
 class StartsCommands(Protocol):
     """What starts commands on nodes, and ends them."""
 
-    def backends(self, cluster: Nodes) -> Iterable[Backend]:
+    def backends(self, cluster: BaseCluster) -> Iterable[Backend]:
         """What carries out actions on the nodes of a run, beside its network."""
 
     def environment(self) -> Mapping[str, str]:
@@ -35,7 +35,7 @@ class StartsCommands(Protocol):
         """End these programs of nodes, and everything below them."""
 
 
-class BareCluster(Nodes):
+class BareCluster(BaseCluster):
     """The nodes of one run of a command. What faults can do to them is the same as in every cluster.
 
     Attributes:

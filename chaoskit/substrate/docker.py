@@ -27,7 +27,7 @@ from chaoskit.substrate.job_cluster import JobCluster
 from chaoskit.substrate.local import LocalSubstrate
 from chaoskit.substrate.netns import NamespaceNetwork
 from chaoskit.substrate.network import COORDINATOR, Network
-from chaoskit.substrate.nodes import Nodes
+from chaoskit.substrate.nodes import BaseCluster
 from chaoskit.substrate.processes import Process
 from chaoskit.substrate.supervised import node_names
 from chaoskit.substrate.supervisor.link import SupervisorLink
@@ -172,7 +172,7 @@ class DockerSubstrate(LocalSubstrate):
     def job_cluster(self, *arguments: Any) -> JobCluster:
         return DockerCluster(self, *arguments)
 
-    def backends(self, cluster: Nodes) -> Iterable[Backend]:
+    def backends(self, cluster: BaseCluster) -> Iterable[Backend]:
         def root(node: str) -> Process:
             self.spend(node)  # the mounts that it will have are those of the container
             return cluster.root(node)
@@ -217,7 +217,7 @@ class DockerSubstrate(LocalSubstrate):
         super().close()
 
 
-class _InContainers(Nodes):
+class _InContainers(BaseCluster):
     """What is done to nodes otherwise where they are containers."""
 
     _substrate: DockerSubstrate

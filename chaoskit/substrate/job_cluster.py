@@ -16,7 +16,7 @@ from chaoskit.messages import Message, ObserverHello, Welcome
 from chaoskit.osprocess import await_readable, describe_status
 from chaoskit.substrate.actions import Backend
 from chaoskit.substrate.network import COORDINATOR, Network
-from chaoskit.substrate.nodes import Nodes
+from chaoskit.substrate.nodes import BaseCluster
 from chaoskit.substrate.processes import Kernel, Process
 from chaoskit.substrate.supervisor.link import SupervisorLink
 
@@ -33,7 +33,7 @@ class StartsAgents(Protocol):
     def kernel(self, station: str) -> Kernel:
         """The kernel that knows the processes of a node, or the coordinator's."""
 
-    def backends(self, cluster: Nodes) -> Iterable[Backend]:
+    def backends(self, cluster: BaseCluster) -> Iterable[Backend]:
         """What carries out actions on the nodes, beside the network's own."""
 
     def start_agent(
@@ -60,7 +60,7 @@ def attach(network: Network, token: str, hello: ObserverHello) -> socket.socket:
 _ALL = ObserverHello()
 
 
-class JobCluster(Nodes):
+class JobCluster(BaseCluster):
     """One run's processes."""
 
     def __init__(

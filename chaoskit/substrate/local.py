@@ -16,7 +16,7 @@ from chaoskit.substrate.disks import Disks
 from chaoskit.substrate.extensions import BackendPlace, brought_backends
 from chaoskit.substrate.holds import Holds, ProcessHolds
 from chaoskit.substrate.network import Loopback, Network
-from chaoskit.substrate.nodes import Nodes
+from chaoskit.substrate.nodes import BaseCluster
 from chaoskit.substrate.supervised import SupervisedSubstrate
 from chaoskit.substrate.supervisor.link import SupervisorLink
 from chaoskit.substrate.traffic import Change
@@ -64,7 +64,7 @@ class LocalSubstrate(SupervisedSubstrate):
     def network(self, nodes: Sequence[str], port: int) -> Network:
         return Loopback(port)
 
-    def backends(self, cluster: Nodes) -> Iterable[Backend]:
+    def backends(self, cluster: BaseCluster) -> Iterable[Backend]:
         yield Holds(self.undo, cluster.node, cluster.run_directory)
         yield ProcessHolds(self.undo)
         yield Disks(self.undo, self._enter_mounts, cluster.root)

@@ -19,7 +19,7 @@ from chaoskit.substrate.processes import Process
 _END_S = 10.0
 
 
-class Nodes:
+class BaseCluster:
     """Base of clusters: the part that needs no coordinator.
 
     Args:
@@ -31,7 +31,7 @@ class Nodes:
         network: Network,
         nodes: tuple[str, ...],
         run_directory: Path,
-        make_backends: Callable[[Nodes], Iterable[Backend]],
+        make_backends: Callable[[BaseCluster], Iterable[Backend]],
     ) -> None:
         self.nodes = nodes
         self._network, self.run_directory = network, run_directory

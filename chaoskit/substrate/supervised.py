@@ -22,7 +22,7 @@ from chaoskit.substrate.bare import BareCluster
 from chaoskit.substrate.base import NOTHING, Needs
 from chaoskit.substrate.job_cluster import JobCluster, attach
 from chaoskit.substrate.network import COORDINATOR, Network
-from chaoskit.substrate.nodes import Nodes
+from chaoskit.substrate.nodes import BaseCluster
 from chaoskit.substrate.processes import HOST, Kernel, Process
 from chaoskit.substrate.supervisor.link import SupervisorLink
 from chaoskit.substrate.supervisor.messages import Program
@@ -63,7 +63,7 @@ class SupervisedSubstrate:
         """The network of one run. Raises BadInput if the port is in use."""
         raise NotImplementedError
 
-    def backends(self, cluster: Nodes) -> Iterable[Backend]:
+    def backends(self, cluster: BaseCluster) -> Iterable[Backend]:
         """What carries out actions on the nodes of a run, beside its network."""
         raise NotImplementedError
 

@@ -28,7 +28,7 @@ from chaoskit.substrate.base import NOTHING, Needs
 from chaoskit.substrate.echo import EchoProbe
 from chaoskit.substrate.job_cluster import JobCluster
 from chaoskit.substrate.network import COORDINATOR
-from chaoskit.substrate.nodes import Nodes
+from chaoskit.substrate.nodes import BaseCluster
 from chaoskit.substrate.supervised import SupervisedSubstrate, node_names
 from chaoskit.substrate.supervisor.away import BackendAway, KernelAway, why_not
 from chaoskit.substrate.supervisor.link import Listener, SupervisorLink
@@ -147,7 +147,7 @@ class FarSubstrate(SupervisedSubstrate):
         self.warm_up()
         return why_not(self.link(COORDINATOR), action)
 
-    def backends(self, cluster: Nodes) -> Iterable[Backend]:
+    def backends(self, cluster: BaseCluster) -> Iterable[Backend]:
         able = frozenset(action for action in CONTROLLERS if not self.why_not(action))
         yield BackendAway(able, self.link, cluster.root, cluster.run_directory)
 

@@ -16,7 +16,14 @@ from chaoskit.substrate import abilities
 from chaoskit.substrate.actions import CONTROLLERS, Action, Applied, Backend
 from chaoskit.substrate.holds import Holds, ProcessHolds
 from chaoskit.substrate.processes import HOST, Process
-from chaoskit.substrate.supervisor.messages import Apply, Lift, Look, Release, Signal, WhyNot
+from chaoskit.substrate.supervisor.messages import (
+    ApplyAction,
+    AskKernel,
+    AskWhyNot,
+    LiftAction,
+    ReleaseNode,
+    SendSignal,
+)
 from chaoskit.substrate.undo import UndoLog
 
 #: Kinds of actions that supervisors do.
@@ -41,21 +48,21 @@ class Acts:
         """As the runner reads it."""
         return msgspec.json.encode(value)
 
-    def carry_out(self, request: Look | Signal | WhyNot | Apply | Lift | Release) -> bytes:
+    def carry_out(self, request: AskKernel | SendSignal | AskWhyNot | ApplyAction | LiftAction | ReleaseNode) -> bytes:
         """Gives the answer. Raises ProcessLookupError, OSError, HarnessError."""
         match request:
-            case Look(_, question, pid, ticks):
+            case AskKernel(_, question, pid, ticks):
                 return self.encode(self._look(question, Process(pid, ticks, "")))
-            case Signal(_, pid, ticks, signum):
+            case SendSignal(_, pid, ticks, signum):
                 Process(pid, ticks, "the process").signal(signum)
                 return self.encode(None)
-            case WhyNot(_, kind):
+            case AskWhyNot(_, kind):
                 return self.encode(self._why_not(kind))
-            case Apply():
+            case ApplyAction():
                 return self.encode(self._apply(request))
-            case Lift(_, applied):
+            case LiftAction(_, applied):
                 return self.encode(self._lift(applied))
-            case Release(_, node):
+            case ReleaseNode(_, node):
                 self._release(node)
                 return self.encode(None)
 
@@ -73,7 +80,7 @@ class Acts:
         action = _kind(kind)
         return abilities.why_not(action) if action in ACTIONS else f"no supervisor does {action.__name__}"
 
-    def _apply(self, request: Apply) -> int:
+    def _apply(self, request: ApplyAction) -> int:
         action = msgspec.json.decode(request.action, type=_kind(request.kind))
         self._roots[request.node] = Process(*request.root, "")
         if type(action) not in ACTIONS:

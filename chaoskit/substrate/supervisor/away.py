@@ -14,7 +14,14 @@ from chaoskit.osprocess import TcpTroubles
 from chaoskit.substrate.actions import Action, Applied
 from chaoskit.substrate.processes import Process, Thread
 from chaoskit.substrate.supervisor.link import SupervisorLink
-from chaoskit.substrate.supervisor.messages import Apply, Lift, Look, Release, Signal, WhyNot
+from chaoskit.substrate.supervisor.messages import (
+    ApplyAction,
+    AskKernel,
+    AskWhyNot,
+    LiftAction,
+    ReleaseNode,
+    SendSignal,
+)
 from chaoskit.substrate.undo import UndoEntry
 
 Value = TypeVar("Value")
@@ -44,7 +51,7 @@ class KernelAway:
         if self._is_over:
             return gone
         assert self._link is not None
-        found: Value = self._link.request(Look, question, pid, ticks, value=value)
+        found: Value = self._link.request(AskKernel, question, pid, ticks, value=value)
         return found
 
     def find(self, pid: int) -> Process:
@@ -60,7 +67,7 @@ class KernelAway:
         if self._is_over:
             raise ProcessLookupError(f"{process.name} is gone with its node")
         assert self._link is not None
-        self._link.request(Signal, process.pid, process.ticks, signum, value=None)
+        self._link.request(SendSignal, process.pid, process.ticks, signum, value=None)
 
     def is_gone(self, process: Process) -> bool:
         return self._look("is_gone", process.pid, process.ticks, bool, True)
@@ -101,13 +108,13 @@ class BackendAway:
         link, root = self._link(node), self._root(node)
         self._nodes.add(node)
         where = node, (root.pid, root.ticks), str(self._run_directory)
-        number = link.request(Apply, *where, kind_name(type(action)), msgspec.json.encode(action), value=int)
+        number = link.request(ApplyAction, *where, kind_name(type(action)), msgspec.json.encode(action), value=int)
         return _AppliedAway(link, number)
 
     def release(self, node: str | None = None) -> None:
         for name in self._nodes if node is None else {node} & self._nodes:
             with contextlib.suppress(HarnessError):  # its supervisor is gone: so is what it held
-                self._link(name).request(Release, name, value=None)
+                self._link(name).request(ReleaseNode, name, value=None)
 
     def close(self) -> None:
         """Supervisors are closed with their links."""
@@ -127,14 +134,14 @@ class _AppliedAway:
 
     def lift(self) -> bool:
         if self._is_clean is None:
-            self._is_clean, last = self._link.request(Lift, self._number, value=tuple[bool, int])
+            self._is_clean, last = self._link.request(LiftAction, self._number, value=tuple[bool, int])
             self._link.shown[self._number] = last
         return self._is_clean
 
 
 def why_not(link: SupervisorLink, action: type[Action]) -> str:
     """Why a supervisor cannot do an action of this kind; "" if it can."""
-    reason: str = link.request(WhyNot, kind_name(action), value=str)
+    reason: str = link.request(AskWhyNot, kind_name(action), value=str)
     return reason
 
 

@@ -29,7 +29,7 @@ def receive(line: socket.socket) -> bytes:
     return b"" if flags & socket.MSG_TRUNC else data
 
 
-class Door:
+class LineDoor:
     """Passes messages on, both ways; they stay whole. A process that does not read what it is told is hung up on.
 
     Args:

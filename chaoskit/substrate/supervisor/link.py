@@ -19,23 +19,23 @@ from chaoskit.osprocess import await_readable, socket_name
 from chaoskit.substrate.processes import HOST, Kernel, Process
 from chaoskit.substrate.supervisor.door import receive
 from chaoskit.substrate.supervisor.messages import (
-    Done,
-    End,
-    Exited,
-    Failed,
+    ActionShown,
+    CloseListener,
+    EndPrograms,
     LineClosed,
     LineData,
     LineOpened,
-    Listen,
     OpenDoor,
+    OpenListener,
     Program,
-    Ready,
+    ProgramExited,
+    ProgramStarted,
     Report,
     Request,
-    Shown,
-    Start,
-    Started,
-    Unlisten,
+    RequestDone,
+    RequestFailed,
+    StartProgram,
+    SupervisorReady,
 )
 from chaoskit.substrate.supervisor.stream import watch
 
@@ -61,7 +61,7 @@ class Listener:
     def close(self) -> None:
         """Close it there, unless a program was started with it."""
         with contextlib.suppress(HarnessError):  # the supervisor is gone, and with it the socket
-            self._link.request(Unlisten, self.number, value=None)
+            self._link.request(CloseListener, self.number, value=None)
 
 
 class SupervisorLink:
@@ -79,7 +79,7 @@ class SupervisorLink:
         self.kernel: Kernel = kernel or HOST
         self._splitter = wire.Splitter(_decode)
         self._count = 0
-        self._answers: dict[int, Started | Done | Failed] = {}
+        self._answers: dict[int, ProgramStarted | RequestDone | RequestFailed] = {}
         self._version: str | None = None  # of its chaoskit, once it can start programs
         self._is_over = False
         self.exits: dict[int, int] = {}  # pid -> wait status
@@ -107,15 +107,15 @@ class SupervisorLink:
         """
         sockets = [one.fileno() for one in listeners if isinstance(one, socket.socket)]
         kept = tuple(one.number for one in listeners if isinstance(one, Listener))
-        request = Start(self._number(), program, len(sockets), kept, bool(namespace))
+        request = StartProgram(self._number(), program, len(sockets), kept, bool(namespace))
         self._send(request, *sockets, *namespace)
         started = self._answer(request.number)
-        assert isinstance(started, Started)
+        assert isinstance(started, ProgramStarted)
         return Process(started.pid, started.ticks, program.name, self.kernel)
 
     def begin_end(self, programs: Sequence[Process], patience_s: float) -> int:
         """Have programs end, and everything that they have started. Gives what :meth:`finish` wants."""
-        request = End(self._number(), tuple((one.pid, one.ticks) for one in programs), patience_s)
+        request = EndPrograms(self._number(), tuple((one.pid, one.ticks) for one in programs), patience_s)
         self._send(request)
         return request.number
 
@@ -125,7 +125,7 @@ class SupervisorLink:
 
     def listen(self, host: str, port: int) -> Listener:
         """Open a listening socket where the programs run."""
-        number, *address = self.request(Listen, host, port, value=tuple[int, str, int])
+        number, *address = self.request(OpenListener, host, port, value=tuple[int, str, int])
         return Listener(self, number, (address[0], address[1]))
 
     def open_door(self, door: Path, at: Path) -> None:
@@ -142,7 +142,7 @@ class SupervisorLink:
         number = self._number()
         self._send(kind(number, *arguments))
         answer = self._answer(number)
-        assert isinstance(answer, Done)
+        assert isinstance(answer, RequestDone)
         return msgspec.json.decode(answer.value, type=value)
 
     def _number(self) -> int:
@@ -159,12 +159,12 @@ class SupervisorLink:
         except OSError as error:
             raise HarnessError(f"{self.name} is gone: {error}") from error
 
-    def _answer(self, number: int) -> Started | Done:
+    def _answer(self, number: int) -> ProgramStarted | RequestDone:
         self._hear_until(lambda: number in self._answers, _ANSWER_S)
         answer = self._answers.pop(number, None)
         if answer is None:
             raise HarnessError(f"{self.name} is gone" if self._is_over else f"{self.name} said nothing for a minute")
-        if isinstance(answer, Failed):
+        if isinstance(answer, RequestFailed):
             raise ProcessLookupError(answer.error) if answer.is_gone else HarnessError(answer.error)
         return answer
 
@@ -216,13 +216,13 @@ class SupervisorLink:
 
     def _take(self, report: Report) -> None:
         match report:
-            case Ready(version):
+            case SupervisorReady(version):
                 self._version = version
-            case Started() | Done() | Failed():
+            case ProgramStarted() | RequestDone() | RequestFailed():
                 self._answers[report.number] = report
-            case Exited(pid, status):
+            case ProgramExited(pid, status):
                 self.exits[pid] = status
-            case Shown(applied, count):
+            case ActionShown(applied, count):
                 self.shown[applied] = count
             case LineOpened(line):
                 self._open_line(line)

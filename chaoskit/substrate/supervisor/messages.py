@@ -30,8 +30,8 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 # -- the runner's -------------------------------------------------------------------------------------------------
 
 
-class Start(Message, frozen=True):
-    """Start a program. Answered by :class:`Started`.
+class StartProgram(Message, frozen=True):
+    """Start a program. Answered by :class:`ProgramStarted`.
 
     ``listeners``: how many listening sockets come with this message, as descriptors; after them comes the program's
     network namespace, if it ``enters`` one. ``kept``: numbers of those that the supervisor has opened itself.
@@ -44,10 +44,10 @@ class Start(Message, frozen=True):
     enters: bool = False
 
 
-class End(Message, frozen=True):
+class EndPrograms(Message, frozen=True):
     """SIGKILL these programs, and everything that they have started; before that they may end by themselves.
 
-    ``programs``: the pid and the start time of each, as :class:`Started` told them.
+    ``programs``: the pid and the start time of each, as :class:`ProgramStarted` told them.
     """
 
     number: int
@@ -55,7 +55,7 @@ class End(Message, frozen=True):
     patience_s: float = 0.0
 
 
-class Listen(Message, frozen=True):
+class OpenListener(Message, frozen=True):
     """Open a listening socket for a program that is to be started. Answered by ``(number, host, port)``."""
 
     number: int
@@ -63,14 +63,14 @@ class Listen(Message, frozen=True):
     port: int
 
 
-class Unlisten(Message, frozen=True):
+class CloseListener(Message, frozen=True):
     """Close a listening socket, unless a program was started with it. ``listener``: its number."""
 
     number: int
     listener: int
 
 
-class Look(Message, frozen=True):
+class AskKernel(Message, frozen=True):
     """Ask what the kernel says of a process: one of the questions of :class:`chaoskit.substrate.processes.Kernel`."""
 
     number: int
@@ -79,7 +79,7 @@ class Look(Message, frozen=True):
     ticks: int | None = None
 
 
-class Signal(Message, frozen=True):
+class SendSignal(Message, frozen=True):
     """Send a signal to a process, only if it is the one that started at ``ticks``."""
 
     number: int
@@ -88,15 +88,15 @@ class Signal(Message, frozen=True):
     signum: int
 
 
-class WhyNot(Message, frozen=True):
+class AskWhyNot(Message, frozen=True):
     """Ask why an action of this kind cannot be done there. ``kind``: ``module:Class``. Answered by a reason, or ""."""
 
     number: int
     kind: str
 
 
-class Apply(Message, frozen=True):
-    """Do an action to a node. Answered by its number; it shows itself by :class:`Shown`.
+class ApplyAction(Message, frozen=True):
+    """Do an action to a node. Answered by its number; it shows itself by :class:`ActionShown`.
 
     ``action``: JSON of an action of this ``kind``. ``root``: pid and start time of the process below which all of the
     node runs.
@@ -110,14 +110,14 @@ class Apply(Message, frozen=True):
     action: bytes
 
 
-class Lift(Message, frozen=True):
+class LiftAction(Message, frozen=True):
     """End an action. Answered by whether nothing of it is left."""
 
     number: int
     applied: int
 
 
-class Release(Message, frozen=True):
+class ReleaseNode(Message, frozen=True):
     """Lift what keeps processes of a node from ending."""
 
     number: int
@@ -145,19 +145,31 @@ class LineClosed(Message, frozen=True):
 
 
 Request = (
-    Start | End | Listen | Unlisten | Look | Signal | WhyNot | Apply | Lift | Release | OpenDoor | LineData | LineClosed
+    StartProgram
+    | EndPrograms
+    | OpenListener
+    | CloseListener
+    | AskKernel
+    | SendSignal
+    | AskWhyNot
+    | ApplyAction
+    | LiftAction
+    | ReleaseNode
+    | OpenDoor
+    | LineData
+    | LineClosed
 )
 
 # -- the supervisor's ---------------------------------------------------------------------------------------------
 
 
-class Ready(Message, frozen=True):
+class SupervisorReady(Message, frozen=True):
     """The first message: programs can be started. ``version``: of its chaoskit."""
 
     version: str
 
 
-class Started(Message, frozen=True):
+class ProgramStarted(Message, frozen=True):
     """A program runs: its process, with its start time."""
 
     number: int
@@ -165,14 +177,14 @@ class Started(Message, frozen=True):
     ticks: int | None
 
 
-class Done(Message, frozen=True):
+class RequestDone(Message, frozen=True):
     """The answer to any other request. ``value``: as JSON."""
 
     number: int
     value: bytes = b"null"
 
 
-class Failed(Message, frozen=True):
+class RequestFailed(Message, frozen=True):
     """A request could not be carried out. ``is_gone``: as the process, or the node, is not there any more."""
 
     number: int
@@ -180,14 +192,14 @@ class Failed(Message, frozen=True):
     is_gone: bool = False
 
 
-class Exited(Message, frozen=True):
+class ProgramExited(Message, frozen=True):
     """A program has ended. ``status``: as ``wait`` gives it."""
 
     pid: int
     status: int
 
 
-class Shown(Message, frozen=True):
+class ActionShown(Message, frozen=True):
     """How often an action in force has met something by now."""
 
     applied: int
@@ -200,4 +212,14 @@ class LineOpened(Message, frozen=True):
     line: int
 
 
-Report = Ready | Started | Done | Failed | Exited | Shown | LineOpened | LineData | LineClosed
+Report = (
+    SupervisorReady
+    | ProgramStarted
+    | RequestDone
+    | RequestFailed
+    | ProgramExited
+    | ActionShown
+    | LineOpened
+    | LineData
+    | LineClosed
+)

@@ -23,29 +23,29 @@ from chaoskit.errors import ChaoskitError
 from chaoskit.journal.writer import own_version
 from chaoskit.osprocess import adopt_orphans, set_name, socket_name
 from chaoskit.substrate.supervisor.acts import Acts
-from chaoskit.substrate.supervisor.door import Door
+from chaoskit.substrate.supervisor.door import LineDoor
 from chaoskit.substrate.supervisor.messages import (
-    Apply,
-    Done,
-    End,
-    Exited,
-    Failed,
-    Lift,
+    ActionShown,
+    ApplyAction,
+    AskKernel,
+    AskWhyNot,
+    CloseListener,
+    EndPrograms,
+    LiftAction,
     LineClosed,
     LineData,
-    Listen,
-    Look,
     OpenDoor,
-    Ready,
-    Release,
+    OpenListener,
+    ProgramExited,
+    ProgramStarted,
+    ReleaseNode,
     Report,
     Request,
-    Shown,
-    Signal,
-    Start,
-    Started,
-    Unlisten,
-    WhyNot,
+    RequestDone,
+    RequestFailed,
+    SendSignal,
+    StartProgram,
+    SupervisorReady,
 )
 from chaoskit.substrate.supervisor.programs import Programs
 from chaoskit.substrate.supervisor.stream import watch
@@ -71,7 +71,7 @@ class Supervisor:
         self._listeners: dict[int, socket.socket] = {}  # for programs that are to be started
         self._acts = Acts()
         self._programs = Programs(self._forget, self._acts.guards, is_first=is_first)
-        self._door: Door | None = None
+        self._door: LineDoor | None = None
         self._selector = selectors.DefaultSelector()
         self._wakes, self._woken = socket.socketpair()  # by SIGCHLD
         for one in (self._wakes, self._woken, connection):
@@ -83,7 +83,7 @@ class Supervisor:
         signal.set_wakeup_fd(self._woken.fileno(), warn_on_full_buffer=False)
         self._selector.register(self._wakes, selectors.EVENT_READ, self._reap)
         self._selector.register(self._connection, selectors.EVENT_READ, self._obey)
-        self.tell(Ready(own_version()))
+        self.tell(SupervisorReady(own_version()))
         with contextlib.ExitStack() as over:
             over.callback(self._programs.end_all)
             over.callback(self._acts.close)
@@ -96,7 +96,7 @@ class Supervisor:
                         if events & selectors.EVENT_READ:
                             key.data()
                     for number, count in self._acts.counted():
-                        self.tell(Shown(number, count))
+                        self.tell(ActionShown(number, count))
 
     # -- the stream -----------------------------------------------------------------------------------------------
 
@@ -144,40 +144,40 @@ class Supervisor:
         try:
             return self._carry_out(request)
         except ProcessLookupError as error:
-            return Failed(request.number, str(error), is_gone=True)
+            return RequestFailed(request.number, str(error), is_gone=True)
         except Exception as error:  # noqa: BLE001 - the runner is told
             told = str(error) if isinstance(error, OSError | ChaoskitError) else f"{type(error).__name__}: {error}"
-            return Failed(request.number, told)
+            return RequestFailed(request.number, told)
 
     def _carry_out(self, request: Any) -> Report:
         match request:
-            case Start():
+            case StartProgram():
                 return self._start(request)
-            case End(number, programs, patience_s):
+            case EndPrograms(number, programs, patience_s):
                 self._acts.release_programs(programs)
                 self._tell_exits(self._programs.end(programs, patience_s))
-                return Done(number)
-            case Listen(number, host, port):
-                return Done(number, self._listen(host, port))
-            case Unlisten(number, listener):
+                return RequestDone(number)
+            case OpenListener(number, host, port):
+                return RequestDone(number, self._listen(host, port))
+            case CloseListener(number, listener):
                 if listener in self._listeners:
                     self._listeners.pop(listener).close()
-                return Done(number)
+                return RequestDone(number)
             case OpenDoor(number, path):
                 self._close_door()
-                self._door = Door(Path(path), self.tell, self._selector)
-                return Done(number)
-            case Look() | Signal() | WhyNot() | Apply() | Lift() | Release():
-                return Done(request.number, self._acts.carry_out(request))
+                self._door = LineDoor(Path(path), self.tell, self._selector)
+                return RequestDone(number)
+            case AskKernel() | SendSignal() | AskWhyNot() | ApplyAction() | LiftAction() | ReleaseNode():
+                return RequestDone(request.number, self._acts.carry_out(request))
         raise AssertionError(request)
 
     # -- what is asked --------------------------------------------------------------------------------------------
 
-    def _start(self, request: Start) -> Started:
+    def _start(self, request: StartProgram) -> ProgramStarted:
         came = [self._descriptors.popleft() for _ in range(request.listeners + request.enters)]
         kept = [self._listeners.pop(number).detach() for number in request.kept]
         pid, ticks = self._programs.start(request.program, (*kept, *came), len(kept) + request.listeners)
-        return Started(request.number, pid, ticks)
+        return ProgramStarted(request.number, pid, ticks)
 
     def _listen(self, host: str, port: int) -> bytes:
         listener = socket.create_server((host, port), backlog=128)
@@ -197,7 +197,7 @@ class Supervisor:
 
     def _tell_exits(self, ended: dict[int, int]) -> None:
         for pid, status in ended.items():
-            self.tell(Exited(pid, status))
+            self.tell(ProgramExited(pid, status))
 
     def _forget(self) -> None:
         """In a child: let go of what is the supervisor's."""
