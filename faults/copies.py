@@ -38,8 +38,8 @@ class CopyFault(Fault):
     undo: ClassVar[str] = "nothing is left: the next steps have copies of their own"
     impact: ClassVar[str] = "none, until the state of a lost rank must be read from a copy"
 
-    #: Of a node, for :mod:`chaoskit.control.levers`.
-    lever: ClassVar[str] = ""
+    #: Of a node, for :mod:`chaoskit.control.injection`.
+    act: ClassVar[str] = ""
 
     @property
     def leads_to(self) -> frozenset[str]:
@@ -62,7 +62,7 @@ class CopyFault(Fault):
                 if target.seconds_since > _PATIENCE_S:
                     break
                 for node in missing:
-                    target.order(node, self.lever, worker=target.worker, step=target.step, **options)
+                    target.order(node, self.act, worker=target.worker, step=target.step, **options)
                 await target.heard(partial(self._have_answered, target, nodes), within_s=_AGAIN_S)
         target.release()
         if self.is_shown(target):
@@ -102,7 +102,7 @@ class CorruptReplica(CopyFault):
     how: str = "bit"
     older: bool = False
 
-    lever: ClassVar[str] = "corrupt_copies"
+    act: ClassVar[str] = "corrupt_copies"
     effect: ClassVar[str] = "complete copies of one rank's state in memory are not what was sealed any more"
     evidence: ClassVar[str] = "bytes of each copy, and its checksum, read back by its node after the act"
     stands_for: ClassVar[str] = "memory that loses bits, and code that writes where it should not"
@@ -142,7 +142,7 @@ class LosePeerCopy(CopyFault):
 
     own: bool = False
 
-    lever: ClassVar[str] = "lose_copies"
+    act: ClassVar[str] = "lose_copies"
     effect: ClassVar[str] = "the copies that other nodes keep of one rank's state are gone"
     evidence: ClassVar[str] = "the nodes that had copies are asked for them, and have none"
     stands_for: ClassVar[str] = "partners that run out of memory, or begin anew, while the owner trains on"

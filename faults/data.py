@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from chaoskit.errors import BadInput
-from chaoskit.messages import HookReached, LeverPulled, Trigger
+from chaoskit.messages import ActReport, AtHook, Trigger
 from chaoskit.vocabulary import HUNG_CAUSES, LOG_RULE
 from faults import incidents
 from faults.base import Fault
@@ -109,10 +109,10 @@ class BadBatch(_DataFault):
         return None if trigger is None else msgspec.structs.replace(trigger, rank=-1, role="")
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
-        heard, bad = target.listen(HookReached, LeverPulled), {"shard": self.shard, "value": self.value}
+        heard, bad = target.listen(AtHook, ActReport), {"shard": self.shard, "value": self.value}
         target.act("bad_batch", **bad)
         async for message in heard:
-            if isinstance(message, HookReached):  # every rank that comes to this step reads the same bad data
+            if isinstance(message, AtHook):  # every rank that comes to this step reads the same bad data
                 target.release_worker(message.worker, "bad_batch", **bad)
             elif message.fault == target.fault_id and message.effective:
                 yield ReadBack(subject=target.rank_process, source=message.worker, value=message.observed)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from chaoskit.errors import BadInput
-from chaoskit.messages import HookReached, WorkerLost, WorkerReady
+from chaoskit.messages import AtHook, WorkerLost, WorkerReady
 from chaoskit.substrate.processes import Process
 from chaoskit.vocabulary import EXITED, LOAD
 from faults import incidents
@@ -120,7 +120,7 @@ class FailLoad(_StickyFault):
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         target.unclaim()  # the rank itself comes to no harm
-        heard = target.listen(HookReached, WorkerLost)
+        heard = target.listen(AtHook, WorkerLost)
         target.arm(LOAD)
         target.release()
         async for message in heard:

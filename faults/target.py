@@ -13,18 +13,18 @@ from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 from chaoskit.config import RunConfig
 from chaoskit.errors import HarnessError
 from chaoskit.messages import (
+    ActReport,
+    AskThread,
+    AtHook,
     Beat,
+    DaemonAct,
     EndJob,
     Heartbeat,
-    HookReached,
+    InjectionAct,
     InjectionOrder,
-    Lever,
-    LeverPulled,
     Message,
-    Ping,
-    Pong,
-    PullNode,
-    Release,
+    Resume,
+    ThreadAnswered,
     Trigger,
     WorkerLost,
 )
@@ -114,7 +114,7 @@ class Target:
     lost: WorkerLost | None = None
     losses: dict[str, WorkerLost] = field(default_factory=dict)
     released: set[str] = field(default_factory=set)
-    reports: list[LeverPulled] = field(default_factory=list)
+    reports: list[ActReport] = field(default_factory=list)
     beat: Beat | None = None
     pongs: set[int] = field(default_factory=set)
     exit: Exit | None = None
@@ -150,16 +150,16 @@ class Target:
         """Let ``worker``, which stands at the fault's trigger, go on after doing ``act`` to itself."""
         self.released.add(worker)
         if self.channel is not None:
-            self.channel.tell(worker.rpartition(".")[0], Release(self.fault_id, Lever(act, options)), worker)
+            self.channel.tell(worker.rpartition(".")[0], Resume(self.fault_id, InjectionAct(act, options)), worker)
 
     def order(self, node: str, act: str, **options: Any) -> None:
         """Have a node do ``act`` to the copies that it keeps. May be said again: it is done once."""
         if self.channel is not None:
-            self.channel.tell(node, PullNode(self.fault_id, Lever(act, options)))
+            self.channel.tell(node, DaemonAct(self.fault_id, InjectionAct(act, options)))
 
     def ask_thread(self, number: int) -> bool:
         """Ask the worker's thread that listens for a sign of life. Whether the question is on its way."""
-        return self.channel is not None and self.channel.tell(self.node, Ping(number), self.worker)
+        return self.channel is not None and self.channel.tell(self.node, AskThread(number), self.worker)
 
     def arm(self, phase: str) -> None:
         """Stop every worker that the node starts from now on when it enters ``phase``."""
@@ -237,7 +237,7 @@ class Target:
         return WholeNode(self.node)
 
     def listen(self, *kinds: type) -> Inbox:
-        """The messages of these kinds that are heard from now on. Of :class:`HookReached`, those of this fault."""
+        """The messages of these kinds that are heard from now on. Of :class:`AtHook`, those of this fault."""
         self._inboxes.append(Inbox(self, kinds))
         return self._inboxes[-1]
 
@@ -339,20 +339,20 @@ class Target:
                     self.losses[worker] = message
                 if worker == self.worker:
                     self.lost = message
-            case LeverPulled(fault=fault) if fault == self.fault_id:  # of whatever worker: some strike several
+            case ActReport(fault=fault) if fault == self.fault_id:  # of whatever worker: some strike several
                 self.reports.append(message)
-            case Pong(worker, number) if worker == self.worker:
+            case ThreadAnswered(worker, number) if worker == self.worker:
                 self.pongs.add(number)
             case Heartbeat(node, beats) if node == self.node:
                 self.beat = next((beat for beat in beats if beat.worker == self.worker), self.beat)
             case EndJob(ok):
                 self.job_ended, self.ended_well = True, ok
-        if not isinstance(message, HookReached):
+        if not isinstance(message, AtHook):
             for inbox in self._inboxes:
                 inbox.take(message)
         self.wake()
 
-    def offer_hook(self, hook: HookReached) -> bool:
+    def offer_hook(self, hook: AtHook) -> bool:
         """Tell the fault of another worker that stands at its trigger. Whether the fault itself answers it."""
         taken = any(inbox.take(hook) for inbox in self._inboxes)
         self.wake()

@@ -28,12 +28,12 @@ from chaoskit.journal import Record as JournalRecord
 from chaoskit.journal import read_journals
 from chaoskit.messages import (
     AgentHello,
+    AtHook,
     EndJob,
     Formed,
     GroupBroken,
     Healed,
     Heartbeat,
-    HookReached,
     Plan,
     Welcome,
     WorkerDone,
@@ -153,7 +153,7 @@ def test_killed_in_the_middle_of_a_recovery(chaos: Chaos, tmp_path: Path, kind: 
 
     def moment(assassin: Regicide, message: Any) -> bool:
         nonlocal strikes
-        strikes |= isinstance(message, HookReached)
+        strikes |= isinstance(message, AtHook)
         return strikes and isinstance(message, kind)
 
     plan: dict[str, Any] = {"spares": spares, "faults": [Kill(rank=1, at_step=8, phase="reduce")]}

@@ -16,13 +16,13 @@ from chaoskit.checkpoint.slots import Slots
 from chaoskit.checkpoint.snapshotter import Snapshotter
 from chaoskit.checkpoint.stored import StoredCopy
 from chaoskit.config import RunConfig
+from chaoskit.control.injection import DaemonActs
 from chaoskit.control.kept import KeptCopy, damage, newest, spoil
-from chaoskit.control.levers import NodeLevers
 from chaoskit.errors import BadInput
 from chaoskit.experiment.redundancy import Window, restored_ns, windows
 from chaoskit.job import JobSpec
 from chaoskit.journal import Record
-from chaoskit.messages import Lever, LeverPulled, Message
+from chaoskit.messages import ActReport, InjectionAct, Message
 from chaoskit.vocabulary import Event
 from faults import CorruptReplica, Fault, LosePeerCopy, PoisonSnapshot
 from faults.copies import WAYS
@@ -134,19 +134,19 @@ class Node:
             spoil(copy)
 
 
-def pull(node: Node, act: str, worker: str = "node0.0", **options: Any) -> Callable[[], list[LeverPulled]]:
+def pull(node: Node, act: str, worker: str = "node0.0", **options: Any) -> Callable[[], list[ActReport]]:
     told: list[Message] = []
-    levers = NodeLevers("node0", told.append)
-    lever = Lever(act, {"worker": worker, "step": 2, "tiers": ("memory",), **options})
+    acts = DaemonActs("node0", told.append)
+    ordered = InjectionAct(act, {"worker": worker, "step": 2, "tiers": ("memory",), **options})
 
-    def order() -> list[LeverPulled]:
-        levers.pull(node, "fault0", lever)
-        return [message for message in told if isinstance(message, LeverPulled)]
+    def order() -> list[ActReport]:
+        acts.carry_out(node, "fault0", ordered)
+        return [message for message in told if isinstance(message, ActReport)]
 
     return order
 
 
-def test_a_lever_waits_for_copies_that_are_on_their_way_and_is_pulled_once(slots: Slots) -> None:
+def test_an_act_waits_for_copies_that_are_on_their_way_and_is_done_once(slots: Slots) -> None:
     node = Node(slots, owing=True)
     order = pull(node, "corrupt_copies", how="bit", older=True)
     assert order() == []

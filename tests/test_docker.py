@@ -312,7 +312,7 @@ def test_nothing_of_a_run_stays_in_the_network_of_a_container(substrate: DockerS
     assert "NFQUEUE" not in rules
 
 
-# -- levers -------------------------------------------------------------------------------------------------------
+# -- what Docker does -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.costly

@@ -26,7 +26,7 @@ from chaoskit.errors import BadInput
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import plan_experiment
 from chaoskit.journal import Record, read_journals
-from chaoskit.messages import HookReached
+from chaoskit.messages import AtHook
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.suites.goals import JournalFlag
 from chaoskit.vocabulary import Event, Verdict
@@ -68,7 +68,7 @@ def awaiting(stored: DiskTier, *steps: int) -> dict[str, Any]:
     """Plan of a run that takes none of these steps before the state at its begin is stored: no save is skipped."""
 
     def watch(message: Any) -> None:
-        if isinstance(message, HookReached) and message.step in steps:
+        if isinstance(message, AtHook) and message.step in steps:
             wait_until(
                 lambda: message.step in {one.manifest.step for one in stored.snapshots().snapshots}, "the snapshot"
             )

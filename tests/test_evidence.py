@@ -34,16 +34,16 @@ from chaoskit.experiment.twin import interruptions
 from chaoskit.job import JobSpec
 from chaoskit.journal import Journal, Record
 from chaoskit.messages import (
+    ActReport,
     Answered,
+    AskThread,
+    AtHook,
     EndJob,
     Endpoint,
     Formed,
-    HookReached,
     InjectionOrder,
-    LeverPulled,
     Member,
     Message,
-    Ping,
     Plan,
     ScaleTo,
     Trigger,
@@ -51,7 +51,7 @@ from chaoskit.messages import (
     WorkerReady,
 )
 from chaoskit.osprocess import start_ticks
-from chaoskit.runtime.levers.numbers import Poison
+from chaoskit.runtime.injection.numbers import Poison
 from chaoskit.substrate.processes import HOST, HostKernel, Process
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import LOAD, LOSS_CAUSES, Event, RunEnd, Verdict
@@ -139,7 +139,7 @@ def test_a_question_that_nothing_carries_is_not_left_unanswered(undo: UndoLog) -
         worker.is_there = False
         with injecting(HOLDS_GIL, worker.struck(undo)) as run:
             assert not run.is_seen(limit_s=SHORT_S)
-        assert worker.asked[:2] == [Ping(1)] * 2, "it is the first question still"
+        assert worker.asked[:2] == [AskThread(1)] * 2, "it is the first question still"
 
 
 WORKER = """
@@ -197,9 +197,9 @@ class Worker:
         raise AssertionError("nothing arms it")
 
     def struck(self, undo: UndoLog) -> Target:
-        """The process as the target of a fault whose lever was pulled."""
+        """The process as the target of a fault that has acted in it."""
         pid = self._process.pid
-        reports = [LeverPulled("node1.w0", "fault0", "about to call pause()", False)]
+        reports = [ActReport("node1.w0", "fault0", "about to call pause()", False)]
         return target_of(undo, channel=self, process=HOST.find(pid), tid=pid, reports=reports)
 
 
@@ -563,7 +563,7 @@ def test_a_load_fails_by_the_fault_or_by_itself(
     """Of the workers that it stopped, those count that ended with its exception."""
     struck = target_of(undo)
     with injecting(FailLoad(rank=1, at_step=8), struck) as run:
-        run.hear(HookReached("node1.w1", "fault0", rank=-1, step=-1, phase=LOAD, pid=1, tid=1, generation=0))
+        run.hear(AtHook("node1.w1", "fault0", rank=-1, step=-1, phase=LOAD, pid=1, tid=1, generation=0))
         assert {*struck.claims} == {"node1.w1"}
         run.hear(WorkerLost(worker, "node1", cause, detail, 1))
         assert bool(run.evidence) == expected

@@ -18,7 +18,7 @@ from support.waiting import wait_until
 from chaoskit import osprocess
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.journal import Record, read_journals
-from chaoskit.messages import Heartbeat, HookReached, WorkerLost, WorkerReady
+from chaoskit.messages import AtHook, Heartbeat, WorkerLost, WorkerReady
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.substrate.processes import Process
 from chaoskit.substrate.undo import runtime_directory
@@ -151,7 +151,7 @@ def test_what_is_left_of_a_preempted_node_is_killed(chaos: Chaos) -> None:
 
     def watch(message: Any) -> None:
         goal(message)
-        if isinstance(message, HookReached) and message.worker == "node1.0":
+        if isinstance(message, AtHook) and message.worker == "node1.0":
             pids.update(worker=message.pid, agent=_parent(_parent(message.pid)))
             os.kill(pids["agent"], signal.SIGSTOP)
             # of two signals that are pending, SIGTERM would be delivered first
@@ -263,7 +263,7 @@ def test_a_later_loss_on_a_struck_node_is_a_false_alarm(chaos: Chaos, tmp_path: 
     assert outcome.false_alarms == 1
 
 
-# -- the levers ---------------------------------------------------------------------------------------------------
+# -- signals -------------------------------------------------------------------------------------------------------
 
 
 def test_a_process_that_was_looked_up_is_not_its_successor() -> None:

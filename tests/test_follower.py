@@ -29,16 +29,16 @@ from chaoskit.experiment.properties import RunTrace
 from chaoskit.experiment.run import RawRun
 from chaoskit.journal import Journal, Record, read_events, read_journals
 from chaoskit.messages import (
-    Arm,
+    ArmTriggers,
+    AtHook,
     Beat,
     EndJob,
     Endpoint,
     Heartbeat,
-    HookReached,
     Member,
     Message,
     Plan,
-    Release,
+    Resume,
     Trigger,
     WorkerLost,
 )
@@ -68,12 +68,12 @@ class Script:
 
     nodes = ("node0", "node1", "node2")
 
-    def __init__(self, messages: list[Message | HookReached]) -> None:
+    def __init__(self, messages: list[Message | AtHook]) -> None:
         self._messages = messages
         self._readable = os.eventfd(1, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.released: list[str] = []
         self.armed: list[tuple[str, Trigger]] = []
-        self._hear: Callable[[HookReached], None] = lambda hook: None
+        self._hear: Callable[[AtHook], None] = lambda hook: None
 
     def fileno(self) -> int:
         """Readable until the end: messages, and then the news that the coordinator is gone."""
@@ -83,16 +83,16 @@ class Script:
         if not self._messages:
             raise ConnectionError("the coordinator is gone")
         message = self._messages.pop(0)
-        if isinstance(message, HookReached):
+        if isinstance(message, AtHook):
             self._hear(message)
             return None
         return message
 
-    def open(self, hear: Callable[[HookReached], None]) -> None:
+    def open(self, hear: Callable[[AtHook], None]) -> None:
         self._hear = hear
 
-    def tell(self, node: str, order: Arm | Release, worker: str) -> bool:
-        if isinstance(order, Release):
+    def tell(self, node: str, order: ArmTriggers | Resume, worker: str) -> bool:
+        if isinstance(order, Resume):
             self.released.append(worker)
         else:
             self.armed += [(worker, trigger) for trigger in order.triggers]
@@ -113,7 +113,7 @@ class Quiet(Script):
 
     quiet_s = 1.5
 
-    def __init__(self, messages: list[Message | HookReached]) -> None:
+    def __init__(self, messages: list[Message | AtHook]) -> None:
         super().__init__(messages)
         self.asked_s: list[float] = []
         self._over: threading.Timer | None = None
@@ -163,14 +163,14 @@ def plan(generation: int, *pids: int) -> Plan:
     return Plan(generation, tuple(members), abort=generation > 1)
 
 
-def hook(worker: str, fault: str, pid: int, **more: Any) -> HookReached:
-    return HookReached(worker, fault, rank=1, step=3, phase="forward", pid=pid, tid=pid, generation=0, **more)
+def hook(worker: str, fault: str, pid: int, **more: Any) -> AtHook:
+    return AtHook(worker, fault, rank=1, step=3, phase="forward", pid=pid, tid=pid, generation=0, **more)
 
 
 def followed(
     tmp_path: Path,
     faults: list[Fault],
-    messages: list[Message | HookReached],
+    messages: list[Message | AtHook],
     kind: type[Script] = Script,
     records: Callable[[JobFollower], list[Record]] = lambda follower: [],
 ) -> tuple[JobFollower, Any]:
@@ -261,7 +261,7 @@ def test_a_fault_that_was_missed_keeps_the_harness_awake_no_longer(
 class Noted(Script):
     """A cluster that writes down what was heard of it so far."""
 
-    def __init__(self, messages: list[Message | HookReached]) -> None:
+    def __init__(self, messages: list[Message | AtHook]) -> None:
         super().__init__(messages)
         self.known: list[type] = []
 
@@ -290,7 +290,7 @@ def test_what_is_due_acts_before_anything_more_is_heard(
     pids, heard = [process.pid for process in processes[:2]], list[type]()
     messages = [plan(1, *pids), hook("node1.1", "fault0", pids[1])]
     followed(tmp_path, [Noting(rank=1, at_step=3, heard=heard)], messages, Noted)
-    assert heard == [Plan, HookReached]
+    assert heard == [Plan, AtHook]
 
 
 class Links(Quiet):
@@ -298,7 +298,7 @@ class Links(Quiet):
 
     store_port = 0
 
-    def __init__(self, messages: list[Message | HookReached]) -> None:
+    def __init__(self, messages: list[Message | AtHook]) -> None:
         super().__init__(messages)
         self.changes_s: list[float] = []
 

@@ -24,7 +24,7 @@ from chaoskit.experiment.injection import Injection
 from chaoskit.experiment.injector import Injector
 from chaoskit.journal import Journal, Record
 from chaoskit.journal.lines import unseal
-from chaoskit.messages import Beat, Heartbeat, HookReached, InjectionOrder, Release, Trigger
+from chaoskit.messages import AtHook, Beat, Heartbeat, InjectionOrder, Resume, Trigger
 from chaoskit.substrate.actions import Counted
 from chaoskit.substrate.processes import HOST
 from chaoskit.substrate.undo import UndoLog
@@ -46,7 +46,7 @@ from faults.target import Target
 # -- states -------------------------------------------------------------------------------------------------------
 
 KILL = Kill(rank=1, at_step=8)
-HOOK = HookReached("node1.w0", "fault0", rank=1, step=8, phase="forward", pid=1, tid=1, generation=1)
+HOOK = AtHook("node1.w0", "fault0", rank=1, step=8, phase="forward", pid=1, tid=1, generation=1)
 TARGET: Any = object()
 PROOF = ReadBack(subject=RankProcess("node1.w0", 1, 1), source="a test", value="seen")
 
@@ -133,7 +133,7 @@ class Lines:
         self.released: list[str] = []
 
     def tell(self, node: str, order: InjectionOrder, worker: str = "") -> bool:
-        assert isinstance(order, Release)
+        assert isinstance(order, Resume)
         self.released.append(worker)
         return True
 

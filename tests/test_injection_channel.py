@@ -15,7 +15,7 @@ from support.waiting import LIMIT_S
 
 from chaoskit.experiment.channel import InjectionChannel
 from chaoskit.injection_line import dial
-from chaoskit.messages import Arm, Lever, Ping, Pong, PullNode, Trigger
+from chaoskit.messages import ArmTriggers, AskThread, DaemonAct, InjectionAct, ThreadAnswered, Trigger
 from chaoskit.osprocess import await_readable
 
 
@@ -47,15 +47,15 @@ def test_a_line_is_armed_heard_and_told(tmp_path: Path) -> None:
         assert other is not None
         let(lambda: await_readable([line.fileno()], 0.0))
         armed = line.receive()
-        assert isinstance(armed, Arm)
+        assert isinstance(armed, ArmTriggers)
         assert [one.fault for one in armed.triggers] == ["fault0", "fault1"]
-        line.send(Pong("node1.0", 3))
+        line.send(ThreadAnswered("node1.0", 3))
         let(lambda: heard)
-        assert heard == [Pong("node1.0", 3)]
-        let(lambda: opened.tell("node2", PullNode("fault0", Lever("break", {"place": "write"}))))
+        assert heard == [ThreadAnswered("node1.0", 3)]
+        let(lambda: opened.tell("node2", DaemonAct("fault0", InjectionAct("break", {"place": "write"}))))
         order = other.receive()
-        assert isinstance(order, PullNode)
-        assert not opened.tell("node1", Ping(1), "node1.9"), "there is no such worker"
+        assert isinstance(order, DaemonAct)
+        assert not opened.tell("node1", AskThread(1), "node1.9"), "there is no such worker"
     assert line.receive() is None, "it hung up at its end"
     assert not (tmp_path / "injection").exists()
 
@@ -68,7 +68,7 @@ def test_a_line_without_the_token_is_not_heard(tmp_path: Path) -> None:
         wrong = dial(msgspec.structs.replace(opened.door, token="guessed"), "node1", "node1.0")
         early = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         early.connect(str(tmp_path / "injection"))
-        early.send(msgspec.json.encode(Pong("node1.0", 3)))
+        early.send(msgspec.json.encode(ThreadAnswered("node1.0", 3)))
         assert wrong is not None
         let(lambda: await_readable([wrong.fileno()], 0.0) and await_readable([early.fileno()], 0.0))
         assert wrong.receive() is None
@@ -82,11 +82,11 @@ def test_a_plan_of_a_thousand_triggers_arrives_whole(tmp_path: Path) -> None:
     planned = tuple(Trigger(f"fault{number}", 1, number, "reduce") for number in range(1000))
     with asyncio.Runner() as runner, contextlib.closing(InjectionChannel(tmp_path, planned)) as opened:
 
-        async def armed() -> list[Arm]:
+        async def armed() -> list[ArmTriggers]:
             opened.open(lambda report: None)
             line = dial(opened.door, "node1", "node1.0")
             assert line is not None
-            found: list[Arm] = []
+            found: list[ArmTriggers] = []
             while not found or found[-1].more:
                 await asyncio.sleep(0.001)
                 while await_readable([line.fileno()], 0.0):

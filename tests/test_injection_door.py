@@ -14,7 +14,7 @@ from chaoskit import wire
 from chaoskit.config import DETECTION, RunConfig
 from chaoskit.experiment.channel import NAME
 from chaoskit.job import resolve_job
-from chaoskit.messages import Arm, Lever, Message, ObserverHello, Ping, PullNode, Release, Trigger
+from chaoskit.messages import ArmTriggers, AskThread, DaemonAct, InjectionAct, Message, ObserverHello, Resume, Trigger
 from chaoskit.substrate.job_cluster import JobCluster
 from chaoskit.substrate.local import LocalSubstrate
 
@@ -31,13 +31,15 @@ def train(trainer, *, steps):
         with trainer.transaction() as step:
             for shard in step.shards(torch.ones(8, 4), batch_size=4):
                 step.backward(model(shard.batch).square().mean())
-        (trainer.disk / f"loaded-{trainer.rank}").write_text("\\n".join(sys.modules))
+        part = trainer.disk / f"part-{trainer.rank}"
+        part.write_text("\\n".join(sys.modules))
+        part.rename(trainer.disk / f"loaded-{trainer.rank}")
 """
 ORDERS: list[Message] = [
-    Arm((Trigger("fault0", -1, -1, "forward"),)),
-    Release("fault0", Lever("exit", {"status": 1})),
-    PullNode("fault0", Lever("lose_copies", {"worker": "node0.0", "tiers": ["memory"], "step": 1})),
-    Ping(1),
+    ArmTriggers((Trigger("fault0", -1, -1, "forward"),)),
+    Resume("fault0", InjectionAct("exit", {"status": 1})),
+    DaemonAct("fault0", InjectionAct("lose_copies", {"worker": "node0.0", "tiers": ["memory"], "step": 1})),
+    AskThread(1),
 ]
 
 
@@ -101,7 +103,8 @@ def test_the_acts_of_faults_are_not_in_its_workers(launched: JobCluster) -> None
     """What a worker could do to itself is not even loaded."""
     found = loaded(launched)
     assert "chaoskit.runtime.hooks" in found
-    assert not {name for name in found if name.startswith("chaoskit.runtime.levers.") and not name.endswith(".rig")}
+    acts = {name for name in found if name.startswith("chaoskit.runtime.injection.")}
+    assert acts == {"chaoskit.runtime.injection.context"}, "where acts would leave something, which is nothing"
 
 
 def test_the_harness_of_an_experiment_loads_them(chaos: object, tmp_path: Path) -> None:
@@ -114,4 +117,4 @@ def test_the_harness_of_an_experiment_loads_them(chaos: object, tmp_path: Path) 
     fault = NaN(rank=0, at_step=3, parameter="weight")
     outcome = chaos.run(str(tmp_path / "job.py"), nodes=2, steps=12, faults=[fault], twin=False)
     listed = (Path(outcome.directory) / "disk").rglob("loaded-*")
-    assert any("chaoskit.runtime.levers.acts" in path.read_text() for path in listed)
+    assert any("chaoskit.runtime.injection.acts" in path.read_text() for path in listed)

@@ -23,20 +23,20 @@ from chaoskit.experiment.roster import Roster
 from chaoskit.injection_line import InjectionLine
 from chaoskit.journal import Journal, Record, read_journals
 from chaoskit.messages import (
-    Arm,
+    ActReport,
+    ArmTriggers,
+    AskThread,
+    AtHook,
     Beat,
     Endpoint,
     Heartbeat,
-    HookReached,
+    InjectionAct,
     InjectionOrder,
     InjectionReport,
-    Lever,
-    LeverPulled,
     Member,
-    Ping,
     Plan,
-    Pong,
-    Release,
+    Resume,
+    ThreadAnswered,
     Trigger,
     WorkerLost,
     WorkerReady,
@@ -194,7 +194,7 @@ def test_a_hang_at_a_time(chaos: Chaos, tmp_path: Path) -> None:
 
 def test_a_poisoned_gradient_at_a_time(chaos: Chaos, tmp_path: Path) -> None:
     """The gradient of some later step is no number, and the runtime notices it."""
-    flag = Flag(tmp_path / "poisoned", lambda message: isinstance(message, LeverPulled))
+    flag = Flag(tmp_path / "poisoned", lambda message: isinstance(message, ActReport))
     fault = NaN(rank=1, after_s=0.1, parameter="3.weight")
     outcome = run(chaos, fault, until=flag.until, watch=flag)
     assert journal(outcome, Event.NONFINITE)
@@ -288,7 +288,7 @@ def test_roles_are_drawn(nodes: int, role: str, seed: int) -> None:
     fault = Kill(rank=role, at_step=1)
     sizes = {"any": 1, "minority": (nodes - 1) // 2, "majority": nodes // 2 + 1, "all_but_one": nodes - 1, "all": nodes}
     if sizes[role] == 0:
-        with pytest.raises(BadInput, match="nobody"):
+        with pytest.raises(BadInput, match="selects none"):
             fault.validate(nodes=nodes, steps=None)
         return
     fault.validate(nodes=nodes, steps=None)
@@ -323,7 +323,7 @@ def test_a_rank_waits_for_a_harness_that_is_slow_to_hear(chaos: Chaos) -> None:
     heard: Counter[str] = Counter()
 
     def watch(message: Any) -> None:
-        if isinstance(message, HookReached):
+        if isinstance(message, AtHook):
             heard[message.worker] += 1
             if len(heard) == 1:
                 time.sleep(1.5)  # longer than a rank may stand still
@@ -385,7 +385,7 @@ def test_a_moment_that_never_comes_is_unknown(chaos: Chaos, fault: Fault, why: s
         (Kill(rank=0, during="regroup", phase="reduce"), "phase", "leave it out"),
         (Kill(rank=0, at_step=1, recovery=2), "recovery", "during"),
         (Kill(rank="somebody", at_step=1), "rank", "any, minority"),
-        (Kill(rank="minority", at_step=1), "rank", "nobody"),
+        (Kill(rank="minority", at_step=1), "rank", "selects none"),
         (Kill(rank="healer", at_step=1), "rank", "during='restore'"),
         (Kill(rank="healer", during="regroup"), "rank", "during='restore'"),
         (Raise(rank="healer", during="restore"), "rank", "from outside"),
@@ -481,7 +481,7 @@ class Stand:
     def __init__(self, directory: Path, *triggers: Trigger) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.harness = InjectionLine(ours, InjectionReport)
-        self.harness.send(Arm(triggers))
+        self.harness.send(ArmTriggers(triggers))
         line = InjectionLine(theirs, InjectionOrder)
         self.hooks = Hooks("node1.0", line, Board.create(), Journal(directory, "node1.0"))
 
@@ -496,14 +496,14 @@ class Stand:
         self.enter(phase, step, plan, rank).join(WAIT_S)
         return not await_readable([self.harness.fileno()], 0.0)
 
-    def hook(self) -> HookReached:
+    def hook(self) -> AtHook:
         assert await_readable([self.harness.fileno()], WAIT_S)
         hook = self.harness.receive()
-        assert isinstance(hook, HookReached)
+        assert isinstance(hook, AtHook)
         return hook
 
     def release(self, fault: str) -> None:
-        self.harness.send(Release(fault, Lever("none")))
+        self.harness.send(Resume(fault, InjectionAct("none")))
 
 
 TWO, FOUR = _plan(1, [1, 1]), _plan(3, [1, 2, 2, 1])
@@ -558,10 +558,10 @@ def test_a_trigger_that_is_armed_late_and_twice(tmp_path: Path) -> None:
     stand = Stand(tmp_path)
     assert stand.passes("backward", 5, TWO, 1)
     for _ in range(2):
-        stand.harness.send(Arm((Trigger("fault0", -1, -1, "backward"),)))
-    stand.harness.send(Ping(1))  # its answer shows that both were heard
+        stand.harness.send(ArmTriggers((Trigger("fault0", -1, -1, "backward"),)))
+    stand.harness.send(AskThread(1))  # its answer shows that both were heard
     assert await_readable([stand.harness.fileno()], WAIT_S)
-    assert stand.harness.receive() == Pong("node1.0", 1)
+    assert stand.harness.receive() == ThreadAnswered("node1.0", 1)
     waiting = stand.enter("backward", 6, TWO, 1)
     assert stand.hook().step == 6
     for _ in range(2):

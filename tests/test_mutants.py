@@ -20,6 +20,6 @@ def test_a_module_that_is_imported_as_a_name_of_its_package_is_found() -> None:
 
 def test_users_in_other_folders_of_the_core_are_found() -> None:
     """A module of a package within the runtime is used by modules above it."""
-    direct, near = mutants.unit_tests("chaoskit/runtime/levers/numbers.py")
+    direct, near = mutants.unit_tests("chaoskit/runtime/injection/numbers.py")
     assert "tests/test_commit.py" in near
-    assert "tests/test_levers.py" in direct, "it imports the package"
+    assert "tests/test_acts.py" in direct, "it imports the package"

@@ -17,7 +17,7 @@ from chaoskit.errors import BadInput
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import plan_experiment
 from chaoskit.journal import Record, read_journals
-from chaoskit.messages import HookReached
+from chaoskit.messages import AtHook
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.substrate.device import device_of
 from chaoskit.substrate.undo.entries import PREFIX
@@ -172,7 +172,7 @@ def test_a_rack_takes_only_one_of_two_copies(chaos: Chaos, tmp_path: Path) -> No
     fault = Rack(rank=0, at_step=AT, phase="optimizer")
 
     def watch(message: Any) -> None:
-        if isinstance(message, HookReached):  # rank 0 stands: the others come to the end of the step, however late
+        if isinstance(message, AtHook):  # rank 0 stands: the others come to the end of the step, however late
             torn = [Path(f"{doom['marker']}.{AT}.{rank}") for rank in (2, 3)]
             wait_until(lambda: all(file.exists() for file in torn), "ranks 2 and 3 in their update")
 

@@ -529,12 +529,13 @@ class Unequipped(LocalSubstrate):
 
 def test_a_launch_that_fails_ends_what_it_has_started(tmp_path: Path) -> None:
     """Its error is all that is left of it; the next one finds a supervisor without programs."""
+    before = set(osprocess.children(os.getpid()))
     job = resolve_job(f"{TESTS / 'jobs' / 'troubled.py'}:plain", {"step_s": 0.01, "steps": 10})
     substrate = Unequipped()
     try:
         with pytest.raises(HarnessError, match="cannot be loaded"):
             substrate.launch(RunConfig(job=job, nodes=2, spares=0, **DETECTION["relaxed"]), tmp_path)
-        mine = osprocess.children(os.getpid())
+        mine = set(osprocess.children(os.getpid())) - before
         (supervisor,) = [pid for pid in mine if osprocess.process_name(pid) == "ck-supervisor"]
         assert [pid for pid in osprocess.descendants(supervisor) if not osprocess.is_ending(pid)] == []
         assert substrate.started == ("node0", "node1")

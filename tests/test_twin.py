@@ -127,7 +127,7 @@ def job(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("part", ["runtime/trainer.py", "runtime/levers/clock.py", "elastic/scaling.py"])
+@pytest.mark.parametrize("part", ["runtime/trainer.py", "runtime/injection/clock.py", "elastic/scaling.py"])
 def test_an_edit_of_the_runtime_is_another_twin(tmp_path: Path, part: str) -> None:
     """Any module that the numbers of a run depend on, in whatever sub-folder it lies."""
     package = tmp_path / "chaoskit"

@@ -59,6 +59,7 @@ print("end", outcome.verdict.value, outcome.reasons, flush=True)
 """
 
 STEPS = 25
+FAR = "support.far_nodes:FarSubstrate"
 #: Substrate, fault and steps: one for each kind of thing that must be put back.
 PLANS: dict[str, tuple[str, str]] = {
     "a process of the job": ("local", "Kill(rank=1, at_step=3)"),
@@ -71,7 +72,10 @@ PLANS: dict[str, tuple[str, str]] = {
     "another clock": ("local", "ClockJump(rank=1, at_step=3, seconds=3600.0)"),
     "a rule of the network": ("netns", "Cut(rank=1, at_step=3, heal_after_s=0.1)"),
     "a link that is down": ("netns", "LinkDown(rank=1, at_step=3, heal_after_s=0.1)"),
-    "a limit of a far node": ("support.far_nodes:FarSubstrate", "LimitCpu(rank=1, at_step=3, lift_after_s=0.2)"),
+    "a limit of a far node": (
+        FAR,
+        "LimitCpu(rank=1, at_step=3, cores=0.05, lift_after_s=1.0)",
+    ),
     "a paused container": ("docker", "FreezeNode(rank=1, at_step=3, how='cgroup', thaw_after_s=0.2)"),
 }
 LASTS = "a limit that lasts"
@@ -84,7 +88,7 @@ def why_not(substrate: str, fault: str) -> str:
     """Why this machine cannot do it; "" if it can."""
     if substrate == "docker":
         return docker_daemon.unavailable()
-    if "far" in substrate and (reason := far_nodes.unavailable()):
+    if substrate == FAR and (reason := far_nodes.unavailable()):
         return reason
     if "cgroup" in fault and (reason := cgroup.unavailable("freezer")):
         return reason

@@ -17,7 +17,7 @@ from support.goals import workers_lost
 from chaoskit import osprocess
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.experiment.outcome import Outcome
-from chaoskit.messages import Heartbeat, HookReached, LeverPulled, Plan, Welcome
+from chaoskit.messages import ActReport, AtHook, Heartbeat, Plan, Welcome
 from chaoskit.pytest_plugin import Chaos, VerdictError
 from chaoskit.report.junit import write_junit
 from chaoskit.report.store import read_outcomes
@@ -171,9 +171,9 @@ def test_the_death_of_a_slow_rank_is_not_explained_by_its_slowness(chaos: Chaos,
 
     def kill_it(message: Any) -> None:
         lost(message)
-        if isinstance(message, HookReached):
+        if isinstance(message, AtHook):
             pids.append(message.pid)
-        if isinstance(message, LeverPulled) and message.effective and pids:
+        if isinstance(message, ActReport) and message.effective and pids:
             os.kill(pids.pop(), signal.SIGKILL)
 
     plan: dict[str, Any] = {"nodes": 2, "steps": 20, "until": lost.until, "watch": kill_it}

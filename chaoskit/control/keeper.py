@@ -238,7 +238,7 @@ class Keeper(NodeKeeper):
     # -- what faults do to copies ---------------------------------------------------------------------------------
 
     def kept(self, worker: str) -> list[KeptCopy]:
-        """See :class:`chaoskit.control.levers.KeepsCopies`. The newest one; what a worker leaves is no copy."""
+        """See :class:`chaoskit.control.injection.KeepsCopies`. The newest one; what a worker leaves is no copy."""
         copies = self._tier.copies() if worker == self._copied_of else []
         return [KeptCopy(worker, "memory", seal, f"/proc/self/fd/{view.fd}", in_header=False) for seal, view in copies]
 

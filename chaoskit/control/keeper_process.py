@@ -29,7 +29,7 @@ from chaoskit.control.pieces import PieceKeeper
 from chaoskit.errors import ChaoskitError
 from chaoskit.injection_line import InjectionDoor, InjectionLine, dial
 from chaoskit.journal import Journal
-from chaoskit.messages import Holding, LeverPulled, MeasureLinks, Message, Plan, PullNode, Recall, Store
+from chaoskit.messages import ActReport, DaemonAct, Holding, MeasureLinks, Message, Plan, Recall, Store
 from chaoskit.osprocess import await_readable, die_of, die_with_parent, more_files, raise_priority, set_name
 from chaoskit.runtime.board import Board
 
@@ -138,14 +138,14 @@ class _Service:
         while self._line.fileno() not in (ready := await_readable([self._line.fileno(), injection.fileno()])):
             assert ready
             match injection.receive():
-                case PullNode(fault, lever):
-                    self._keeper.pull(fault, lever)
+                case DaemonAct(fault, act):
+                    self._keeper.carry_out(fault, act)
                 case None:
                     injection.close()
                     self._injection = None
                     return
 
-    def _report(self, report: LeverPulled) -> None:
+    def _report(self, report: ActReport) -> None:
         """From any thread."""
         if (injection := self._injection) is not None:
             injection.send(report)

@@ -13,11 +13,11 @@ from chaoskit.checkpoint.breakpoints import Breakpoints
 from chaoskit.checkpoint.portion import Portion
 from chaoskit.config import RunConfig
 from chaoskit.control.archive import Archive
-from chaoskit.control.levers import KeepsCopies, NodeLevers
+from chaoskit.control.injection import DaemonActs, KeepsCopies
 from chaoskit.control.offers import Offers, Orders, start_thread
 from chaoskit.control.saving import Saver
 from chaoskit.journal import Journal
-from chaoskit.messages import Endpoint, Holding, Lever, LeverPulled, Message, Plan
+from chaoskit.messages import ActReport, Endpoint, Holding, InjectionAct, Message, Plan
 from chaoskit.osprocess import await_readable, may_raise_priority
 from chaoskit.runtime.board import Board
 from chaoskit.vocabulary import Event
@@ -32,7 +32,7 @@ class NodeContext:
         config: says how many nodes copy each committed state, and which stand together.
         tell: takes a message to the coordinator; called on threads of the keeper.
         fail: called there with an error that the keeper cannot live with; after that nothing is kept.
-        report: takes what a lever did to the harness that ordered it; called there, too; a run without faults has none.
+        report: takes what an act did to the harness that ordered it; called there, too; a run without faults has none.
     """
 
     node: str
@@ -42,7 +42,7 @@ class NodeContext:
     journal: Journal
     tell: Callable[[Message], None]
     fail: Callable[[BaseException], None]
-    report: Callable[[LeverPulled], None] = lambda report: None
+    report: Callable[[ActReport], None] = lambda report: None
 
 
 class NodeKeeper(KeepsCopies, ABC):
@@ -60,7 +60,7 @@ class NodeKeeper(KeepsCopies, ABC):
         self._plan: Plan | None = None
         self._offers = Offers(context.node, context.host, context.token)
         self._orders = Orders()
-        self._levers = NodeLevers(context.node, context.report)
+        self._acts = DaemonActs(context.node, context.report)
         self.breakpoints = Breakpoints()
         at = self.breakpoints.reach
         self._archive = Archive(context.node, context.token, context.config, context.journal, context.fail, at)
@@ -95,9 +95,9 @@ class NodeKeeper(KeepsCopies, ABC):
         """Tell the coordinator what can be read."""
         self._orders.give(lambda: self._recall(number))
 
-    def pull(self, fault: str, lever: Lever) -> None:
+    def carry_out(self, fault: str, act: InjectionAct) -> None:
         """A fault wants something done to the copies that are kept here."""
-        self._orders.give(lambda: self._levers.pull(self, fault, lever))
+        self._orders.give(lambda: self._acts.carry_out(self, fault, act))
 
     def store(self, step: int) -> None:
         """The state after ``step`` steps is to be stored, too."""

@@ -287,7 +287,7 @@ class PieceKeeper(NodeKeeper):
     # -- what faults do to copies ---------------------------------------------------------------------------------
 
     def kept(self, worker: str) -> list[KeptCopy]:
-        """See :class:`chaoskit.control.levers.KeepsCopies`."""
+        """See :class:`chaoskit.control.injection.KeepsCopies`."""
         held = self._held.get(worker)
         own = [KeptCopy(worker, "memory", seal, path) for path, seal, _ in held.sealed()] if held is not None else []
         theirs = [copy for copy in self._server.holding() if _holding(copy.piece).worker == worker]

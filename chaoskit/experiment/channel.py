@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from chaoskit.injection_line import InjectionDoor, InjectionLine
-from chaoskit.messages import Arm, InjectionHello, InjectionOrder, InjectionReport, Trigger
+from chaoskit.messages import ArmTriggers, InjectionHello, InjectionOrder, InjectionReport, Trigger
 from chaoskit.osprocess import socket_name
 
 _WAITING_MAX = 1024  # that connect while the harness starts the run
@@ -104,7 +104,7 @@ class InjectionChannel:
         if hello.worker:
             wanted = (*self._triggers, *self._armed.get(hello.node, ()))
             for begin in range(0, len(wanted) or 1, _TRIGGERS_MAX):
-                line.send(Arm(wanted[begin : begin + _TRIGGERS_MAX], more=begin + _TRIGGERS_MAX < len(wanted)))
+                line.send(ArmTriggers(wanted[begin : begin + _TRIGGERS_MAX], more=begin + _TRIGGERS_MAX < len(wanted)))
 
     def _hang_up(self, line: InjectionLine) -> None:
         if line not in self._open:

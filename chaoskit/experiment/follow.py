@@ -20,13 +20,13 @@ from chaoskit.experiment.requests import Requests
 from chaoskit.experiment.roster import Holder, Roster
 from chaoskit.journal import Journal, Record
 from chaoskit.messages import (
-    Arm,
+    ArmTriggers,
+    AtHook,
     EndJob,
-    HookReached,
+    InjectionAct,
     InjectionReport,
-    Lever,
     Message,
-    Release,
+    Resume,
     Trigger,
     WorkerFailed,
     WorkerLost,
@@ -71,7 +71,7 @@ class JobFollower:
         self._cluster, self._undo, self._watch, self._store = cluster, undo, watch, store
         self._channel = channel
         self._reports = deque[InjectionReport]()  # of ranks and checkpoint daemons, not heard yet
-        self._standing: list[HookReached] = []  # ranks that stand, and are not looked at yet
+        self._standing: list[AtHook] = []  # ranks that stand, and are not looked at yet
         self._requests, self._when_silent = requests or Requests(), when_silent
         self._config = experiment.config
         self._roster = Roster()
@@ -215,7 +215,7 @@ class JobFollower:
         while self._reports:
             report = self._reports.popleft()
             self._watch(report)
-            if isinstance(report, HookReached):
+            if isinstance(report, AtHook):
                 self._standing.append(report)
             else:
                 self._injector.deliver(report)
@@ -235,9 +235,9 @@ class JobFollower:
             else:
                 self._standing.append(hook)  # another one is looked at first
 
-    def _let_go(self, hook: HookReached) -> None:
+    def _let_go(self, hook: AtHook) -> None:
         assert self._channel is not None
-        self._channel.tell(self._roster.node_of(hook.worker), Release(hook.fault, Lever("none")), hook.worker)
+        self._channel.tell(self._roster.node_of(hook.worker), Resume(hook.fault, InjectionAct("none")), hook.worker)
 
     def _strike_due(self) -> None:
         """Strike each rank that stands at a hook, with all that are due there; and those that are due by their time."""
@@ -320,7 +320,7 @@ class JobFollower:
             rank, role = injection.fault.place_of_rank
             trigger = Trigger(injection.fault_id, rank, -1, injection.fault.phase, role=role)
             assert self._channel is not None
-            if self._channel.tell(holder.node, Arm((trigger,)), holder.worker):
+            if self._channel.tell(holder.node, ArmTriggers((trigger,)), holder.worker):
                 injection.armed = holder.worker
 
     def _say(self, message: Message) -> None:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from chaoskit.errors import HarnessError
-from chaoskit.messages import HookReached
+from chaoskit.messages import AtHook
 from faults.base import Fault
 from faults.evidence import Evidence
 from faults.target import Target
@@ -48,7 +48,7 @@ class Injection:
     fault_id: str
     fault: Fault
     state: InjectionState = InjectionState.PLANNED
-    hook: HookReached | None = None
+    hook: AtHook | None = None
     hook_s: float = 0.0
     armed: str = ""
     target: Target | None = None
@@ -64,7 +64,7 @@ class Injection:
             raise HarnessError(f"{self.fault} is {self.state}, and cannot become {state}")
         self.state = state
 
-    def stand(self, hook: HookReached, now_s: float) -> None:
+    def stand(self, hook: AtHook, now_s: float) -> None:
         """A rank stands at its hook."""
         self._become(InjectionState.WAITING)
         self.hook, self.hook_s = hook, now_s

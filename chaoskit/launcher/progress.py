@@ -12,10 +12,10 @@ from chaoskit.experiment.blackbox.follow import FaultStruck, LogRead
 from chaoskit.experiment.storing import Storing
 from chaoskit.launcher.outage import NodesLost
 from chaoskit.messages import (
+    AtHook,
     Beat,
     EndJob,
     Heartbeat,
-    HookReached,
     Plan,
     RuleFired,
     Welcome,
@@ -161,7 +161,7 @@ class Progress:
                 return self._on_worker_lost(message, now_s)
             case WorkerFailed(worker, error):
                 self.culprit, self.error = worker, error
-            case HookReached(fault=fault) | FaultStruck(fault):
+            case AtHook(fault=fault) | FaultStruck(fault):
                 return self._on_fault(fault)
             case LogRead():
                 self._on_log(message, now_s)

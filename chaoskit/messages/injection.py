@@ -26,13 +26,13 @@ class Trigger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     role: str = ""
 
 
-class Lever(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class InjectionAct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An act that a worker or a node does to itself on order, by its name.
 
-    For workers see :mod:`chaoskit.runtime.levers`, for nodes :mod:`chaoskit.control.levers`.
+    For workers see :mod:`chaoskit.runtime.injection`, for nodes :mod:`chaoskit.control.injection`.
     """
 
-    act: str
+    name: str
     options: dict[str, Any] = {}
 
 
@@ -44,7 +44,7 @@ class InjectionHello(InjectionMessage, frozen=True):
     worker: str
 
 
-class HookReached(InjectionMessage, frozen=True):
+class AtHook(InjectionMessage, frozen=True):
     """A worker waits at a trigger until it is released. ``peer``: the worker that it is about to pull from.
 
     ``generation``: of the membership in which it stands; 0 before its first.
@@ -61,7 +61,7 @@ class HookReached(InjectionMessage, frozen=True):
     peer: str = ""
 
 
-class Arm(InjectionMessage, frozen=True):
+class ArmTriggers(InjectionMessage, frozen=True):
     """Stop at these triggers, each once. The first answers to a worker that says hello have those of the plan.
 
     ``more``: another part follows at once.
@@ -71,22 +71,22 @@ class Arm(InjectionMessage, frozen=True):
     more: bool = False
 
 
-class Release(InjectionMessage, frozen=True):
-    """Let the worker that waits for ``fault`` go on, after pulling ``lever``."""
+class Resume(InjectionMessage, frozen=True):
+    """Let the worker that waits for ``fault`` go on, after doing ``act`` to itself."""
 
     fault: str
-    lever: Lever
+    act: InjectionAct
 
 
-class PullNode(InjectionMessage, frozen=True):
-    """Let the checkpoint daemon do ``lever`` to the copies that it keeps, once however often it is told."""
+class DaemonAct(InjectionMessage, frozen=True):
+    """Let the checkpoint daemon do ``act`` to the copies that it keeps, once however often it is told."""
 
     fault: str
-    lever: Lever
+    act: InjectionAct
 
 
-class LeverPulled(InjectionMessage, frozen=True):
-    """A worker reports what its lever did, with values read back from the target; with ``worker`` "", ``node`` does."""
+class ActReport(InjectionMessage, frozen=True):
+    """A worker reports what its act did, with values read back from the target; with ``worker`` "", ``node`` does."""
 
     worker: str
     fault: str
@@ -95,18 +95,18 @@ class LeverPulled(InjectionMessage, frozen=True):
     node: str = ""
 
 
-class Ping(InjectionMessage, frozen=True):
-    """Asks the thread that listens to the harness for a :class:`Pong`: silence means that the GIL is held."""
+class AskThread(InjectionMessage, frozen=True):
+    """Asks the thread that listens to the harness for a :class:`ThreadAnswered`: silence means that the GIL is held."""
 
     number: int
 
 
-class Pong(InjectionMessage, frozen=True):
-    """Answers a :class:`Ping`."""
+class ThreadAnswered(InjectionMessage, frozen=True):
+    """Answers a :class:`AskThread`."""
 
     worker: str
     number: int
 
 
-InjectionOrder = Arm | Release | PullNode | Ping
-InjectionReport = InjectionHello | HookReached | LeverPulled | Pong
+InjectionOrder = ArmTriggers | Resume | DaemonAct | AskThread
+InjectionReport = InjectionHello | AtHook | ActReport | ThreadAnswered

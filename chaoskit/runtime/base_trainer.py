@@ -118,7 +118,7 @@ class BaseTrainer(HookMethods, ABC):
         act = partial(fetch, dataset, samples, self.device, self._prefetcher.take if prefetch else load)
         if prefetch and rehearses:
             act = partial(require_no_draws, act)
-        return self._worker.hooks.rig.fetch(act, self.step, shard)
+        return self._worker.hooks.injected.fetch(act, self.step, shard)
 
     def _finish(self) -> None:
         """The block of a transaction is left without an exception."""

@@ -138,7 +138,7 @@ class Committer:
             self._deal()
             replica.advance()
             replica.buffers.commit(moved.differences, moved.integers)
-            self._worker.hooks.rig.updated()
+            self._worker.hooks.injected.updated()
             write_down()
         for parameter in replica.parameters:
             parameter.grad = None

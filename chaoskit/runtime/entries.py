@@ -39,7 +39,7 @@ class Entries:
 
     def __init__(self, worker: WorkerContext, train: Callable[[ShardedTrainer], None]) -> None:
         self._worker, self._train = worker, train
-        at = worker.hooks.rig.breakpoints.reach
+        at = worker.hooks.injected.breakpoints.reach
         self._compilations = Compilations(worker.board)  # one for all entries: each would restore what it has seen
         self._copies = Copies(worker.name, worker.board, worker.journal, worker.send, at)
         self._last: Formation | None = None  # the generation of the newest entry

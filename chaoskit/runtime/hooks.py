@@ -9,10 +9,21 @@ from queue import SimpleQueue
 
 from chaoskit.injection_line import InjectionLine
 from chaoskit.journal import Journal
-from chaoskit.messages import Arm, HookReached, Lever, LeverPulled, Member, Ping, Plan, Pong, Release, Trigger
+from chaoskit.messages import (
+    ActReport,
+    ArmTriggers,
+    AskThread,
+    AtHook,
+    InjectionAct,
+    Member,
+    Plan,
+    Resume,
+    ThreadAnswered,
+    Trigger,
+)
 from chaoskit.osprocess import set_name
 from chaoskit.runtime.board import Board
-from chaoskit.runtime.levers.rig import Bench, Rig
+from chaoskit.runtime.injection.context import InjectedActs, InjectionContext
 from chaoskit.runtime.registered import Registered
 from chaoskit.vocabulary import Event, Phase
 
@@ -26,14 +37,14 @@ class Hooks:
         line: to the harness that injects faults; None in a run without.
 
     Attributes:
-        rig: what levers have left for later moments of the step; the trainer lets it act there.
+        injected: what acts have left for later moments of the step; the trainer calls it there.
     """
 
     def __init__(self, worker: str, line: InjectionLine | None, board: Board, journal: Journal) -> None:
         self._worker, self._line, self._board, self._journal = worker, line, board, journal
-        self.rig = Rig()
+        self.injected = InjectedActs()
         self._lock = threading.Lock()
-        self._releases: dict[str, SimpleQueue[Release]] = {}  # fault -> the answer for the thread that waits for it
+        self._releases: dict[str, SimpleQueue[Resume]] = {}  # fault -> the answer for the thread that waits for it
         self._due: dict[str, list[Trigger]] = {}  # by phase
         if line is not None:
             armed = threading.Event()
@@ -46,22 +57,22 @@ class Hooks:
         try:
             while (order := line.receive()) is not None:
                 match order:
-                    case Arm(triggers, more):
+                    case ArmTriggers(triggers, more):
                         self._arm(triggers)
                         if not more:
                             armed.set()
-                    case Release(fault):
+                    case Resume(fault):
                         if (waiting := self._releases.get(fault)) is not None:
                             waiting.put(order)
-                    case Ping(number):
-                        line.send(Pong(self._worker, number))
+                    case AskThread(number):
+                        line.send(ThreadAnswered(self._worker, number))
         finally:
             with self._lock:
                 self._line = None
                 self._due.clear()
             armed.set()
             for fault, waiting in list(self._releases.items()):
-                waiting.put(Release(fault, Lever("none")))
+                waiting.put(Resume(fault, InjectionAct("none")))
 
     def _arm(self, triggers: Iterable[Trigger]) -> None:
         with self._lock:
@@ -83,10 +94,10 @@ class Hooks:
         Args:
             step: that is being attempted; -1 before the first.
             plan: the membership of which ``me`` is a member; None before the first.
-            replica: what a lever may act on; None outside the main thread.
+            replica: what an act may change; None outside the main thread.
             peer: the worker from which this one is about to pull.
         """
-        self.rig.enter(phase, step)
+        self.injected.enter(phase, step)
         if not self._due.get(phase):
             return
         with self._lock:
@@ -96,11 +107,11 @@ class Hooks:
         for trigger in due:
             tid, rank = threading.get_native_id(), -1 if me is None else me.rank
             generation = 0 if plan is None else plan.generation
-            hook = HookReached(self._worker, trigger.fault, rank, step, phase, os.getpid(), tid, generation, peer)
+            hook = AtHook(self._worker, trigger.fault, rank, step, phase, os.getpid(), tid, generation, peer)
             self._note_stop(hook)
-            self._pull(hook, self._wait(hook), replica)
+            self._act(hook, self._wait(hook), replica)
 
-    def _note_stop(self, hook: HookReached) -> None:
+    def _note_stop(self, hook: AtHook) -> None:
         self._journal.write(
             Event.HOOK_STOPPED,
             fault=hook.fault,
@@ -110,33 +121,33 @@ class Hooks:
             phase=hook.phase,
         )
 
-    def _wait(self, hook: HookReached) -> Lever:
-        """Report, and wait for the lever to pull: none, if the harness is gone."""
+    def _wait(self, hook: AtHook) -> InjectionAct:
+        """Report, and wait for what to do: nothing, if the harness is gone."""
         answers = self._releases[hook.fault] = SimpleQueue()
         main = hook.tid == hook.pid  # the board shows what the main thread does
         shown = self._board.phase
         if main:
             self._board.enter(Phase.LONG)  # the harness may take its time: this wait is not a hang
-        release = answers.get() if self._say(hook) else Release(hook.fault, Lever("none"))
+        release = answers.get() if self._say(hook) else Resume(hook.fault, InjectionAct("none"))
         del self._releases[hook.fault]
         if main:
             self._board.enter(shown)
-        return release.lever
+        return release.act
 
-    def _say(self, report: HookReached | LeverPulled) -> bool:
+    def _say(self, report: AtHook | ActReport) -> bool:
         """Whether the harness is there to hear it."""
         with self._lock:
             line = self._line
         return line is not None and line.send(report)
 
-    def _pull(self, hook: HookReached, lever: Lever, replica: Registered | None) -> None:
+    def _act(self, hook: AtHook, act: InjectionAct, replica: Registered | None) -> None:
         def report(effective: bool, observed: str) -> None:
             self._journal.write(Event.LEVER, fault=hook.fault, effective=effective, observed=observed)
-            self._say(LeverPulled(self._worker, hook.fault, observed, effective))
+            self._say(ActReport(self._worker, hook.fault, observed, effective))
 
-        from chaoskit.runtime.levers import acts  # a worker of a run without faults has none of them
+        from chaoskit.runtime.injection import acts  # a worker of a run without faults has none of them
 
-        acts.pull(lever.act, lever.options, Bench(replica, self.rig, report, hook.phase, hook.step))
+        acts.carry_out(act.name, act.options, InjectionContext(replica, self.injected, report, hook.phase, hook.step))
 
 
 def _matches(trigger: Trigger, step: int, plan: Plan | None, me: Member | None) -> bool:

@@ -44,7 +44,7 @@ class ShardedCommitter:
             with self._state.running_optimizers():
                 self._state.advance()
             self._check.updated()
-            self._worker.hooks.rig.updated()
+            self._worker.hooks.injected.updated()
             self._worker.journal.write(
                 Event.COMMIT,
                 step=self._state.step,

@@ -357,7 +357,7 @@ class ShardedTrainer(BaseTrainer):
 
     def _backward(self, loss: Tensor) -> None:
         self._enter_phase(Phase.BACKWARD)
-        loss = self._worker.hooks.rig.loss(loss)
+        loss = self._worker.hooks.injected.loss(loss)
         index = self._current
         try:
             # the step's gradient is the mean over all shards; the collectives of a sharded model average over ranks
@@ -406,11 +406,11 @@ class ShardedTrainer(BaseTrainer):
             dataset=self._sampler.size,
         )
         if self._group is not None:
-            worker.hooks.rig.before_reduction(self._group)
+            worker.hooks.injected.before_reduction(self._group)
         members = formation.plan.members
         owners = [members[(rank + self._shift) % len(members)].shards for rank in range(len(members))]
         gradients = state.gradients()
-        worker.hooks.rig.received(gradients)
+        worker.hooks.injected.received(gradients)
         rows = share(self._group, self._row(formation, gradients))
         decision = self._suspicion.decide(self.step, owners, rows)
         if decision.verdict == "commit":

@@ -248,7 +248,7 @@ class ReplicatedTrainer(BaseTrainer):
     def _backward(self, loss: Tensor) -> None:
         self._enter_phase(Phase.BACKWARD)
         try:
-            self._work.backward(self._worker.hooks.rig.loss(loss))
+            self._work.backward(self._worker.hooks.injected.loss(loss))
         finally:
             self._worker.board.enter(Phase.FORWARD)
 
@@ -402,9 +402,9 @@ class ReplicatedTrainer(BaseTrainer):
             group = worker.regrouper.group(formation)
             self._join(formation, group)
             seal = self._integrity.seal(formation.plan, self.rank)
-            worker.hooks.rig.before_reduction(group)
+            worker.hooks.injected.before_reduction(group)
             sidecar = self._work.sidecar(self._mine(), worker.regrouper.vote, seal)
-            reduced = self._work.reduce(sidecar, verify=self._integrity.verify, arrived=worker.hooks.rig.received)
+            reduced = self._work.reduce(sidecar, verify=self._integrity.verify, arrived=worker.hooks.injected.received)
             self._stopwatch.lap(Lap.WAIT)
         except (GenerationSuperseded, GroupFailed, CorruptSegment, DoubtfulSum) as error:
             if isinstance(error, CorruptSegment):

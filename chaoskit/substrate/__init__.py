@@ -1,1 +1,1 @@
-"""Where nodes come from, and the levers that faults pull on them."""
+"""Where nodes come from, and what can be done to them."""

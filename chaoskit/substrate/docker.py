@@ -18,9 +18,9 @@ from chaoskit.substrate.bare import BareCluster
 from chaoskit.substrate.base import NOTHING, Needs
 from chaoskit.substrate.disks import Disks
 from chaoskit.substrate.docker_container import Container
+from chaoskit.substrate.docker_holds import BY_DOCKER, ContainerHolds
 from chaoskit.substrate.docker_image import Recipe, host_recipe, image_recipe
 from chaoskit.substrate.docker_janitor import endpoint, remove_abandoned
-from chaoskit.substrate.docker_levers import BY_DOCKER, ContainerHolds
 from chaoskit.substrate.extensions import BackendPlace, brought_backends
 from chaoskit.substrate.holds import ProcessHolds
 from chaoskit.substrate.job_cluster import JobCluster

@@ -208,7 +208,7 @@ def silent_rank(job: Job) -> None:
 
 def late_nan(job: Job) -> None:
     """What a fault does to a gradient, it does some steps later."""
-    from chaoskit.runtime.levers.numbers import Poison
+    from chaoskit.runtime.injection.numbers import Poison
 
     poison = Poison._on_gradient
 

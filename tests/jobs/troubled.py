@@ -228,5 +228,5 @@ def out_of_memory(trainer: Any, *, steps: int, at_step: int) -> None:
         if trainer.worker == "node1.0" and trainer.step == at_step:
             raise torch.OutOfMemoryError("out of memory")
 
-    trainer._worker.hooks.rig.on_reduction.append(run_out)
+    trainer._worker.hooks.injected.on_reduction.append(run_out)
     _train(trainer, steps)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from chaoskit import wire
-from chaoskit.messages import HookReached, Message
+from chaoskit.messages import AtHook, Message
 from chaoskit.substrate.processes import Process
 from chaoskit.substrate.undo import UndoLog
 from faults.base import Fault
@@ -80,7 +80,7 @@ class Injecting:
     def hear(self, *messages: Any) -> None:
         """Deliver messages of the run, one after the other."""
         for message in messages:
-            if isinstance(message, HookReached):
+            if isinstance(message, AtHook):
                 assert self._target.offer_hook(message)
             else:
                 self._target.deliver(message)

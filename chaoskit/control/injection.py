@@ -8,11 +8,11 @@ from typing import Any, Protocol
 from chaoskit.checkpoint.breakpoints import Breakpoints
 from chaoskit.control.kept import KeptCopy, damage, newest
 from chaoskit.errors import ChaoskitError
-from chaoskit.messages import Lever, LeverPulled
+from chaoskit.messages import ActReport, InjectionAct
 
 
 class KeepsCopies(Protocol):
-    """What levers need of a keeper.
+    """What acts need of a keeper.
 
     Attributes:
         breakpoints: of the threads that copy and store here.
@@ -47,46 +47,47 @@ def _lose(keeper: KeepsCopies, copies: list[KeptCopy], options: dict[str, Any]) 
 
 
 #: By name: each gets the copies that the options are about, when those of the step that these name are complete.
-_LEVERS: dict[str, Callable[[KeepsCopies, list[KeptCopy], dict[str, Any]], Seen]] = {
+_ACTS: dict[str, Callable[[KeepsCopies, list[KeptCopy], dict[str, Any]], Seen]] = {
     "corrupt_copies": _corrupt,
     "lose_copies": _lose,
 }
 
 
-class NodeLevers:
-    """Pulls each lever once, however often it is ordered, and reports. For the thread of a keeper.
+class DaemonActs:
+    """Does each act once, however often it is ordered, and reports. For the thread of a keeper.
 
-    A lever whose copies are still on their way is not pulled, and nothing is reported: it is to be ordered again.
+    An act on copies that are still on their way is not done, and nothing is reported: it is to be ordered again.
 
     Args:
         tell: takes the report to the harness; called on any thread.
     """
 
-    def __init__(self, node: str, tell: Callable[[LeverPulled], None]) -> None:
+    def __init__(self, node: str, tell: Callable[[ActReport], None]) -> None:
         self._node, self._tell = node, tell
-        self._pulled: dict[str, LeverPulled] = {}  # by fault
+        self._done: dict[str, ActReport] = {}  # by fault
         self._broken: set[str] = set()  # faults whose breakpoint was set
 
-    def pull(self, keeper: KeepsCopies, fault: str, lever: Lever) -> None:
+    def carry_out(self, keeper: KeepsCopies, fault: str, ordered: InjectionAct) -> None:
         """Do it, or say again what it did."""
-        if lever.act == "break":
-            self._break(keeper.breakpoints, fault, str(lever.options["place"]))
+        options = ordered.options
+        if ordered.name == "break":
+            self._break(keeper.breakpoints, fault, str(options["place"]))
             return
-        if fault not in self._pulled:
-            act = _LEVERS.get(lever.act)
+        if fault not in self._done:
+            act = _ACTS.get(ordered.name)
             if act is None:
-                raise ChaoskitError(f"unknown lever {lever.act!r} of a node")
-            if keeper.owes(lever.options["worker"], lever.options["step"]):
+                raise ChaoskitError(f"unknown act {ordered.name!r} of a node")
+            if keeper.owes(options["worker"], options["step"]):
                 return
-            found = [copy for copy in keeper.kept(lever.options["worker"]) if copy.tier in lever.options["tiers"]]
-            nothing = f"keeps no copy of {lever.options['worker']}"
-            observed, effective = act(keeper, found, lever.options) if found else (nothing, False)
-            self._pulled[fault] = LeverPulled("", fault, f"{self._node}: {observed}", effective, self._node)
-        self._tell(self._pulled[fault])
+            found = [copy for copy in keeper.kept(options["worker"]) if copy.tier in options["tiers"]]
+            nothing = f"keeps no copy of {options['worker']}"
+            observed, effective = act(keeper, found, options) if found else (nothing, False)
+            self._done[fault] = ActReport("", fault, f"{self._node}: {observed}", effective, self._node)
+        self._tell(self._done[fault])
 
     def _break(self, breakpoints: Breakpoints, fault: str, place: str) -> None:
         """Takes effect later, when a thread gets there; then it is reported once more."""
         if fault not in self._broken:
             self._broken.add(fault)
-            breakpoints.set(place, lambda seen: self._tell(LeverPulled("", fault, seen, True, self._node)))
-        self._tell(LeverPulled("", fault, f"a breakpoint is set at {place!r}", False, self._node))
+            breakpoints.set(place, lambda seen: self._tell(ActReport("", fault, seen, True, self._node)))
+        self._tell(ActReport("", fault, f"a breakpoint is set at {place!r}", False, self._node))

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Any, TypeAlias
 
-from chaoskit.runtime.levers.rig import Bench
+from chaoskit.runtime.injection.context import InjectionContext
 
 _SLACK_S = 1.0  # between two readings of two clocks on a busy machine
 
@@ -62,7 +62,7 @@ class _JumpedDatetime(_Datetime, metaclass=_Like):
         return _Datetime.fromtimestamp(_jumped_time())
 
 
-def jump(bench: Bench, options: dict[str, Any]) -> None:
+def jump(context: InjectionContext, options: dict[str, Any]) -> None:
     """Let this process's wall clock be ``seconds`` further ahead from now on. Monotonic clocks are not touched."""
     global _offset_ns  # noqa: PLW0603 - there is one clock a process
     _offset_ns += round(options["seconds"] * 1e9)
@@ -70,7 +70,7 @@ def jump(bench: Bench, options: dict[str, Any]) -> None:
     ahead_s = [time.time() - kernel_clock_s(), dt.datetime.now(dt.UTC).timestamp() - kernel_clock_s()]
     effective = all(abs(shown_s - _offset_ns / 1e9) < _SLACK_S for shown_s in ahead_s)
     shown = f"time.time() is {ahead_s[0]:+.3f} s and datetime.now() {ahead_s[1]:+.3f} s off the kernel's CLOCK_REALTIME"
-    bench.report(effective, shown)
+    context.report(effective, shown)
 
 
 def _rebind(replacements: dict[int, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What a lever can reach, and where it leaves what must happen at a later moment of the step."""
+"""What an act can reach, and where it leaves what must happen at a later moment of the step."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Fetch = Callable[[], Any]
 
 
 @dataclass(slots=True)
-class Rig:
-    """Acts that levers have left in a worker. Empty lists, and next to no cost, in a run without faults.
+class InjectedActs:
+    """Acts that acts have left in a worker. Empty lists, and next to no cost, in a run without faults.
 
     Each act may remove itself from its list.
 
@@ -75,14 +75,14 @@ class Rig:
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
-    """Where a lever works: the replica of its worker, the moment, the rig, and the way to tell what was seen.
+class InjectionContext:
+    """Where an act works: the replica of its worker, the moment, the injected, and the way to tell what was seen.
 
     ``report(effective, observed)`` may be called from any thread.
     """
 
     live: Registered | None
-    rig: Rig
+    injected: InjectedActs
     report: Report
     phase: str
     step: int
@@ -91,5 +91,5 @@ class Bench:
     def replica(self) -> Registered:
         """Raises ChaoskitError in a worker that has not begun to train."""
         if self.live is None:
-            raise ChaoskitError("this lever needs a worker that trains")
+            raise ChaoskitError("this act needs a worker that trains")
         return self.live

@@ -17,7 +17,7 @@ from chaoskit.errors import BadInput
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.journal import Record, read_journals
 from chaoskit.pytest_plugin import Chaos
-from chaoskit.runtime.levers.numbers import _cell, _read, _write
+from chaoskit.runtime.injection.numbers import _cell, _read, _write
 from chaoskit.substrate.cgroup import unavailable
 from chaoskit.suites.goals import all_took_effect
 from chaoskit.vocabulary import Event, Verdict

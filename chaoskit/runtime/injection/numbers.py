@@ -1,4 +1,4 @@
-"""Levers on numbers: one NaN, or one flipped bit."""
+"""Acts on numbers: one NaN, or one flipped bit."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ import torch
 from torch import Tensor, nn
 
 from chaoskit.errors import BadInput
-from chaoskit.runtime.levers.rig import Bench, Report
+from chaoskit.runtime.injection.context import InjectionContext, Report
 from chaoskit.runtime.registered import Registered
 from chaoskit.runtime.sharding import is_sharded, local_part
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 
 
-def poison(bench: Bench, options: dict[str, Any]) -> None:
+def poison(context: InjectionContext, options: dict[str, Any]) -> None:
     """Write a NaN; see :class:`Poison`."""
-    Poison(bench.replica.model, options, bench.report).arm()
+    Poison(context.replica.model, options, context.report).arm()
 
 
-def poison_snapshot(bench: Bench, options: dict[str, Any]) -> None:
+def poison_snapshot(context: InjectionContext, options: dict[str, Any]) -> None:
     """Write a NaN into the state that this step commits, before it is copied anywhere."""
     where, key = options["where"], options["key"]
-    name, parameter = _find(bench.replica.model, options["parameter"])
+    name, parameter = _find(context.replica.model, options["parameter"])
 
     def act() -> None:
-        bench.rig.on_updated.remove(act)
-        whole = _optimizer_state(bench.replica, parameter, key) if where == "optimizer" else parameter.data
+        context.injected.on_updated.remove(act)
+        whole = _optimizer_state(context.replica, parameter, key) if where == "optimizer" else parameter.data
         tensor = local_part(whole)[0]
         before = _non_finite(tensor)
         with torch.no_grad():
             tensor[(0,) * tensor.dim()] = float("nan")
         after = _non_finite(tensor)
         what = f"{key} of {name}" if where == "optimizer" else f"weight {name}"
-        told = f"{what}, as committed by step {bench.step}: {before} non-finite values before, {after} after"
-        bench.report(after > before, told)
+        told = f"{what}, as committed by step {context.step}: {before} non-finite values before, {after} after"
+        context.report(after > before, told)
 
-    bench.rig.on_updated.append(act)
+    context.injected.on_updated.append(act)
 
 
 def _optimizer_state(replica: Registered, parameter: nn.Parameter, key: str) -> Tensor:
@@ -51,9 +51,9 @@ def _optimizer_state(replica: Registered, parameter: nn.Parameter, key: str) -> 
     return found
 
 
-def flip_bit(bench: Bench, options: dict[str, Any]) -> None:
+def flip_bit(context: InjectionContext, options: dict[str, Any]) -> None:
     """Flip a bit; see :class:`BitFlipper`."""
-    BitFlipper(bench, options).arm()
+    BitFlipper(context, options).arm()
 
 
 def _find(model: nn.Module, name: str) -> tuple[str, nn.Parameter]:
@@ -133,9 +133,9 @@ class BitFlipper:
         BadInput: if there is no such parameter, element, bit or state.
     """
 
-    def __init__(self, bench: Bench, options: dict[str, Any]) -> None:
-        self._replica: Registered = bench.replica
-        self._rig, self._report = bench.rig, bench.report
+    def __init__(self, context: InjectionContext, options: dict[str, Any]) -> None:
+        self._replica: Registered = context.replica
+        self._rig, self._report = context.injected, context.report
         self._where: str = options["where"]
         self._key: str = options["key"]
         self._bit: int = options["bit"]

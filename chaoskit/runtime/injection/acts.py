@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from chaoskit.errors import ChaoskitError
-from chaoskit.runtime.levers import clock, data, ending, numbers, slowness, waiting
-from chaoskit.runtime.levers.rig import Bench
+from chaoskit.runtime.injection import clock, data, ending, numbers, slowness, waiting
+from chaoskit.runtime.injection.context import InjectionContext
 
-_LEVERS: dict[str, Callable[[Bench, dict[str, Any]], None]] = {
-    "none": lambda bench, options: None,
+_ACTS: dict[str, Callable[[InjectionContext, dict[str, Any]], None]] = {
+    "none": lambda context, options: None,
     "raise": ending.fail,
     "exit": ending.leave,
     "memory_error": ending.run_out_of_memory,
@@ -31,14 +31,14 @@ _LEVERS: dict[str, Callable[[Bench, dict[str, Any]], None]] = {
 }
 
 
-def pull(act: str, options: dict[str, Any], bench: Bench) -> None:
-    """Do ``act``. ``bench.report(effective, observed)`` is called with what the target shows afterwards.
+def carry_out(name: str, options: dict[str, Any], context: InjectionContext) -> None:
+    """Do one act. ``context.report(effective, observed)`` is called with what the target shows afterwards.
 
     Raises:
         InjectedError: for the act ``raise``. MemoryError: for ``memory_error``.
         BadInput: if the model has nothing that the options name.
     """
-    lever = _LEVERS.get(act)
-    if lever is None:
-        raise ChaoskitError(f"unknown lever {act!r}")
-    lever(bench, options)
+    act = _ACTS.get(name)
+    if act is None:
+        raise ChaoskitError(f"unknown act {name!r}")
+    act(context, options)

@@ -1,4 +1,4 @@
-"""Levers on the data path: batches that come late, or bad."""
+"""Acts on the data path: batches that come late, or bad."""
 
 from __future__ import annotations
 
@@ -8,67 +8,67 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from chaoskit.runtime.levers.rig import Bench, Fetch
+from chaoskit.runtime.injection.context import Fetch, InjectionContext
 from chaoskit.runtime.sampling import map_tensors
 
 
-def stall(bench: Bench, options: dict[str, Any]) -> None:
+def stall(context: InjectionContext, options: dict[str, Any]) -> None:
     """Let the next fetch of a batch take ``stall_ms`` longer."""
     stall_s = options["stall_ms"] / 1000
 
     def wrap(fetch: Fetch, step: int, shard: int) -> Fetch:
-        bench.rig.around_fetch.remove(wrap)
+        context.injected.around_fetch.remove(wrap)
 
         def stalled() -> Any:
             begun_s = time.monotonic()
             time.sleep(stall_s)
             batch = fetch()
             took_s = time.monotonic() - begun_s
-            bench.report(took_s >= stall_s, f"the batch of shard {shard} of step {step} took {took_s * 1000:.1f} ms")
+            context.report(took_s >= stall_s, f"the batch of shard {shard} of step {step} took {took_s * 1000:.1f} ms")
             return batch
 
         return stalled
 
-    bench.rig.around_fetch.append(wrap)
+    context.injected.around_fetch.append(wrap)
 
 
-def spoil(bench: Bench, options: dict[str, Any]) -> None:
+def spoil(context: InjectionContext, options: dict[str, Any]) -> None:
     """Make the data of ``shard`` of this step ``value``, as often as it is fetched here; where it has no
     floating-point values, the loss."""
     value = float(options["value"])
 
     def wrap(fetch: Fetch, step: int, shard: int) -> Fetch:
-        if (step, shard) != (bench.step, options["shard"]):
+        if (step, shard) != (context.step, options["shard"]):
             return fetch
 
         def spoiled() -> Any:
             batch = fetch()
             before, values = _non_finite(batch)
             if not values:
-                _spoil_loss(bench, value, f"shard {shard} of step {step}")
+                _spoil_loss(context, value, f"shard {shard} of step {step}")
                 return batch
             bad = map_tensors(batch, lambda tensor: torch.full_like(tensor, value) if _is_real(tensor) else tensor)
             after, _ = _non_finite(bad)
             seen = f"shard {shard} of step {step}: {before} of {values} input values not finite before, {after} after"
-            bench.report(after > before, seen)
+            context.report(after > before, seen)
             return bad
 
         return spoiled
 
-    bench.rig.around_fetch.append(wrap)
+    context.injected.around_fetch.append(wrap)
 
 
-def _spoil_loss(bench: Bench, value: float, where: str) -> None:
+def _spoil_loss(context: InjectionContext, value: float, where: str) -> None:
     """Of the backward pass that comes next."""
 
     def act(loss: Tensor) -> Tensor:
-        bench.rig.on_loss.remove(act)
+        context.injected.on_loss.remove(act)
         bad = loss * value
         seen = f"{where} has no floating-point inputs; its loss was {float(loss)} before, {float(bad)} after"
-        bench.report(not bool(torch.isfinite(bad)), seen)
+        context.report(not bool(torch.isfinite(bad)), seen)
         return bad
 
-    bench.rig.on_loss.append(act)
+    context.injected.on_loss.append(act)
 
 
 def _is_real(tensor: Tensor) -> bool:

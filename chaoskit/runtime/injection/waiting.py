@@ -1,4 +1,4 @@
-"""Levers that keep the training thread from going on, and a second look at where it stands."""
+"""Acts that keep the training thread from going on, and a second look at where it stands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 from chaoskit.osprocess import switches
 from chaoskit.runtime.collective import Group
-from chaoskit.runtime.levers.rig import Bench, Report
+from chaoskit.runtime.injection.context import InjectionContext, Report
 
 #: How long a thread must stand before :func:`watch` reports it.
 STILL_S = 0.05  # a thread that works is switched or moves on much sooner
@@ -24,37 +24,37 @@ _FRAMES = 4
 _UNUSED_TAG = 2**20  # far above those of the reductions
 
 
-def hold_gil(bench: Bench, options: dict[str, Any]) -> None:
+def hold_gil(context: InjectionContext, options: dict[str, Any]) -> None:
     """PyDLL calls native code without releasing the GIL; pause() never returns."""
-    bench.report(False, "about to call pause() with the interpreter lock held")  # nothing can be said afterwards
+    context.report(False, "about to call pause() with the interpreter lock held")  # nothing can be said afterwards
     ctypes.PyDLL(None).pause()
 
 
-def spin(bench: Bench, options: dict[str, Any]) -> None:
+def spin(context: InjectionContext, options: dict[str, Any]) -> None:
     """Burn CPU time for ever."""
     counter = 0
     while True:
         counter += 1
 
 
-def wait_for_lock(bench: Bench, options: dict[str, Any]) -> None:
+def wait_for_lock(context: InjectionContext, options: dict[str, Any]) -> None:
     """Wait for a Python lock that nobody will release. Other threads run on."""
-    watch("wait_for_lock", bench.report)
+    watch("wait_for_lock", context.report)
     lock = threading.Lock()
     lock.acquire()
     lock.acquire()
 
 
-def skip_reduction(bench: Bench, options: dict[str, Any]) -> None:
+def skip_reduction(context: InjectionContext, options: dict[str, Any]) -> None:
     """Take no part in this step's reduction: wait for a message that nobody sends, until the group is left."""
 
     def act(group: Group) -> None:
-        bench.rig.on_reduction.remove(act)
-        watch("skip_reduction", bench.report)
+        context.injected.on_reduction.remove(act)
+        watch("skip_reduction", context.report)
         nothing = torch.empty(1)
         group.recv(nothing, (group.rank + 1) % group.size, _UNUSED_TAG).wait()
 
-    bench.rig.on_reduction.append(act)
+    context.injected.on_reduction.append(act)
 
 
 def watch(place: str, report: Report) -> None:
@@ -90,6 +90,6 @@ def _stack(ident: int) -> str:
     return " < ".join(frames)
 
 
-def stop_at(bench: Bench, options: dict[str, Any]) -> None:
+def stop_at(context: InjectionContext, options: dict[str, Any]) -> None:
     """Have the first thread that reaches a boundary of a copy stand there: it is reported when one does."""
-    bench.rig.breakpoints.set(options["place"], lambda seen: bench.report(True, seen))
+    context.injected.breakpoints.set(options["place"], lambda seen: context.report(True, seen))
