@@ -665,6 +665,22 @@ def test_no_command_fails_on_a_damaged_undo_log(tmp_path: Path, command: list[st
     assert "Traceback" not in ran.stderr
 
 
+@pytest.mark.parametrize("command", [["chaoskit.substrate.undo"], ["chaoskit", "cleanup"]])
+def test_a_command_that_could_not_put_back_says_so_by_its_status(tmp_path: Path, command: list[str]) -> None:
+    """A script that cleans a machine must see that something is left."""
+    (tmp_path / "chaoskit").mkdir(mode=0o700)
+    group = tmp_path / "chaoskit-1-1-1"
+    group.mkdir()
+    abandoned(
+        tmp_path / "chaoskit",
+        json.dumps({"entry": 1, "act": "cgroup", "path": str(group), "home": str(tmp_path)}) + "\n",
+    )
+    environment = dict(os.environ, XDG_RUNTIME_DIR=str(tmp_path), COLUMNS="500")
+    ran = subprocess.run([sys.executable, "-m", *command], env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert f"cgroup {group}: not put back" in ran.stdout
+
+
 def test_the_janitor_tells_a_program_what_is_damaged(tmp_path: Path) -> None:
     """With --json each repair says what could not be put back."""
     (tmp_path / "chaoskit").mkdir(mode=0o700)

@@ -8,7 +8,7 @@ import typer
 
 from chaoskit.cli.output import Json, command_app, print_json
 from chaoskit.plaintext import echo
-from chaoskit.substrate.undo import describe, sweep
+from chaoskit.substrate.undo import any_left, describe, sweep
 
 app = command_app()
 
@@ -22,13 +22,17 @@ def cleanup(machine: Json = False) -> None:
     does so when the run is killed, and every run when it starts. Where only Python's standard library
     works: [cyan]python -m chaoskit.substrate.undo[/]
 
+    Ends with status 1 where something could not be put back; the next call tries that again.
+
     Example: [cyan]chaoskit cleanup[/]
     """
     repairs = sweep()
     if machine:
         print_json({"repairs": [dataclasses.asdict(one) for one in repairs]})
-        return
-    for repair in repairs:
-        echo(describe(repair))
-    if not repairs:
-        typer.echo("nothing to put back")
+    else:
+        for repair in repairs:
+            echo(describe(repair))
+        if not repairs:
+            typer.echo("nothing to put back")
+    if any_left(repairs):
+        raise typer.Exit(1)

@@ -22,7 +22,7 @@ from chaoskit.substrate.undo.entries import (
     UndoEntry,
 )
 from chaoskit.substrate.undo.files import runtime_directory
-from chaoskit.substrate.undo.janitor import left_behind, sweep
+from chaoskit.substrate.undo.janitor import any_left, left_behind, sweep
 from chaoskit.substrate.undo.log import Undo, UndoLog, temporary_directory
 from chaoskit.substrate.undo.replay import Repair, describe
 
@@ -39,6 +39,7 @@ __all__ = [
     "Undo",
     "UndoEntry",
     "UndoLog",
+    "any_left",
     "describe",
     "left_behind",
     "runtime_directory",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from chaoskit.substrate.undo import describe, sweep
+from chaoskit.substrate.undo import any_left, describe, sweep
 
 if __name__ == "__main__":
-    for line in map(describe, sweep()):
+    repairs = sweep()
+    for line in map(describe, repairs):
         sys.stdout.write(f"{line}\n")
+    sys.exit(any_left(repairs))

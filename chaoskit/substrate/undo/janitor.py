@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from chaoskit.substrate.undo import files
@@ -30,6 +31,11 @@ def sweep(directory: Path | None = None) -> list[Repair]:
         except OSError as error:
             repairs.append(_unreadable(path, error))
     return repairs
+
+
+def any_left(repairs: Iterable[Repair]) -> bool:
+    """Whether something was not put back. A file that cannot be read is no sign of it: it may have held nothing."""
+    return any(one.outcome == RepairOutcome.FAILED and one.act != "damaged" for one in repairs)
 
 
 def left_behind(directory: Path | None = None) -> list[str]:
