@@ -31,7 +31,7 @@ def delay(context: InjectionContext, options: dict[str, Any]) -> None:
 
     context.injected.on_phase.append(act)
     if delay_s > 2 * STILL_S:
-        watch("delay", context.report)  # who sleeps for too long does not come to measure it
+        watch("delay", context.report)  # a thread that sleeps for too long does not come to measure it
     act(context.phase, context.step)
 
 
