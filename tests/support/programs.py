@@ -12,9 +12,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from chaoskit.osprocess import socket_name
+from chaoskit.osprocess import die_with_parent, socket_name
 
 _LONG_S = 600.0
+_SHORT_S = 60.0
 
 
 def leave(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) -> None:
@@ -24,11 +25,18 @@ def leave(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) -
 
 def stay(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) -> None:
     """Be there."""
+    die_with_parent(parent_pid)
     time.sleep(_LONG_S)
+
+
+def outlive(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) -> None:
+    """Be there, also without the supervisor; not for long, should a test not come to end it."""
+    time.sleep(_SHORT_S)
 
 
 def burn(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) -> None:
     """Want a CPU all the time."""
+    die_with_parent(parent_pid)
     while True:
         pass
 
@@ -52,6 +60,7 @@ def answer(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) 
 
 def talk(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) -> None:
     """Come to the door at this path, say hello, give back what is said, and end when the line does."""
+    die_with_parent(parent_pid)
     line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with socket_name(Path(arguments.decode())) as name:
         line.connect(name)
