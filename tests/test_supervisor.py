@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from chaoskit.substrate.actions import Backend, BreakDisk, CapCpu
 from chaoskit.substrate.local import LocalSubstrate
 from chaoskit.substrate.nodes import BaseCluster
 from chaoskit.substrate.processes import HOST, Process
+from chaoskit.substrate.supervised import SupervisedSubstrate
 from chaoskit.substrate.supervisor.away import BackendAway, KernelAway, why_not
 from chaoskit.substrate.supervisor.link import SupervisorLink
 from chaoskit.substrate.supervisor.messages import (
@@ -38,6 +40,7 @@ from chaoskit.substrate.supervisor.messages import (
     OpenListener,
     Program,
     RequestDone,
+    RequestFailed,
     SendSignal,
     StartProgram,
     SupervisorReady,
@@ -323,6 +326,33 @@ def test_a_supervisor_of_another_version_is_refused() -> None:
         ours.close()
 
 
+class OneNode(SupervisedSubstrate):
+    """A substrate with one supervisor, which ends things as it says."""
+
+    def __init__(self, link: SupervisorLink) -> None:
+        super().__init__()
+        self._link = link
+
+    def link(self, station: str) -> SupervisorLink:
+        return self._link
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_an_end_that_fails_is_told_and_one_that_came_with_the_supervisor_is_not(is_gone: bool) -> None:
+    """What a supervisor has not ended would live on, unseen; what one that is gone had started ends with its stream."""
+    ours, theirs = socket.socketpair()
+    substrate = OneNode(SupervisorLink(ours, "the supervisor"))
+    if not is_gone:
+        wire.send(theirs, RequestFailed(1, "process 7 does not end"))
+    failure = nullcontext() if is_gone else pytest.raises(HarnessError, match="process 7 does not end")
+    with theirs, ours:
+        if is_gone:
+            theirs.close()
+        with failure:
+            substrate.end([("node0", Process(7, 1, "the agent"))], 0.0)
+    substrate.close()
+
+
 def test_a_supervisor_that_goes_away_is_an_error() -> None:
     """In the middle of an answer, too."""
     ours, theirs = socket.socketpair()
@@ -370,7 +400,7 @@ def test_a_pid_that_is_another_process_by_now_is_not_signalled(far: Started) -> 
 
 def test_a_supervisor_that_is_gone_is_no_word_of_its_processes(far: Started) -> None:
     """A broken stream must confirm no fault: here they live on. They are gone when what keeps the node says so."""
-    process = far.start("stay")
+    process = far.start("outlive")
     far.process.kill()
     far.process.wait()
     for look in (process.is_gone, process.is_stopped, process.threads, lambda: process.kernel.tree(process)):
@@ -435,7 +465,6 @@ def test_an_action_in_force_is_put_back_without_the_runner(far: Started, tmp_pat
     assert paths
     if how == "killed":
         far.process.kill()
-        os.kill(process.pid, signal.SIGKILL)
     far.link.close()
     wait_until(lambda: not any(path.exists() for path in paths), "the end of its group")
 

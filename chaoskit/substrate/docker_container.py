@@ -16,7 +16,7 @@ from chaoskit.errors import HarnessError
 from chaoskit.osprocess import await_readable, socket_name
 from chaoskit.substrate.docker_image import Recipe
 from chaoskit.substrate.docker_janitor import endpoint, labels, owner, remove_container
-from chaoskit.substrate.supervisor.link import SupervisorLink
+from chaoskit.substrate.supervisor.link import SupervisorGone, SupervisorLink
 from chaoskit.substrate.undo import ContainerEntry, UndoLog
 
 _WARM_S = 120.0
@@ -113,9 +113,9 @@ class Container:
 
     @property
     def link(self) -> SupervisorLink:
-        """The stream to it. Raises HarnessError where the container is gone."""
+        """The stream to it. Raises SupervisorGone where the container is gone."""
         if self._link is None:
-            raise HarnessError(f"the container of {self.station} is gone")
+            raise SupervisorGone(f"the container of {self.station} is gone")
         return self._link
 
     # -- itself ---------------------------------------------------------------------------------------------------

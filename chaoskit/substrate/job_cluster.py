@@ -18,7 +18,7 @@ from chaoskit.substrate.actions import Backend
 from chaoskit.substrate.network import COORDINATOR, Network
 from chaoskit.substrate.nodes import BaseCluster
 from chaoskit.substrate.processes import Kernel, Process
-from chaoskit.substrate.supervisor.link import SupervisorLink
+from chaoskit.substrate.supervisor.link import SupervisorGone, SupervisorLink
 
 _END_S = 10.0
 _FAREWELL_S = 3.0
@@ -123,8 +123,10 @@ class JobCluster(BaseCluster):
 
     def _how_it_ended(self) -> str:
         """The last coordinator, in words."""
-        link = self._substrate.link(COORDINATOR)
-        status = link.exits.get(self._coordinator.pid) if link.is_open() else None
+        status = None
+        with contextlib.suppress(SupervisorGone):  # then nothing tells
+            link = self._substrate.link(COORDINATOR)
+            status = link.exits.get(self._coordinator.pid) if link.is_open() else None
         return "the coordinator is gone" + (f" ({' '.join(describe_status(status))})" if status is not None else "")
 
     def observe(self, message: Any) -> None:

@@ -24,7 +24,7 @@ from chaoskit.substrate.job_cluster import JobCluster, attach
 from chaoskit.substrate.network import COORDINATOR, Network
 from chaoskit.substrate.nodes import BaseCluster
 from chaoskit.substrate.processes import HOST, Kernel, Process
-from chaoskit.substrate.supervisor.link import SupervisorLink
+from chaoskit.substrate.supervisor.link import SupervisorGone, SupervisorLink
 from chaoskit.substrate.supervisor.messages import Program
 from chaoskit.substrate.undo import UndoLog, sweep
 from chaoskit.substrate.warden import WardenSpec
@@ -165,14 +165,14 @@ class SupervisedSubstrate:
         """
         places: dict[SupervisorLink, list[Process]] = {}
         for station, process in programs:
-            with contextlib.suppress(HarnessError):  # its supervisor is gone, with all that it had started
+            with contextlib.suppress(SupervisorGone):  # it ends all that it has started when its stream does
                 places.setdefault(self.link(station), []).append(process)
         begun = []
         for link, inside in places.items():
-            with contextlib.suppress(HarnessError):  # or goes meanwhile
+            with contextlib.suppress(SupervisorGone):
                 begun.append((link, link.begin_end(inside, patience_s)))
         for link, number in begun:
-            with contextlib.suppress(HarnessError):
+            with contextlib.suppress(SupervisorGone):
                 link.finish(number)
 
 

@@ -13,7 +13,7 @@ from chaoskit.errors import HarnessError
 from chaoskit.osprocess import TcpTroubles
 from chaoskit.substrate.actions import Action, Applied
 from chaoskit.substrate.processes import Process, Thread
-from chaoskit.substrate.supervisor.link import SupervisorLink
+from chaoskit.substrate.supervisor.link import SupervisorGone, SupervisorLink
 from chaoskit.substrate.supervisor.messages import (
     ApplyAction,
     AskKernel,
@@ -113,7 +113,7 @@ class BackendAway:
 
     def release(self, node: str | None = None) -> None:
         for name in self._nodes if node is None else {node} & self._nodes:
-            with contextlib.suppress(HarnessError):  # its supervisor is gone: so is what it held
+            with contextlib.suppress(SupervisorGone):  # it lifts everything when its stream ends
                 self._link(name).request(ReleaseNode, name, value=None)
 
     def close(self) -> None:

@@ -45,6 +45,10 @@ _RECEIVE_BYTES = 2**16
 _decode = wire.decoder(Report)
 
 
+class SupervisorGone(HarnessError):
+    """The stream to a supervisor has ended."""
+
+
 class Listener:
     """A socket that a supervisor has opened for a program, and keeps until that is started.
 
@@ -60,7 +64,7 @@ class Listener:
 
     def close(self) -> None:
         """Close it there, unless a program was started with it."""
-        with contextlib.suppress(HarnessError):  # the supervisor is gone, and with it the socket
+        with contextlib.suppress(SupervisorGone):  # and with it the socket
             self._link.request(CloseListener, self.number, value=None)
 
 
@@ -157,13 +161,15 @@ class SupervisorLink:
                 data = data[sent:]
             self._connection.sendall(data)
         except OSError as error:
-            raise HarnessError(f"{self.name} is gone: {error}") from error
+            raise SupervisorGone(f"{self.name} is gone: {error}") from error
 
     def _answer(self, number: int) -> ProgramStarted | RequestDone:
         self._hear_until(lambda: number in self._answers, _ANSWER_S)
         answer = self._answers.pop(number, None)
+        if answer is None and self._is_over:
+            raise SupervisorGone(f"{self.name} is gone")
         if answer is None:
-            raise HarnessError(f"{self.name} is gone" if self._is_over else f"{self.name} said nothing for a minute")
+            raise HarnessError(f"{self.name} said nothing for {_ANSWER_S:g} s")
         if isinstance(answer, RequestFailed):
             raise ProcessLookupError(answer.error) if answer.is_gone else HarnessError(answer.error)
         return answer
@@ -179,7 +185,7 @@ class SupervisorLink:
     def heard(self) -> Iterator[None]:
         """Let the event loop that runs hear it, too, as long as a ``with`` lasts."""
         if self._is_over:
-            raise HarnessError(f"{self.name} is gone")
+            raise SupervisorGone(f"{self.name} is gone")
         assert self._loop is None, "one event loop hears it"
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._connection, self._hear)
@@ -282,5 +288,5 @@ class SupervisorLink:
 
     def tell(self, message: LineData | LineClosed) -> None:
         """Say something on a line."""
-        with contextlib.suppress(HarnessError):  # its end is found elsewhere
+        with contextlib.suppress(SupervisorGone):  # its end is found elsewhere
             self._send(message)
