@@ -12,6 +12,7 @@ import resource
 import select
 import signal
 import socket
+import struct
 import sys
 import time
 import traceback
@@ -129,25 +130,46 @@ def await_readable(descriptors: Iterable[int], timeout_s: float | None = None) -
 class DirectoryWatch:
     """Becomes readable when a file in one of some directories grows, or a file comes there (inotify)."""
 
-    _GROWS, _COMES = 0x2, 0x180  # IN_MODIFY, IN_CREATE | IN_MOVED_TO
+    _GROWS, _COMES, _OVERFLOW = 0x2, 0x180, 0x4000  # IN_MODIFY, IN_CREATE | IN_MOVED_TO, IN_Q_OVERFLOW
+    _EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name behind it
 
     def __init__(self, directories: Iterable[Path]) -> None:
+        self._directories: dict[int, Path] = {}
         self._fd: int = _libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd < 0:
             raise OSError(ctypes.get_errno(), "inotify_init1")
         for directory in directories:
-            if _libc.inotify_add_watch(self._fd, os.fsencode(directory), self._GROWS | self._COMES) < 0:
+            watch = _libc.inotify_add_watch(self._fd, os.fsencode(directory), self._GROWS | self._COMES)
+            if watch < 0:
                 os.close(self._fd)
                 raise OSError(ctypes.get_errno(), "inotify_add_watch", str(directory))
+            self._directories[watch] = directory
 
     def fileno(self) -> int:
         return self._fd
 
     def clear(self) -> None:
         """Forget what happened so far."""
+        self.changed()
+
+    def changed(self) -> set[Path]:
+        """The files that came or have grown since this was last asked."""
+        found = set[Path]()
         with contextlib.suppress(BlockingIOError):
-            while os.read(self._fd, 65536):
-                pass
+            while events := os.read(self._fd, 65536):
+                found.update(self._files(events))
+        return found
+
+    def _files(self, events: bytes) -> Iterator[Path]:
+        at = 0
+        while at < len(events):
+            watch, mask, _, length = self._EVENT.unpack_from(events, at)
+            at += self._EVENT.size + length
+            if mask & self._OVERFLOW:  # there were more than the kernel keeps
+                for directory in self._directories.values():
+                    yield from directory.iterdir()
+            elif length and watch in self._directories:
+                yield self._directories[watch] / os.fsdecode(events[at - length : at].rstrip(b"\0"))
 
     def close(self) -> None:
         os.close(self._fd)

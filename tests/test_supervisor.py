@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import signal
 import socket
 import subprocess
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.supervisors import ENVIRONMENT, Started, dialing, on_tcp, on_unix
 from support.waiting import wait_until
 
 from chaoskit import osprocess, wire
@@ -47,64 +47,6 @@ from chaoskit.substrate.supervisor.messages import (
 )
 
 TESTS = Path(__file__).parent
-COMMAND = [sys.executable, "-m", "chaoskit.substrate.supervisor", "--cold"]
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
-
-
-class Started:
-    """A supervisor that has imported nothing, and the runner's end of its stream."""
-
-    def __init__(self, process: subprocess.Popen[bytes], link: SupervisorLink, directory: Path) -> None:
-        self.process, self.link, self._directory = process, link, directory
-        assert link.await_ready()
-
-    def program(self, name: str, arguments: object = "", **more: int) -> Program:
-        return Program(f"support.programs:{name}", str(arguments).encode(), name, str(self._directory), **more)
-
-    def start(self, name: str, arguments: object = "") -> Process:
-        return self.link.start(self.program(name, arguments))
-
-    def end(self, *processes: Process, patience_s: float = 0.0) -> None:
-        self.link.finish(self.link.begin_end(processes, patience_s))
-
-    def exit_of(self, process: Process) -> int:
-        """The wait status of a program, once the supervisor has told it."""
-        wait_until(lambda: not self.link.is_open() or process.pid in self.link.exits, "the word of its end")
-        return self.link.exits[process.pid]
-
-    def close(self) -> None:
-        self.link.close()
-        try:
-            self.process.wait(30)
-        finally:
-            self.process.kill()
-            self.process.wait()
-
-
-def on_unix(directory: Path) -> Started:
-    ours, theirs = socket.socketpair()
-    with theirs:
-        process = subprocess.Popen(COMMAND, stdin=theirs.fileno(), env=ENVIRONMENT, start_new_session=True)
-    return Started(process, SupervisorLink(ours, "the supervisor"), directory)
-
-
-def on_tcp(directory: Path) -> Started:
-    token, kernel = secrets.token_hex(16), KernelAway()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        process = dialing(listener, token)
-        link = SupervisorLink(next(proven(listener, token)), "the supervisor", kernel)
-    kernel.reach_by(link)
-    return Started(process, link, directory)
-
-
-def dialing(listener: socket.socket, token: str) -> subprocess.Popen[bytes]:
-    host, port = listener.getsockname()
-    command = [*COMMAND, "--dial", f"{host}:{port}", "--token-file", "/dev/stdin"]
-    process = subprocess.Popen(command, env=ENVIRONMENT, start_new_session=True, stdin=subprocess.PIPE)
-    assert process.stdin is not None
-    with process.stdin as told:
-        told.write(token.encode())
-    return process
 
 
 @pytest.fixture(params=[on_unix, on_tcp])
@@ -306,7 +248,7 @@ def test_a_runner_without_the_token_is_not_served(tmp_path: Path) -> None:
     """Nor is a supervisor let in without it: the proof is mutual."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         coming = proven(listener, "another token")
-        process = dialing(listener, "a token")
+        process = dialing(listener.getsockname(), "a token")
         came: list[socket.socket] = []
         waiting = threading.Thread(target=lambda: came.extend(coming), daemon=True)
         waiting.start()

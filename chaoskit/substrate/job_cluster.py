@@ -44,6 +44,9 @@ class StartsAgents(Protocol):
     def end(self, programs: Iterable[tuple[str, Process]], patience_s: float) -> None:
         """End programs, and everything below them."""
 
+    def collect(self, run_directory: Path) -> None:
+        """Have all journals and logs of the run here. Nothing of it runs any more."""
+
 
 def attach(network: Network, token: str, hello: ObserverHello) -> socket.socket:
     """An observer's connection to the coordinator. Raises OSError, Refused."""
@@ -212,6 +215,7 @@ class JobCluster(BaseCluster):
         with contextlib.ExitStack() as ended:
             ended.callback(self._close_backends)
             ended.callback(self._network.close)
+            ended.callback(self._substrate.collect, self.run_directory)
             self._substrate.end(programs, _FAREWELL_S if self._over else 0.0)
         deadline_s = time.monotonic() + _END_S
         while left := [process.pid for process in self._workers.values() if not process.is_gone()]:

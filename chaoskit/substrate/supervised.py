@@ -75,6 +75,20 @@ class SupervisedSubstrate:
         """What a command finds there, if nothing tells it more."""
         return os.environ
 
+    def seen_there(self, config: RunConfig) -> RunConfig:
+        """A configuration as the processes of a run find what it names."""
+        return config
+
+    def home(self, run_directory: Path) -> Path:
+        """The directory of a run as its processes see it."""
+        return run_directory
+
+    def prepare(self, station: str, run_directory: Path) -> None:
+        """Have what the programs of a run need where a node is, or the coordinator."""
+
+    def collect(self, run_directory: Path) -> None:
+        """Have all journals and logs of a run here. Nothing of it runs any more."""
+
     def door(self, station: str, injection: InjectionDoor | None) -> InjectionDoor | None:
         """Where processes of a node find what listens to them for the harness."""
         return injection
@@ -112,6 +126,7 @@ class SupervisedSubstrate:
         hello, agents = ObserverHello(heartbeat_s), dict[str, Process]()
         with contextlib.ExitStack() as undone:
             undone.callback(network.close)
+            undone.callback(self.collect, run_directory)
             coordinator = self._start_coordinator(network, config, token, run_directory)
             # the supervisor would start a coordinator that ends at its start again and again
             undone.callback(lambda: self.end([(COORDINATOR, coordinator), *agents.items()], 0.0))
@@ -127,10 +142,12 @@ class SupervisedSubstrate:
             return made
 
     def _start_coordinator(self, network: Network, config: RunConfig, token: str, run_directory: Path) -> Process:
-        arguments = msgspec.json.encode(CoordinatorSpec(config, token, str(run_directory)))
+        home = str(self.home(run_directory))
+        arguments = msgspec.json.encode(CoordinatorSpec(self.seen_there(config), token, home))
         entry = "chaoskit.control.coordinator:run_coordinator"
-        program = Program(entry, arguments, COORDINATOR, str(run_directory), restarts=_RESTARTS, over=EXIT_OVER)
+        program = Program(entry, arguments, COORDINATOR, home, restarts=_RESTARTS, over=EXIT_OVER)
         try:
+            self.prepare(COORDINATOR, run_directory)
             return self.link(COORDINATOR).start(program, network.listeners, network.namespace(COORDINATOR))
         finally:
             for listener in network.listeners:
@@ -140,9 +157,10 @@ class SupervisedSubstrate:
         self, network: Network, node: str, token: str, run_directory: Path, injection: InjectionDoor | None
     ) -> Process:
         """Start an agent of a run. Gives its process."""
-        host, door = network.host(node), self.door(node, injection)
-        spec = AgentSpec(node, host, network.address, network.store, token, str(run_directory), door)
-        program = Program("chaoskit.control.agent:run_agent", msgspec.json.encode(spec), node, str(run_directory))
+        self.prepare(node, run_directory)
+        host, home, door = network.host(node), str(self.home(run_directory)), self.door(node, injection)
+        spec = AgentSpec(node, host, network.address, network.store, token, home, door)
+        program = Program("chaoskit.control.agent:run_agent", msgspec.json.encode(spec), node, home)
         return self.link(node).start(program, namespace=network.namespace(node))
 
     def bare(self, nodes: int, run_directory: Path, needs: Needs = NOTHING) -> BareCluster:

@@ -1,7 +1,7 @@
 """A substrate whose nodes are reached by one TCP stream each, 20 ms away: as pods of another machine are.
 
-Each node has a list of processes of its own, so its pids mean nothing to the runner. Whatever the runner knows of a
-node, does to it and hears of it passes through the stream to its supervisor.
+Each node has a list of processes of its own, and a directory that it alone sees: its pids and paths mean nothing to the
+runner. Whatever the runner knows of a node, does to it and hears of it passes through the stream to its supervisor.
 """
 
 from __future__ import annotations
@@ -12,26 +12,22 @@ import secrets
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from chaoskit.config import RunConfig
 from chaoskit.errors import HarnessError
-from chaoskit.handshakes import proven
-from chaoskit.injection_line import InjectionDoor
 from chaoskit.osprocess import start_ticks
-from chaoskit.substrate.actions import CONTROLLERS, Action, Applied, Backend
-from chaoskit.substrate.bare import BareCluster
-from chaoskit.substrate.base import NOTHING, Needs
+from chaoskit.substrate.actions import Applied, Backend
+from chaoskit.substrate.away import AwaySubstrate
 from chaoskit.substrate.echo import EchoProbe
 from chaoskit.substrate.job_cluster import JobCluster
 from chaoskit.substrate.network import COORDINATOR
-from chaoskit.substrate.nodes import BaseCluster
-from chaoskit.substrate.supervised import SupervisedSubstrate, node_names
-from chaoskit.substrate.supervisor.away import BackendAway, KernelAway, why_not
+from chaoskit.substrate.supervised import node_names
+from chaoskit.substrate.supervisor.away import KernelAway
 from chaoskit.substrate.supervisor.link import Listener, SupervisorLink
+from chaoskit.substrate.supervisor.reception import Reception
 from chaoskit.substrate.undo import EndEntry, UndoLog
 
 HOST = "127.0.0.1"
@@ -39,13 +35,15 @@ DELAY_MS = 20.0  # in each direction
 _RELAY = Path(__file__).with_name("slow_relay.py")
 _START_S = 120.0
 _END_S = 20.0
-_APART = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+MOUNT = Path("/srv")  # of each node: empty, and in memory; the runner's is another one
+_APART = ("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+_MOUNT = ("sh", "-c", f'mount -t tmpfs none {MOUNT} && exec "$@"', "sh")
 
 
 @functools.cache
 def unavailable() -> str:
     """Why there can be no such nodes here; "" if there can."""
-    tried = subprocess.run([*_APART, "true"], capture_output=True, text=True, check=False)
+    tried = subprocess.run([*_APART, *_MOUNT, "true"], capture_output=True, text=True, check=False)
     return tried.stderr.strip() if tried.returncode else ""
 
 
@@ -54,12 +52,12 @@ class FarNode:
 
     def __init__(self, station: str, undo: UndoLog) -> None:
         token = secrets.token_hex(16)
-        self._station, self._listener = station, socket.create_server((HOST, 0))
-        self._coming = proven(self._listener, token)
-        self._relay, port = slow_relay(self._listener.getsockname()[1], undo)
+        self._station, self._reception = station, Reception(HOST, token)
+        self._reception.expect(station)
+        self._relay, port = slow_relay(self._reception.address[1], undo)
         command = [sys.executable, "-m", "chaoskit.substrate.supervisor", "--dial", f"{HOST}:{port}"]
         self._process = subprocess.Popen(
-            [*_APART, *command, "--token-file", "/dev/stdin"],
+            [*_APART, *_MOUNT, *command, "--place", station, "--token-file", "/dev/stdin"],
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             start_new_session=True,
             stdin=subprocess.PIPE,
@@ -73,15 +71,12 @@ class FarNode:
 
     def connect(self) -> None:
         """Wait until it has come; it imports what programs need only then."""
-        limit = threading.Timer(_START_S, self._listener.shutdown, [socket.SHUT_RDWR])
-        limit.start()
-        connection = next(self._coming, None)
-        limit.cancel()
-        if connection is None:
+        arrived = self._reception.await_any([self._station], _START_S)
+        self._reception.close()
+        if arrived is None:
             raise HarnessError(f"the supervisor of {self._station} did not come; see its output above")
-        self.link = SupervisorLink(connection, f"the supervisor of {self._station}", self.kernel)
+        self.link = SupervisorLink(arrived[1].connection, f"the supervisor of {self._station}", self.kernel)
         self.kernel.reach_by(self.link)
-        self._listener.close()
 
     def await_ready(self) -> None:
         """Wait until it can start programs."""
@@ -99,10 +94,11 @@ class FarNode:
                 process.wait()
 
 
-class FarSubstrate(SupervisedSubstrate):
+class FarSubstrate(AwaySubstrate):
     """Keeps a supervisor for the coordinator and each node."""
 
     name = "far"
+    files = MOUNT / "chaoskit"
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,6 +118,9 @@ class FarSubstrate(SupervisedSubstrate):
     def link(self, station: str) -> SupervisorLink:
         return self._nodes[station].link
 
+    def links(self) -> Iterable[SupervisorLink]:
+        return [node.link for node in self._nodes.values()]
+
     def kernel(self, station: str) -> KernelAway:
         return self._nodes[station].kernel
 
@@ -129,27 +128,8 @@ class FarSubstrate(SupervisedSubstrate):
         self._stand_ready([COORDINATOR, *node_names(config.nodes_max)])
         return super().launch(config, run_directory, **options)
 
-    def bare(self, nodes: int, run_directory: Path, needs: Needs = NOTHING) -> BareCluster:
-        raise HarnessError("this substrate runs no commands")
-
     def network(self, nodes: Sequence[str], port: int) -> FarNetwork:
         return FarNetwork(self.link(COORDINATOR), port, self.undo)
-
-    def door(self, station: str, injection: InjectionDoor | None) -> InjectionDoor | None:
-        if injection is None:
-            return None
-        here = Path(injection.path)
-        there = here.with_name(f"{here.name}.{station}")
-        self.link(station).open_door(here, there)
-        return InjectionDoor(str(there), injection.token)
-
-    def why_not(self, action: type[Action]) -> str:
-        self.warm_up()
-        return why_not(self.link(COORDINATOR), action)
-
-    def backends(self, cluster: BaseCluster) -> Iterable[Backend]:
-        able = frozenset(action for action in CONTROLLERS if not self.why_not(action))
-        yield BackendAway(able, self.link, cluster.root, cluster.run_directory)
 
     def close(self) -> None:
         while self._nodes:

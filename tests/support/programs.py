@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -69,6 +70,18 @@ def talk(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) ->
         while data := line.recv(4096):
             line.send(data.upper())
     os._exit(0)
+
+
+def write(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) -> None:
+    """Append numbered lines to this file, as fast as a disk takes them."""
+    die_with_parent(parent_pid)
+    path = Path(arguments.decode())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for number in itertools.count():
+        os.write(file, b"%d\n" % number)
+        if number % 100 == 0:
+            time.sleep(0.001)
 
 
 def complain(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) -> None:

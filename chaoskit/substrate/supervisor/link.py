@@ -18,10 +18,13 @@ from chaoskit.journal.writer import own_version
 from chaoskit.osprocess import await_readable, socket_name
 from chaoskit.substrate.processes import HOST, Kernel, Process
 from chaoskit.substrate.supervisor.door import receive
+from chaoskit.substrate.supervisor.files import FileMirror
 from chaoskit.substrate.supervisor.messages import (
     ActionShown,
     CloseListener,
     EndPrograms,
+    FileChunk,
+    FindSource,
     LineClosed,
     LineData,
     LineOpened,
@@ -34,9 +37,13 @@ from chaoskit.substrate.supervisor.messages import (
     Request,
     RequestDone,
     RequestFailed,
+    SettleFiles,
+    ShipFiles,
     StartProgram,
+    StoreSource,
     SupervisorReady,
 )
+from chaoskit.substrate.supervisor.sources import Source
 from chaoskit.substrate.supervisor.stream import watch
 
 _WARM_S = 120.0
@@ -88,6 +95,7 @@ class SupervisorLink:
         self._is_over = False
         self.exits: dict[int, int] = {}  # pid -> wait status
         self.shown: dict[int, int] = {}  # applied -> count
+        self._mirrors: dict[str, FileMirror] = {}  # by the directory of a run, there
         self._door = Path()  # to which lines through the supervisor's door go on
         self._lines: dict[int, socket.socket] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -136,6 +144,37 @@ class SupervisorLink:
         """Have a Unix socket ``at`` a path there; its lines go on to the one at ``door`` here. Earlier lines end."""
         self._door = door
         self.request(OpenDoor, str(at), value=None)
+
+    def store(self, source: Source, directory: Path) -> None:
+        """Have a source unpacked in a directory there, below its digest, unless it is there."""
+        where = str(directory), source.digest
+        if not self.request(FindSource, *where, value=bool):
+            for data, is_last in source.pieces():
+                self.request(StoreSource, *where, data, is_last, value=None)
+
+    def ship(self, there: Path, here: Path) -> None:
+        """Have the journals and logs of a run copied from its directory there to the one here, as they are written."""
+        if str(there) not in self._mirrors:
+            self._mirrors[str(there)] = FileMirror(here)
+            self.request(ShipFiles, str(there), value=None)
+
+    def settle(self, there: Path) -> None:
+        """Wait until all that was written there is here; then the directory there is removed.
+
+        Raises:
+            HarnessError: if not all has come. SupervisorGone: if it is gone; what it had not shipped is lost.
+        """
+        mirror = self._mirrors.get(str(there))
+        if mirror is None:
+            return
+        try:
+            sizes = self.request(SettleFiles, str(there), value=dict[str, int])
+            if short := mirror.short(sizes):
+                reason = mirror.failure or "more was shipped than has come"
+                raise HarnessError(f"{', '.join(short)} of {self.name} could not be copied: {reason}")
+        finally:
+            del self._mirrors[str(there)]
+            mirror.close()
 
     def request(self, kind: Callable[..., Request], *arguments: Any, value: Any) -> Any:
         """Ask something of this kind. Gives the answer, as a ``value``.
@@ -230,6 +269,8 @@ class SupervisorLink:
                 self.exits[pid] = status
             case ActionShown(applied, count):
                 self.shown[applied] = count
+            case FileChunk(directory) if directory in self._mirrors:
+                self._mirrors[directory].take(report)
             case LineOpened(line):
                 self._open_line(line)
             case LineData(line, data) if line in self._lines:
@@ -249,6 +290,8 @@ class SupervisorLink:
 
     def _let_go(self) -> None:
         self._is_over = True
+        for mirror in self._mirrors.values():
+            mirror.close()
         if self._loop is not None:
             self._loop.remove_reader(self._connection)
         for number in list(self._lines):

@@ -144,6 +144,42 @@ class LineClosed(Message, frozen=True):
     line: int
 
 
+class FindSource(Message, frozen=True):
+    """Ask whether a source is in a directory. Answered by true or false. ``digest``: as :class:`StoreSource` has it."""
+
+    number: int
+    directory: str
+    digest: str
+
+
+class StoreSource(Message, frozen=True):
+    """One piece of a tar archive, which is unpacked into ``directory/digest`` behind the last piece.
+
+    ``digest``: SHA-256 of the archive, in hexadecimal digits.
+    """
+
+    number: int
+    directory: str
+    digest: str
+    data: bytes
+    is_last: bool
+
+
+class ShipFiles(Message, frozen=True):
+    """Ship the journals and logs of a run from now on, by :class:`FileChunk`."""
+
+    number: int
+    run_directory: str
+
+
+class SettleFiles(Message, frozen=True):
+    """Nothing of a run writes any more: ship what is left, then remove its directory. Answered behind the last chunk,
+    by the size of each file that was shipped."""
+
+    number: int
+    run_directory: str
+
+
 Request = (
     StartProgram
     | EndPrograms
@@ -158,13 +194,28 @@ Request = (
     | OpenDoor
     | LineData
     | LineClosed
+    | FindSource
+    | StoreSource
+    | ShipFiles
+    | SettleFiles
 )
 
 # -- the supervisor's ---------------------------------------------------------------------------------------------
 
 
+class SupervisorHello(Message, frozen=True):
+    """What a supervisor that dials says first, before it imports anything.
+
+    ``place``: which one it is, as its command line has it. ``address``: under which the processes of its node are
+    reached; "" where it does not know.
+    """
+
+    place: str
+    address: str
+
+
 class SupervisorReady(Message, frozen=True):
-    """The first message: programs can be started. ``version``: of its chaoskit."""
+    """Programs can be started. ``version``: of its chaoskit."""
 
     version: str
 
@@ -206,6 +257,15 @@ class ActionShown(Message, frozen=True):
     count: int
 
 
+class FileChunk(Message, frozen=True):
+    """What was written to a file of a run behind its first ``offset`` bytes. ``name``: below the run's directory."""
+
+    run_directory: str
+    name: str
+    offset: int
+    data: bytes
+
+
 class LineOpened(Message, frozen=True):
     """A process of the node has come to the door."""
 
@@ -219,6 +279,7 @@ Report = (
     | RequestFailed
     | ProgramExited
     | ActionShown
+    | FileChunk
     | LineOpened
     | LineData
     | LineClosed

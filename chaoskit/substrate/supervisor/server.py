@@ -24,6 +24,7 @@ from chaoskit.journal.writer import own_version
 from chaoskit.osprocess import adopt_orphans, set_name, socket_name
 from chaoskit.substrate.supervisor.acts import Acts
 from chaoskit.substrate.supervisor.door import LineDoor
+from chaoskit.substrate.supervisor.files import RunFiles
 from chaoskit.substrate.supervisor.messages import (
     ActionShown,
     ApplyAction,
@@ -31,6 +32,7 @@ from chaoskit.substrate.supervisor.messages import (
     AskWhyNot,
     CloseListener,
     EndPrograms,
+    FindSource,
     LiftAction,
     LineClosed,
     LineData,
@@ -44,15 +46,21 @@ from chaoskit.substrate.supervisor.messages import (
     RequestDone,
     RequestFailed,
     SendSignal,
+    SettleFiles,
+    ShipFiles,
     StartProgram,
+    StoreSource,
+    SupervisorHello,
     SupervisorReady,
 )
 from chaoskit.substrate.supervisor.programs import Programs
+from chaoskit.substrate.supervisor.sources import SourceStore
 from chaoskit.substrate.supervisor.stream import watch
 
 _COUNT_S = 0.05  # between two looks at what actions in force have met
 _RECEIVE_BYTES = 2**16
 _DESCRIPTORS_MAX = 8  # with one message
+_UNTOLD_BYTES = 2**20  # above which files wait, so that answers do not
 _decode = wire.decoder(Request)
 
 
@@ -72,6 +80,8 @@ class Supervisor:
         self._acts = Acts()
         self._programs = Programs(self._forget, self._acts.guards, is_first=is_first)
         self._door: LineDoor | None = None
+        self._sources = SourceStore()
+        self._files: dict[str, RunFiles] = {}  # by the directory of a run
         self._selector = selectors.DefaultSelector()
         self._wakes, self._woken = socket.socketpair()  # by SIGCHLD
         for one in (self._wakes, self._woken, connection):
@@ -93,6 +103,7 @@ class Supervisor:
                     for key, events in self._selector.select(_COUNT_S if self._acts.in_force else None):
                         if events & selectors.EVENT_WRITE:
                             self._go_on_telling()
+                            self._ship()
                         if events & selectors.EVENT_READ:
                             key.data()
                     for number, count in self._acts.counted():
@@ -118,14 +129,36 @@ class Supervisor:
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._untold else 0)
         self._selector.modify(self._connection, events, self._obey)
 
+    def _ship(self) -> None:
+        """Tell what files have been given, as long as the runner reads; what is left then goes on with its reading."""
+        for directory, files in list(self._files.items()):
+            files.look()
+            if len(self._untold) > _UNTOLD_BYTES:
+                continue
+            for chunk in files.unshipped():
+                self.tell(chunk)
+                if len(self._untold) > _UNTOLD_BYTES:
+                    break
+            else:
+                self._settle(directory, files)
+
+    def _settle(self, directory: str, files: RunFiles) -> None:
+        """End the shipping of a run in which nothing is written any more."""
+        if files.settles is not None:
+            del self._files[directory]
+            self._selector.unregister(files)
+            files.close()
+            files.remove()
+            self.tell(RequestDone(files.settles, self._acts.encode(files.sizes())))
+
     def _obey(self) -> None:
         try:
             for request in self._splitter.feed(self._heard()):
                 if isinstance(request, LineData | LineClosed):
                     if self._door is not None:
                         self._door.take(request)
-                else:
-                    self.tell(self._answer(request))
+                elif (answer := self._answer(request)) is not None:
+                    self.tell(answer)
         except BlockingIOError:
             pass
 
@@ -139,8 +172,8 @@ class Supervisor:
             raise ConnectionResetError("the runner is gone")
         return data
 
-    def _answer(self, request: Any) -> Report:
-        """What was done, or why it could not be: nothing that is asked ends what runs here."""
+    def _answer(self, request: Any) -> Report | None:
+        """What was done, or why it could not be: nothing that is asked ends what runs here. None: it takes its time."""
         try:
             return self._carry_out(request)
         except ProcessLookupError as error:
@@ -149,7 +182,7 @@ class Supervisor:
             told = str(error) if isinstance(error, OSError | ChaoskitError) else f"{type(error).__name__}: {error}"
             return RequestFailed(request.number, told)
 
-    def _carry_out(self, request: Any) -> Report:
+    def _carry_out(self, request: Any) -> Report | None:
         match request:
             case StartProgram():
                 return self._start(request)
@@ -167,6 +200,19 @@ class Supervisor:
                 self._close_door()
                 self._door = LineDoor(Path(path), self.tell, self._selector)
                 return RequestDone(number)
+            case FindSource(number, directory, digest):
+                return RequestDone(number, self._acts.encode(self._sources.holds(Path(directory), digest)))
+            case StoreSource(number, directory, digest, data, is_last):
+                self._sources.take(Path(directory), digest, data, is_last=is_last)
+                return RequestDone(number)
+            case ShipFiles(number, directory):
+                self._begin_shipping(directory)
+                self._ship()
+                return RequestDone(number)
+            case SettleFiles(number, directory):
+                self._files[directory].settle(number)
+                self._ship()
+                return None
             case AskKernel() | SendSignal() | AskWhyNot() | ApplyAction() | LiftAction() | ReleaseNode():
                 return RequestDone(request.number, self._acts.carry_out(request))
         raise AssertionError(request)
@@ -183,6 +229,11 @@ class Supervisor:
         listener = socket.create_server((host, port), backlog=128)
         self._listeners[listener.fileno()] = listener
         return self._acts.encode((listener.fileno(), *listener.getsockname()[:2]))
+
+    def _begin_shipping(self, directory: str) -> None:
+        if directory not in self._files:
+            self._files[directory] = RunFiles(Path(directory))
+            self._selector.register(self._files[directory], selectors.EVENT_READ, self._ship)
 
     def _close_door(self) -> None:
         door, self._door = self._door, None
@@ -207,6 +258,8 @@ class Supervisor:
         self._selector.close()
         for one in (self._connection, self._wakes, self._woken, *self._listeners.values()):
             one.close()
+        for files in self._files.values():
+            files.close()
         if self._door is not None:
             self._door.forget()
         self._acts.forget()
@@ -218,6 +271,8 @@ def _arguments() -> argparse.Namespace:
     where.add_argument("--connect", metavar="PATH", help="to the runner's Unix socket, as first process of a container")
     where.add_argument("--dial", metavar="HOST:PORT", help="the runner, with a token from --token-file")
     parser.add_argument("--token-file", metavar="PATH", type=Path, help="what both sides must know; it is read once")
+    parser.add_argument("--place", metavar="NAME", default="", help="which supervisor this is, for the runner it dials")
+    parser.add_argument("--address", metavar="HOST", default="", help="under which processes here are reached")
     parser.add_argument("--cold", action="store_true", help="import nothing beforehand")
     arguments = parser.parse_args()
     if bool(arguments.dial) != bool(arguments.token_file):
@@ -231,6 +286,7 @@ def _runner(arguments: argparse.Namespace) -> socket.socket:
         host, _, port = arguments.dial.rpartition(":")
         connection = wire.connect((host, int(port)), arguments.token_file.read_text().strip())
         watch(connection)
+        wire.send(connection, SupervisorHello(arguments.place, arguments.address))
         return connection
     if arguments.connect:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

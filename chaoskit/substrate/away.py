@@ -1,0 +1,87 @@
+"""What substrates have in common whose nodes only a stream reaches, such as pods: they see no file of the runner."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from chaoskit.config import RunConfig
+from chaoskit.errors import HarnessError
+from chaoskit.injection_line import InjectionDoor
+from chaoskit.substrate.actions import CONTROLLERS, Action, Backend
+from chaoskit.substrate.bare import BareCluster
+from chaoskit.substrate.base import NOTHING, Needs
+from chaoskit.substrate.network import COORDINATOR
+from chaoskit.substrate.nodes import BaseCluster
+from chaoskit.substrate.supervised import SupervisedSubstrate
+from chaoskit.substrate.supervisor.away import BackendAway, why_not
+from chaoskit.substrate.supervisor.link import SupervisorGone, SupervisorLink
+from chaoskit.substrate.supervisor.sources import Source
+
+
+class AwaySubstrate(SupervisedSubstrate):
+    """Base of such substrates. Each says where its supervisors are, and how nodes reach each other.
+
+    The directory of the job goes to each node before its agent starts. Journals and logs come from there as they are
+    written, into the run's directory.
+    """
+
+    #: Where the files of runs lie on every node; a path that nodes have and the runner need not.
+    files = Path("/var/lib/chaoskit")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._numbers = itertools.count(1)
+        self._homes: dict[Path, Path] = {}  # of runs: directory here -> there
+        self._source: Source | None = None
+
+    def seen_there(self, config: RunConfig) -> RunConfig:
+        """With the job's file where :meth:`prepare` has it put."""
+        path = Path(config.job.path)
+        self._source = Source(path.parent)
+        there = str(self.files / "source" / self._source.digest / path.name)
+        return msgspec.structs.replace(config, job=msgspec.structs.replace(config.job, path=there))
+
+    def home(self, run_directory: Path) -> Path:
+        if run_directory not in self._homes:
+            self._homes[run_directory] = self.files / "runs" / f"{next(self._numbers):03d}-{run_directory.name}"
+        return self._homes[run_directory]
+
+    def prepare(self, station: str, run_directory: Path) -> None:
+        link = self.link(station)
+        if self._source is not None:
+            link.store(self._source, self.files / "source")
+        link.ship(self.home(run_directory), run_directory)
+
+    def collect(self, run_directory: Path) -> None:
+        for link in self.links():
+            with contextlib.suppress(SupervisorGone):  # what it had not shipped is lost
+                link.settle(self.home(run_directory))
+        self._homes.pop(run_directory, None)
+
+    def links(self) -> Iterable[SupervisorLink]:
+        """The supervisors that there are."""
+        raise NotImplementedError
+
+    def door(self, station: str, injection: InjectionDoor | None) -> InjectionDoor | None:
+        if injection is None:
+            return None
+        here = Path(injection.path)
+        there = self.home(here.parent) / here.name
+        self.link(station).open_door(here, there)
+        return InjectionDoor(str(there), injection.token)
+
+    def why_not(self, action: type[Action]) -> str:
+        self.warm_up()
+        return why_not(self.link(COORDINATOR), action)
+
+    def backends(self, cluster: BaseCluster) -> Iterable[Backend]:
+        able = frozenset(action for action in CONTROLLERS if not self.why_not(action))
+        yield BackendAway(able, self.link, cluster.root, self.home(cluster.run_directory))
+
+    def bare(self, nodes: int, run_directory: Path, needs: Needs = NOTHING) -> BareCluster:
+        raise HarnessError(f"the substrate {self.name} runs no commands")

@@ -1,0 +1,122 @@
+"""The code of a job, on its way to nodes that do not see the runner's files."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import shutil
+import tarfile
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+from chaoskit.errors import BadInput
+
+SIZE_BYTES_MAX = 100 * 2**20
+PIECE_BYTES = 2**20
+#: A file of this name says what does not travel: a pattern of names or paths a line.
+IGNORE_FILE = ".chaosignore"
+_NEVER = (".git", "__pycache__", ".venv", ".tox", ".mypy_cache", ".pytest_cache", ".ruff_cache")
+_NAMED = 5
+
+
+class Source:
+    """A directory as an archive: the same files always give the same one.
+
+    Attributes:
+        digest: SHA-256 of ``data``, in hexadecimal digits.
+
+    Raises:
+        BadInput: if the files are more than 100 MiB.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.data = _pack(directory, _required_files(directory))
+        self.digest = hashlib.sha256(self.data).hexdigest()
+
+    def pieces(self) -> Iterator[tuple[bytes, bool]]:
+        """What is sent at a time, and whether it is the last."""
+        for at in range(0, len(self.data), PIECE_BYTES):
+            yield self.data[at : at + PIECE_BYTES], at + PIECE_BYTES >= len(self.data)
+
+
+def _required_files(directory: Path) -> list[Path]:
+    patterns = [*_NEVER]
+    if (directory / IGNORE_FILE).is_file():
+        lines = (directory / IGNORE_FILE).read_text(encoding="utf-8").splitlines()
+        patterns += [line.strip().rstrip("/") for line in lines if line.strip() and not line.startswith("#")]
+    found, size_bytes = list[Path](), 0
+    for path in _walk(directory, directory, patterns):
+        found.append(path)
+        size_bytes += path.stat().st_size
+    if size_bytes > SIZE_BYTES_MAX:
+        largest = sorted(found, key=lambda path: path.stat().st_size, reverse=True)[:_NAMED]
+        named = ", ".join(f"{path.relative_to(directory)} ({path.stat().st_size / 2**20:.0f} MiB)" for path in largest)
+        remedy = f"name what need not travel in {directory / IGNORE_FILE}, or move the job into a directory of its own"
+        told = f"{size_bytes / 2**20:.0f} MiB, more than {SIZE_BYTES_MAX // 2**20}; largest: {named}"
+        raise BadInput("job", str(directory), f"{remedy}: the directory holds {told}")
+    return found
+
+
+def _walk(directory: Path, top: Path, patterns: list[str]) -> Iterator[Path]:
+    with os.scandir(directory) as entries:
+        for entry in sorted(entries, key=lambda one: one.name):
+            path = Path(entry.path)
+            if any(fnmatch(entry.name, one) or fnmatch(str(path.relative_to(top)), one) for one in patterns):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                yield from _walk(path, top, patterns)
+            elif entry.is_file():  # what a link leads to travels in its place
+                yield path
+
+
+def _pack(directory: Path, files: list[Path]) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for path in files:
+            member = tarfile.TarInfo(str(path.relative_to(directory)))
+            with path.open("rb") as file:
+                member.size = os.fstat(file.fileno()).st_size
+                archive.addfile(member, file)
+    return packed.getvalue()
+
+
+class SourceStore:
+    """Sources on a node, each in a directory that bears its digest."""
+
+    def __init__(self) -> None:
+        self._coming: dict[str, io.BytesIO] = {}
+
+    def holds(self, directory: Path, digest: str) -> bool:
+        """Whether it is there already."""
+        return (directory / _plain(digest)).is_dir()
+
+    def take(self, directory: Path, digest: str, data: bytes, *, is_last: bool) -> None:
+        """Take one piece; unpack behind the last one.
+
+        Raises:
+            ValueError: if what has come is not what the digest says, or too much. OSError: if it cannot be unpacked.
+        """
+        coming = self._coming.setdefault(_plain(digest), io.BytesIO())
+        coming.write(data)
+        if is_last or coming.tell() > 2 * SIZE_BYTES_MAX:
+            del self._coming[digest]
+            if hashlib.sha256(coming.getbuffer()).hexdigest() != digest:
+                raise ValueError(f"a source came that is not {digest}")
+            self._unpack(directory, digest, coming)
+
+    def _unpack(self, directory: Path, digest: str, packed: io.BytesIO) -> None:
+        part = directory / f"{digest}.part"
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        packed.seek(0)
+        with tarfile.open(fileobj=packed, mode="r") as archive:
+            archive.extractall(part, filter="data")
+        part.replace(directory / digest)
+
+
+def _plain(digest: str) -> str:
+    if len(digest) != hashlib.sha256().digest_size * 2 or not digest.isalnum():
+        raise ValueError(f"{digest!r} is no SHA-256")
+    return digest

@@ -1,0 +1,234 @@
+"""What passes through the stream to a supervisor as files: a job's source on its way there, journals and logs back."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import signal
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.supervisors import Started, on_tcp, on_unix
+from support.waiting import wait_until
+
+from chaoskit.errors import BadInput, HarnessError
+from chaoskit.osprocess import DirectoryWatch
+from chaoskit.substrate.supervisor import sources
+from chaoskit.substrate.supervisor.files import CHUNK_BYTES, FileMirror, RunFiles
+from chaoskit.substrate.supervisor.messages import FileChunk
+from chaoskit.substrate.supervisor.sources import IGNORE_FILE, Source, SourceStore
+
+
+@pytest.fixture(params=[on_unix, on_tcp])
+def supervisor(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Started]:
+    started: Started = request.param(tmp_path / "there")
+    yield started
+    started.close()
+
+
+# -- journals and logs ------------------------------------------------------------------------------------------------
+
+
+def files_of(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def copied(here: Path, name: str) -> int:
+    path = here / name
+    return path.stat().st_size if path.exists() else 0
+
+
+def test_what_is_written_there_comes_while_it_is_written(supervisor: Started, tmp_path: Path) -> None:
+    """Every byte once; what a program prints, and what it wrote before it was killed."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    supervisor.link.ship(there, here)
+    writer = supervisor.start("write", there / "journal" / "one.jsonl")
+    wait_until(lambda: supervisor.link.is_open() and copied(here, "journal/one.jsonl") > 50_000, "some of the file")
+    complaint = supervisor.start("complain", "it is over")
+    supervisor.exit_of(complaint)
+    writer.signal(signal.SIGKILL)
+    supervisor.exit_of(writer)
+    (there / "disk").mkdir()
+    (there / "disk" / "snapshot").write_text("of the node alone")
+    whole = files_of(there)
+    supervisor.link.settle(there)
+    del whole["disk/snapshot"]
+    assert files_of(here) == whole
+    assert whole["log/complain.log"] == b"it is over"
+    lines = whole["journal/one.jsonl"].splitlines()
+    assert lines == [b"%d" % number for number in range(len(lines))]
+
+
+def test_a_settled_run_leaves_nothing_on_the_node(supervisor: Started, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    supervisor.link.ship(there, tmp_path / "here")
+    supervisor.exit_of(supervisor.start("complain", "it is over"))
+    supervisor.link.settle(there)
+    assert not there.exists()
+    supervisor.link.settle(there)  # nothing is shipped any more
+
+
+def test_much_that_is_written_takes_no_memory_there(supervisor: Started, tmp_path: Path) -> None:
+    """It waits in its file until the runner reads; what is asked meanwhile is answered."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    (there / "log").mkdir(parents=True)
+    (there / "log" / "long.log").write_bytes(os.urandom(2**20) * 64)
+    before_kb = resident_kb(supervisor.process.pid)
+    supervisor.link.ship(there, here)
+    wait_until(lambda: copied(here, "log/long.log") or not supervisor.link.is_open(), "the first chunk")
+    assert resident_kb(supervisor.process.pid) - before_kb < 2**14
+    supervisor.exit_of(supervisor.start("leave", 3))
+    supervisor.link.settle(there)
+    assert copied(here, "log/long.log") == 2**26
+    assert resident_kb(supervisor.process.pid) - before_kb < 2**14
+
+
+def resident_kb(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")))
+
+
+def test_a_node_that_was_replaced_goes_on_in_the_same_files(tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    for incarnation in (b"first ", b"second"):
+        there = tmp_path / incarnation.decode().strip()
+        started = on_tcp(there)
+        (there / "journal").mkdir(parents=True)
+        (there / "journal" / "node1.jsonl").write_bytes(incarnation)
+        started.link.ship(there, here)
+        started.link.settle(there)
+        started.close()
+    assert (here / "journal" / "node1.jsonl").read_bytes() == b"first second"
+
+
+def test_what_cannot_be_written_here_is_an_error(supervisor: Started, tmp_path: Path) -> None:
+    """And is called so: a run with a short journal must not be judged as if it were whole."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    (there / "journal").mkdir(parents=True)
+    (there / "journal" / "node0.jsonl").write_text("{}\n")
+    (here / "journal" / "node0.jsonl").mkdir(parents=True)
+    supervisor.link.ship(there, here)
+    with pytest.raises(HarnessError, match=r"journal/node0.jsonl of .* could not be copied: .*directory"):
+        supervisor.link.settle(there)
+
+
+@pytest.mark.parametrize(
+    ("name", "offset", "reason"),
+    [
+        ("journal/a.jsonl", 3, "goes on at byte 3, and 2 have come"),
+        ("journal/a.jsonl", 0, "goes on at byte 0, and 2 have come"),
+        ("../a.jsonl", 0, "no journal and no log"),
+        ("journal/../../a", 0, "no journal and no log"),
+        ("journal/..", 0, "no journal and no log"),
+        ("disk/node0", 0, "no journal and no log"),
+        ("journal/", 0, "no journal and no log"),
+        ("log/link", 0, "link"),
+    ],
+)
+def test_a_chunk_that_is_not_the_next_one_is_not_written(tmp_path: Path, name: str, offset: int, reason: str) -> None:
+    """Nor one that would lie elsewhere: a node is not trusted with the runner's files."""
+    mirror = FileMirror(tmp_path / "run")
+    mirror.take(FileChunk("", "journal/a.jsonl", 0, b"ab"))
+    (tmp_path / "run" / "log").mkdir()
+    (tmp_path / "run" / "log" / "link").symlink_to(tmp_path / "elsewhere")
+    before = files_of(tmp_path)
+    mirror.take(FileChunk("", name, offset, b"c"))
+    assert reason in mirror.failure
+    mirror.take(FileChunk("", "journal/a.jsonl", 2, b"c"))  # the files that are there do not go on with a gap
+    mirror.close()
+    assert files_of(tmp_path) == before
+
+
+def test_files_are_shipped_in_chunks_once(tmp_path: Path) -> None:
+    """Whatever was there before, came in between, or in the end."""
+    files = RunFiles(tmp_path)
+    data = os.urandom(CHUNK_BYTES * 2 + 5)
+    (tmp_path / "log" / "a").write_bytes(data)
+    files.look()
+    chunks = [next(iter(files.unshipped()))]
+    chunks += files.unshipped()
+    with (tmp_path / "log" / "a").open("ab") as file:
+        file.write(b"more")
+    chunks += files.unshipped()
+    files.settle(1)
+    chunks += files.unshipped()
+    files.close()
+    assert b"".join(chunk.data for chunk in chunks) == data + b"more"
+    assert [chunk.offset for chunk in chunks] == [0, CHUNK_BYTES, 2 * CHUNK_BYTES, len(data)]
+    assert files.sizes() == {"log/a": len(data) + 4}
+
+
+def test_a_watch_names_what_has_changed(tmp_path: Path) -> None:
+    (tmp_path / "old").write_text("")
+    watch = DirectoryWatch([tmp_path])
+    assert watch.changed() == set()
+    (tmp_path / "old").write_text("more")
+    (tmp_path / "new name, and long").write_text("")
+    assert watch.changed() == {tmp_path / "old", tmp_path / "new name, and long"}
+    assert watch.changed() == set()
+    watch.close()
+
+
+# -- the source of a job ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    directory = tmp_path / "job"
+    for name in ("train.py", "lib/model.py", "lib/__pycache__/model.pyc", ".git/HEAD", "data/large.bin", "notes.txt"):
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(name)
+    (directory / IGNORE_FILE).write_text("# what nodes need not have\ndata/\n*.txt\n")
+    return directory
+
+
+def test_a_source_is_unpacked_on_the_node(supervisor: Started, job: Path, tmp_path: Path) -> None:
+    source, there = Source(job), tmp_path / "sources"
+    supervisor.link.store(source, there)
+    names = {IGNORE_FILE, "train.py", "lib/model.py"}
+    assert files_of(there / source.digest) == {name: (job / name).read_bytes() for name in names}
+
+
+def test_a_source_that_is_there_is_not_sent_again(supervisor: Started, job: Path, tmp_path: Path) -> None:
+    source, there = Source(job), tmp_path / "sources"
+    supervisor.link.store(source, there)
+    (there / source.digest / "mark").write_text("")
+    supervisor.link.store(Source(job), there)
+    assert (there / source.digest / "mark").exists()
+
+
+def test_the_same_files_are_the_same_source(job: Path) -> None:
+    digest = Source(job).digest
+    (job / "data" / "large.bin").write_text("ignored")
+    os.utime(job / "train.py", (0, 0))
+    assert Source(job).digest == digest
+    (job / "train.py").write_text("edited")
+    assert Source(job).digest != digest
+
+
+def test_a_source_that_is_too_large_is_refused_by_its_largest_files(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "SIZE_BYTES_MAX", 3 * 2**20)
+    for number in range(1, 7):
+        (job / f"large{number}.bin").write_bytes(bytes(number * 2**20))
+    with pytest.raises(BadInput, match=r"large6.bin \(6 MiB\), large5.bin .* large2.bin \(2 MiB\)$") as refused:
+        Source(job)
+    assert IGNORE_FILE in str(refused.value)
+
+
+def test_a_source_that_is_damaged_or_reaches_out_is_not_unpacked(tmp_path: Path) -> None:
+    store = SourceStore()
+    with pytest.raises(ValueError, match="came that is not"):
+        store.take(tmp_path, "0" * 64, b"other", is_last=True)
+    with pytest.raises(ValueError, match="no SHA-256"):
+        store.take(tmp_path, "../../etc", b"", is_last=True)
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("../outside"), io.BytesIO())
+    digest = hashlib.sha256(packed.getvalue()).hexdigest()
+    with pytest.raises(tarfile.FilterError):
+        store.take(tmp_path, digest, packed.getvalue(), is_last=True)
+    assert not store.holds(tmp_path, digest)
+    assert not (tmp_path.parent / "outside").exists()
