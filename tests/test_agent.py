@@ -18,7 +18,6 @@ from support.goals import workers_lost
 from support.waiting import LIMIT_S
 
 from chaoskit.config import RunConfig
-from chaoskit.control.agent import AgentSpec, _started_before
 from chaoskit.control.keeper import Keeper
 from chaoskit.control.keeping import NodeContext
 from chaoskit.experiment.outcome import Outcome
@@ -26,6 +25,7 @@ from chaoskit.job import JobSpec
 from chaoskit.journal import Journal, Record, read_journals
 from chaoskit.messages import Heartbeat, Message, Plan, Sealed
 from chaoskit.pytest_plugin import Chaos
+from chaoskit.substrate.supervised import workers_started
 from chaoskit.suites.goals import happened
 from chaoskit.vocabulary import Event, Verdict
 from faults import Kill
@@ -256,8 +256,7 @@ def test_a_keeper_with_many_open_files_answers(tmp_path: Path) -> None:
 def test_names_of_workers_go_on_where_the_agent_before_this_one_ended(tmp_path: Path) -> None:
     """Names of workers go on after those whose logs are there; logs of other nodes and processes do not count."""
     (tmp_path / "log").mkdir()
-    spec = AgentSpec("node1", "127.0.0.1", ("127.0.0.1", 1), ("127.0.0.1", 2), "token", str(tmp_path))
-    assert _started_before(spec) == 0
+    assert workers_started(tmp_path, "node1") == 0
     for name in ("node1.0", "node1.11", "node1.9", "node10.50", "node1", "node1.zygote", "coordinator"):
         (tmp_path / "log" / f"{name}.log").touch()
-    assert _started_before(spec) == 12
+    assert workers_started(tmp_path, "node1") == 12

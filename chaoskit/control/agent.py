@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import glob
 import math
 import os
 import signal
@@ -85,6 +84,7 @@ class AgentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token: str
     run_directory: str
     injection: InjectionDoor | None = None  # of a run with faults
+    started: int = 0  # workers that agents before this one have started under the name of the node
 
 
 class Agent:
@@ -107,7 +107,7 @@ class Agent:
         self._zygote, self._port, self._keeper, self._log_process = reports, port, keeper, log_process
         self._uplink = Uplink(coordinator, spec.coordinator, spec.token, welcome, self._hello)
         self._generation = 0  # of the newest plan
-        self._started_count = _started_before(spec)
+        self._started_count = spec.started
         self._journal = Journal(Path(spec.run_directory) / "journal", spec.node, role="agent", node=spec.node)
         self._charges: dict[str, Charge] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -438,13 +438,6 @@ class Agent:
         self._keeper.close()
 
 
-def _started_before(spec: AgentSpec) -> int:
-    """The number of the next worker of this node: each has left a log, whichever agent it had."""
-    logs = (Path(spec.run_directory) / "log").glob(f"{glob.escape(spec.node)}.*.log")
-    numbers = [path.name.removeprefix(f"{spec.node}.").removesuffix(".log") for path in logs]
-    return 1 + max((int(number) for number in numbers if number.isdecimal()), default=-1)
-
-
 def run_agent(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) -> None:
     """The life of an agent process, by the arguments of an :class:`AgentSpec`. Does not return.
 
@@ -458,7 +451,7 @@ def run_agent(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: in
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     door = socket.create_server((spec.host, 0))
     port = door.getsockname()[1]
-    hello = AgentHello(spec.node, host_id(), os.getpid(), started=_started_before(spec), host=spec.host, port=port)
+    hello = AgentHello(spec.node, host_id(), os.getpid(), started=spec.started, host=spec.host, port=port)
     connection, welcome = attach_first(spec.coordinator, spec.token, hello)
     mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     me = os.getpid()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -159,7 +160,8 @@ class SupervisedSubstrate:
         """Start an agent of a run. Gives its process."""
         self.prepare(node, run_directory)
         host, home, door = network.host(node), str(self.home(run_directory)), self.door(node, injection)
-        spec = AgentSpec(node, host, network.address, network.store, token, home, door)
+        started = workers_started(run_directory, node)
+        spec = AgentSpec(node, host, network.address, network.store, token, home, door, started)
         program = Program("chaoskit.control.agent:run_agent", msgspec.json.encode(spec), node, home)
         return self.link(node).start(program, namespace=network.namespace(node))
 
@@ -192,6 +194,13 @@ class SupervisedSubstrate:
         for link, number in begun:
             with contextlib.suppress(SupervisorGone):
                 link.finish(number)
+
+
+def workers_started(run_directory: Path, node: str) -> int:
+    """How many workers a node has had in a run: each has left a log, whichever agent it had."""
+    logs = (run_directory / "log").glob(f"{glob.escape(node)}.*.log")
+    numbers = [path.name.removeprefix(f"{node}.").removesuffix(".log") for path in logs]
+    return 1 + max((int(number) for number in numbers if number.isdecimal()), default=-1)
 
 
 def node_names(count: int) -> tuple[str, ...]:
