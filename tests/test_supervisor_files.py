@@ -22,6 +22,13 @@ from chaoskit.substrate.supervisor.messages import FileChunk
 from chaoskit.substrate.supervisor.sources import IGNORE_FILE, Source, SourceStore
 
 
+@pytest.fixture
+def far(tmp_path: Path) -> Iterator[Started]:
+    started = on_tcp(tmp_path / "there")
+    yield started
+    started.close()
+
+
 @pytest.fixture(params=[on_unix, on_tcp])
 def supervisor(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Started]:
     started: Started = request.param(tmp_path / "there")
@@ -170,6 +177,27 @@ def test_a_watch_names_what_has_changed(tmp_path: Path) -> None:
     assert watch.changed() == {tmp_path / "old", tmp_path / "new name, and long"}
     assert watch.changed() == set()
     watch.close()
+
+
+@pytest.mark.parametrize("attempt", range(5))
+def test_a_supervisor_that_is_told_to_end_ships_everything_first(attempt: int, far: Started, tmp_path: Path) -> None:
+    """Also what was written after the notice, by a program that ends by itself, and by one that has to be killed."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    far.link.ship(there, here)
+    far.start("wind_up", there / "log" / "polite.log")
+    far.start("defy", there / "journal" / "defiant.jsonl")
+    wait_until(lambda: far.link.is_open() and copied(here, "journal/defiant.jsonl") > 2000, "its first lines")
+    far.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: not far.link.is_open(), "the end of the supervisor")
+    assert far.link.leaves
+    assert far.process.wait(30) == 0
+    assert files_of(here) == files_of(there)
+    assert (here / "log" / "polite.log").read_text().endswith("the end\n")
+
+
+def test_a_supervisor_without_programs_ends_at_once(far: Started) -> None:
+    far.process.send_signal(signal.SIGTERM)
+    assert far.process.wait(30) == 0
 
 
 # -- the source of a job ----------------------------------------------------------------------------------------------

@@ -84,6 +84,25 @@ def write(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) -
             time.sleep(0.001)
 
 
+def wind_up(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) -> None:
+    """Write to this file until SIGTERM comes, then say so in it, and end."""
+    die_with_parent(parent_pid)
+    told: list[int] = []
+    signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+    with Path(arguments.decode()).open("a", buffering=1) as file:
+        while not told:
+            file.write("work\n")
+            time.sleep(0.001)
+        file.write("the end\n")
+    os._exit(0)
+
+
+def defy(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) -> None:
+    """Write numbered lines to this file, whatever SIGTERM says."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    write(arguments, sockets, parent_pid)
+
+
 def complain(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) -> None:
     """Write this to standard error, and go by a signal."""
     sys.stderr.write(arguments.decode())

@@ -19,7 +19,8 @@ from support.waiting import wait_until
 
 TESTS = Path(__file__).parents[1]
 PLACE = "here"
-COMMAND = [sys.executable, "-m", "chaoskit.substrate.supervisor", "--cold"]
+GRACE_S = 1.0
+COMMAND = [sys.executable, "-m", "chaoskit.substrate.supervisor", "--cold", "--grace-s", str(GRACE_S)]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
 
 

@@ -119,6 +119,11 @@ class Acts:
         for node in [node for node, root in self._roots.items() if (root.pid, root.ticks) in names]:
             self._release(node)
 
+    def release_all(self) -> None:
+        """Lift what keeps processes from ending."""
+        for node in self._roots:
+            self._release(node)
+
     def _release(self, node: str) -> None:
         for number in [number for number in self._told if self._nodes[number] == node]:
             del self._told[number]  # what it has met is still to be asked

@@ -41,6 +41,7 @@ from chaoskit.substrate.supervisor.messages import (
     ShipFiles,
     StartProgram,
     StoreSource,
+    SupervisorLeaves,
     SupervisorReady,
 )
 from chaoskit.substrate.supervisor.sources import Source
@@ -82,6 +83,9 @@ class SupervisorLink:
         connection: a stream, proven by now where it is TCP.
         name: of the supervisor, for messages.
         kernel: of the processes that it starts; None for this host's.
+
+    Attributes:
+        leaves: whether it was told to end, and will soon.
     """
 
     def __init__(self, connection: socket.socket, name: str, kernel: Kernel | None = None) -> None:
@@ -92,7 +96,7 @@ class SupervisorLink:
         self._count = 0
         self._answers: dict[int, ProgramStarted | RequestDone | RequestFailed] = {}
         self._version: str | None = None  # of its chaoskit, once it can start programs
-        self._is_over = False
+        self._is_over = self.leaves = False
         self.exits: dict[int, int] = {}  # pid -> wait status
         self.shown: dict[int, int] = {}  # applied -> count
         self._mirrors: dict[str, FileMirror] = {}  # by the directory of a run, there
@@ -263,6 +267,8 @@ class SupervisorLink:
         match report:
             case SupervisorReady(version):
                 self._version = version
+            case SupervisorLeaves():
+                self.leaves = True
             case ProgramStarted() | RequestDone() | RequestFailed():
                 self._answers[report.number] = report
             case ProgramExited(pid, status):

@@ -220,6 +220,15 @@ class SupervisorReady(Message, frozen=True):
     version: str
 
 
+class SupervisorLeaves(Message, frozen=True):
+    """The supervisor was told to end, as the first process of a pod is when that is deleted, evicted or preempted.
+
+    Its programs have been told, and it ships what they write. ``grace_s``: it ends no later than that.
+    """
+
+    grace_s: float
+
+
 class ProgramStarted(Message, frozen=True):
     """A program runs: its process, with its start time."""
 
@@ -274,6 +283,7 @@ class LineOpened(Message, frozen=True):
 
 Report = (
     SupervisorReady
+    | SupervisorLeaves
     | ProgramStarted
     | RequestDone
     | RequestFailed

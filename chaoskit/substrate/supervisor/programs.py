@@ -130,13 +130,30 @@ class Programs:
         roots += [pid for pid, owners in self._orphans.items() if owners & names]
         return [pid for root in roots for pid in (root, *descendants(root)) if not is_ending(pid)]
 
-    def end_all(self) -> None:
-        """SIGKILL everything below this process but the others, until nothing is left, or it does not end."""
-        deadline_s = time.monotonic() + _END_S
+    def signal_all(self, signum: int) -> None:
+        """Send a signal to every program that runs. None of them is started again when it ends."""
+        for one in self._started.values():
+            one.program = _once(one.program)
+            one.give_up()
+            if one.pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(one.pid, signum)  # a child that is not reaped: no other process has its pid
+
+    def are_running(self) -> bool:
+        """Whether any of them runs."""
+        return any(one.pid is not None for one in self._started.values())
+
+    def end_all(self) -> dict[int, int]:
+        """SIGKILL everything below this process but the others, until nothing is left, or it does not end.
+
+        Gives what :meth:`reap` does.
+        """
+        ended, deadline_s = self.reap(), time.monotonic() + _END_S
         while (left := set(descendants(os.getpid())) - self._others()) and time.monotonic() < deadline_s:
             _kill(left)
             _await_end(left, max(0.0, deadline_s - time.monotonic()))
-            reap()
+            ended |= self.reap()
+        return ended
 
     def _fork(self, program: Program, descriptors: Sequence[int], listeners: int) -> int:
         me = os.getpid()

@@ -8,11 +8,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import math
 import os
 import selectors
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections import deque
 from pathlib import Path
@@ -51,6 +53,7 @@ from chaoskit.substrate.supervisor.messages import (
     StartProgram,
     StoreSource,
     SupervisorHello,
+    SupervisorLeaves,
     SupervisorReady,
 )
 from chaoskit.substrate.supervisor.programs import Programs
@@ -59,7 +62,10 @@ from chaoskit.substrate.supervisor.stream import watch
 
 _COUNT_S = 0.05  # between two looks at what actions in force have met
 _RECEIVE_BYTES = 2**16
+_GRACE_S = 30.0
 _DESCRIPTORS_MAX = 8  # with one message
+_FAREWELL_S = 2.0  # at the end of the grace period, for what does not end by itself, and for the last files
+_GRACE_SHARE = 0.5  # of a grace period that is shorter: what programs have of it
 _UNTOLD_BYTES = 2**20  # above which files wait, so that answers do not
 _decode = wire.decoder(Request)
 
@@ -70,10 +76,12 @@ class Supervisor:
 
     Args:
         connection: to the runner. is_first: whether this is the first process of a container.
+        grace_s: it has so long from SIGTERM to its end, where it is the first process.
     """
 
-    def __init__(self, connection: socket.socket, *, is_first: bool) -> None:
-        self._connection = connection
+    def __init__(self, connection: socket.socket, *, is_first: bool, grace_s: float) -> None:
+        self._connection, self._is_first, self._grace_s = connection, is_first, grace_s
+        self._leaves_by_s = math.inf  # on the monotonic clock, once it was told to end
         self._splitter, self._descriptors = wire.Splitter(_decode), deque[int]()
         self._untold = bytearray()
         self._listeners: dict[int, socket.socket] = {}  # for programs that are to be started
@@ -88,8 +96,10 @@ class Supervisor:
             one.setblocking(False)
 
     def serve(self) -> None:
-        """Until the runner goes away; then everything is put back and ended."""
+        """Until the runner goes away, or SIGTERM comes; then everything is put back and ended."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        if self._is_first:
+            signal.signal(signal.SIGTERM, lambda *_: None)
         signal.set_wakeup_fd(self._woken.fileno(), warn_on_full_buffer=False)
         self._selector.register(self._wakes, selectors.EVENT_READ, self._reap)
         self._selector.register(self._connection, selectors.EVENT_READ, self._obey)
@@ -99,15 +109,54 @@ class Supervisor:
             over.callback(self._acts.close)
             over.callback(self._close_door)
             with contextlib.suppress(ConnectionError):
-                while True:
-                    for key, events in self._selector.select(_COUNT_S if self._acts.in_force else None):
-                        if events & selectors.EVENT_WRITE:
-                            self._go_on_telling()
-                            self._ship()
-                        if events & selectors.EVENT_READ:
-                            key.data()
-                    for number, count in self._acts.counted():
-                        self.tell(ActionShown(number, count))
+                while not self._is_leaving_now():
+                    self._serve_once()
+                self._leave()
+
+    def _serve_once(self) -> None:
+        for key, events in self._selector.select(self._patience_s()):
+            if events & selectors.EVENT_WRITE:
+                self._go_on_telling()
+                self._ship()
+            if events & selectors.EVENT_READ:
+                key.data()
+        for number, count in self._acts.counted():
+            self.tell(ActionShown(number, count))
+
+    def _patience_s(self) -> float | None:
+        """How long nothing has to be done, if nothing comes."""
+        waits = [_COUNT_S] if self._acts.in_force else []
+        if self._leaves_by_s < math.inf:
+            waits.append(max(0.0, self._leaves_by_s - time.monotonic()))
+        return min(waits, default=None)
+
+    # -- its own end ----------------------------------------------------------------------------------------------
+
+    def _take_notice(self) -> None:
+        """SIGTERM: have the programs end by themselves, which may take part of the time that is left."""
+        if self._leaves_by_s == math.inf:
+            self._leaves_by_s = time.monotonic() + max(self._grace_s * _GRACE_SHARE, self._grace_s - _FAREWELL_S)
+            self.tell(SupervisorLeaves(self._grace_s))
+            self._programs.signal_all(signal.SIGTERM)
+
+    def _is_leaving_now(self) -> bool:
+        if self._leaves_by_s == math.inf:
+            return False
+        return not self._programs.are_running() or time.monotonic() >= self._leaves_by_s
+
+    def _leave(self) -> None:
+        """End what is left, then ship what it has written: whatever ends last is not cut short."""
+        self._acts.release_all()
+        self._tell_exits(self._programs.end_all())
+        self._connection.settimeout(_FAREWELL_S)
+        with contextlib.suppress(OSError):
+            for files in self._files.values():
+                files.settle(0)
+                for chunk in files.unshipped():
+                    self._untold += wire.encode(chunk)
+                    self._connection.sendall(self._untold)
+                    self._untold.clear()
+            self._connection.sendall(self._untold)
 
     # -- the stream -----------------------------------------------------------------------------------------------
 
@@ -241,9 +290,12 @@ class Supervisor:
             door.close()
 
     def _reap(self) -> None:
+        signals = b""
         with contextlib.suppress(BlockingIOError):
-            while self._wakes.recv(_RECEIVE_BYTES):
-                pass
+            while came := self._wakes.recv(_RECEIVE_BYTES):
+                signals += came
+        if signal.SIGTERM in signals:
+            self._take_notice()
         self._tell_exits(self._programs.reap())
 
     def _tell_exits(self, ended: dict[int, int]) -> None:
@@ -273,6 +325,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--token-file", metavar="PATH", type=Path, help="what both sides must know; it is read once")
     parser.add_argument("--place", metavar="NAME", default="", help="which supervisor this is, for the runner it dials")
     parser.add_argument("--address", metavar="HOST", default="", help="under which processes here are reached")
+    parser.add_argument("--grace-s", metavar="S", type=float, default=_GRACE_S, help="from SIGTERM to SIGKILL")
     parser.add_argument("--cold", action="store_true", help="import nothing beforehand")
     arguments = parser.parse_args()
     if bool(arguments.dial) != bool(arguments.token_file):
@@ -317,7 +370,8 @@ def main() -> None:
 
             zygote.preload()
         gc.freeze()  # a collection in a child would touch, and so copy, every page of these objects
-        Supervisor(connection, is_first=bool(arguments.connect or arguments.dial)).serve()
+        is_first = bool(arguments.connect or arguments.dial)
+        Supervisor(connection, is_first=is_first, grace_s=arguments.grace_s).serve()
         status = 0
     except BaseException:  # noqa: BLE001 - nothing of it may go on
         traceback.print_exc()
