@@ -29,6 +29,7 @@ _ERROR_CHARS = 240
 #: that launchers before it have left, and some hundred plans are drawn once for all cases that look at them.
 _GROUPS = {
     "tests/test_docker": "docker",
+    "tests/test_kubernetes.py": "kubernetes",
     "tests/test_strategies.py::test_plans_cover": "plans",
     "tests/test_strategies.py::test_each_kind_is_drawn": "plans",
 }

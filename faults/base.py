@@ -120,7 +120,7 @@ class Fault:
     #: What puts back what it leaves behind.
     undo: ClassVar[str] = "nothing is left behind"
     #: Substrates that can do it.
-    substrates: ClassVar[tuple[str, ...]] = ("local", "netns", "docker")
+    substrates: ClassVar[tuple[str, ...]] = ("local", "netns", "docker", "kubernetes")
     #: Arguments of an instance that can be run with the job ``gpt`` on four nodes, on any machine.
     sample: ClassVar[Mapping[str, Any]] = {"rank": 2, "at_step": 20}
     #: Arguments in which instances differ so much that they can take different moments.

@@ -41,6 +41,7 @@ class DiskFault(Fault):
 
     family: ClassVar[str] = "disk"
     whole_node: ClassVar[bool] = True
+    substrates: ClassVar[tuple[str, ...]] = ("local", "netns", "docker")
     impact: ClassVar[str] = "the job's own errors; a job that bears them goes on"
     unlisted: ClassVar[str] = _UNLISTED
     #: No process meets a disk to which the job does not write.

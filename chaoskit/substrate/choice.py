@@ -16,9 +16,9 @@ from chaoskit.errors import BadInput
 if TYPE_CHECKING:
     from chaoskit.substrate.base import Substrate
 
-LOCAL, NETNS, DOCKER = "local", "netns", "docker"
+LOCAL, NETNS, DOCKER, KUBERNETES = "local", "netns", "docker", "kubernetes"
 #: Cheapest first.
-NAMES = (LOCAL, NETNS, DOCKER)
+NAMES = (LOCAL, NETNS, DOCKER, KUBERNETES)
 #: Entry points of this group name what makes a substrate. It may have an attribute ``unavailable``, which gives the
 #: reason why this machine has none.
 GROUP = "chaoskit.substrates"
@@ -57,6 +57,10 @@ def unavailable(name: str) -> str:
         from chaoskit.substrate import docker_daemon
 
         return docker_daemon.unavailable()
+    if name == KUBERNETES:
+        from chaoskit.substrate.kubernetes.options import KubernetesOptions
+
+        return KubernetesOptions.from_environment(os.environ).unavailable()
     from chaoskit.substrate import abilities
 
     return abilities.namespaces()
@@ -88,6 +92,11 @@ def make(name: str, *, docker_image: str = "") -> Substrate:
         from chaoskit.substrate.docker_daemon import IMAGE_VARIABLE
 
         return DockerSubstrate(docker_image or os.environ.get(IMAGE_VARIABLE, ""))
+    if name == KUBERNETES:
+        from chaoskit.substrate.kubernetes.options import KubernetesOptions
+        from chaoskit.substrate.kubernetes.substrate import KubernetesSubstrate
+
+        return KubernetesSubstrate(KubernetesOptions.from_environment(os.environ))
     if name != LOCAL:
         return _factory(name)()
     from chaoskit.substrate.local import LocalSubstrate

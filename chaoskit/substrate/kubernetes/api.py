@@ -1,0 +1,162 @@
+"""Requests to the API server, with limits; what they fail with is told in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from chaoskit.errors import BadInput, HarnessError
+
+ANSWER_S = 10.0
+_PLACES = {
+    "Pod": ("/api/v1", "pods"),
+    "Secret": ("/api/v1", "secrets"),
+    "Namespace": ("/api/v1", "namespaces"),
+    "Job": ("/apis/batch/v1", "jobs"),
+    "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
+}
+_OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_EXTRA = "install chaoskit[kubernetes]"
+
+
+class ApiError(HarnessError):
+    """The API server refused a request. ``status``: of HTTP; 0 where it did not answer."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class KubernetesApi:
+    """One namespace of a cluster.
+
+    Args:
+        context: of the kubeconfig; "" for its current one, or the service account of this pod.
+        namespace: "" for that of the context.
+
+    Raises:
+        BadInput: if there is no such context, or no client for it.
+    """
+
+    def __init__(self, context: str = "", namespace: str = "") -> None:
+        try:
+            from kubernetes import client, config
+            from kubernetes.config.config_exception import ConfigException
+        except ImportError as error:
+            raise BadInput("substrate", "kubernetes", f"{_EXTRA}: {error}") from None
+        settings = client.Configuration()
+        settings.retries = False  # a limit is a limit: the caller tries again where that helps
+        file = os.environ.get("KUBECONFIG") or None  # as it is now; the client looked when it was imported
+        try:
+            try:
+                config.load_kube_config(file, context=context or None, client_configuration=settings)
+                found = _namespace_of(config, file, context)
+            except ConfigException:
+                if context:
+                    raise
+                config.load_incluster_config(client_configuration=settings)
+                found = _own_namespace()
+        except (ConfigException, OSError) as error:
+            remedy = "give a kubeconfig (KUBECONFIG, ~/.kube/config) and a context of it, or run in a pod"
+            raise BadInput("context", context, f"{remedy}: {str(error).strip()}") from None
+        self.namespace, self.server = namespace or found or "default", str(settings.host)
+        self._client = client.ApiClient(settings)
+
+    def create(self, manifest: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
+        """Make an object. Fields that do not exist are refused. Raises ApiError."""
+        query = [("fieldValidation", "Strict"), *([("dryRun", "All")] if dry_run else [])]
+        return self._ask("POST", self._path(manifest["kind"]), query, manifest)
+
+    def get(self, kind: str, name: str) -> dict[str, Any]:
+        """An object. Raises ApiError, with status 404 where there is none."""
+        return self._ask("GET", f"{self._path(kind)}/{name}")
+
+    def patch(self, kind: str, name: str, change: Mapping[str, Any]) -> dict[str, Any]:
+        """Change fields of an object. Raises ApiError."""
+        return self._ask("PATCH", f"{self._path(kind)}/{name}", body=change)
+
+    def find(self, kind: str, selector: str) -> Iterator[dict[str, Any]]:
+        """Objects with these labels. Raises ApiError."""
+        yield from self._ask("GET", self._path(kind), [("labelSelector", selector)])["items"]
+
+    def delete(self, kind: str, name: str, *, grace_s: int | None = None) -> bool:
+        """Delete an object, and in the background what it owns. Whether there was one. Raises ApiError."""
+        query = [("propagationPolicy", "Background")]
+        if grace_s is not None:
+            query.append(("gracePeriodSeconds", str(grace_s)))
+        try:
+            self._ask("DELETE", f"{self._path(kind)}/{name}", query)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+            return False
+        return True
+
+    def log(self, pod: str, lines: int) -> str:
+        """The end of what the first container of a pod has printed; "" if it cannot be had."""
+        try:
+            path = f"{self._path('Pod')}/{pod}/log"
+            return self._raw("GET", path, [("tailLines", str(lines))]).decode(errors="replace").strip()
+        except ApiError:
+            return ""
+
+    def close(self) -> None:
+        """Let go of connections."""
+        self._client.close()
+
+    def _path(self, kind: str) -> str:
+        base, plural = _PLACES[kind]
+        return f"{base}/{plural}" if kind == "Namespace" else f"{base}/namespaces/{self.namespace}/{plural}"
+
+    def _ask(
+        self, method: str, path: str, query: list[tuple[str, str]] | None = None, body: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self._raw(method, path, query, body))
+        return found
+
+    def _raw(
+        self, method: str, path: str, query: list[tuple[str, str]] | None = None, body: Mapping[str, Any] | None = None
+    ) -> bytes:
+        from kubernetes.client.exceptions import ApiException
+        from urllib3.exceptions import HTTPError
+
+        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        try:
+            answer = self._client.call_api(
+                path,
+                method,
+                query_params=query or [],
+                header_params={"Accept": "application/json", "Content-Type": kind},
+                body=body,
+                auth_settings=["BearerToken"],
+                _preload_content=False,
+                _return_http_data_only=True,
+                _request_timeout=ANSWER_S,
+            )
+            data: bytes = answer.data
+        except ApiException as error:
+            raise ApiError(_told(error), error.status or 0) from None
+        except (HTTPError, OSError) as error:
+            raise ApiError(f"the API server {self.server} does not answer: {error}") from None
+        return data
+
+
+def _told(error: Any) -> str:
+    """What the server says, in its own words."""
+    try:
+        return str(json.loads(error.body)["message"])
+    except (TypeError, ValueError, KeyError):
+        return f"{error.status} {error.reason}"
+
+
+def _namespace_of(config: Any, file: str | None, context: str) -> str:
+    contexts, current = config.list_kube_config_contexts(file)
+    chosen = next((one for one in contexts if one["name"] == context), current) if context else current
+    return str(chosen["context"].get("namespace", ""))
+
+
+def _own_namespace() -> str:
+    return _OWN_NAMESPACE.read_text(encoding="utf-8").strip()

@@ -1,0 +1,13 @@
+"""``python -m chaoskit.substrate.kubernetes.ending JSON``: ends a session, for the undo guard of a killed runner."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from chaoskit.substrate.kubernetes.api import KubernetesApi
+from chaoskit.substrate.kubernetes.session import end
+
+if __name__ == "__main__":
+    told = json.loads(sys.argv[1])
+    end(KubernetesApi(told["context"], told["namespace"]), told["session"])

@@ -1,0 +1,75 @@
+"""What users choose of the pods in which their runs take place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from chaoskit.errors import BadInput
+
+#: Environment variables begin with it, and go on with the name of an option in capitals.
+VARIABLE = "CHAOSKIT_KUBERNETES_"
+
+
+class KubernetesOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where pods are made, and of what.
+
+    Attributes:
+        image: with Python, torch and this version of chaoskit.
+        python: the command that runs Python in it.
+        template: file with a Pod, or the ``template`` of a Deployment, of which the pods take what they do not need
+            otherwise; "" for none.
+        context: of the kubeconfig; "" for its current one, or the service account of the pod in which chaoskit runs.
+        namespace: in which pods are made; "" for that of the context.
+        address: under which pods reach this process; "" for its address on the way to the API server.
+        startup_s: pods must run within this time.
+    """
+
+    image: str = ""
+    python: str = "python3"
+    template: str = ""
+    context: str = ""
+    namespace: str = ""
+    address: str = ""
+    startup_s: float = 120.0
+
+    @classmethod
+    def from_environment(cls, variables: Mapping[str, str]) -> Self:
+        """What ``CHAOSKIT_KUBERNETES_IMAGE`` and its like say.
+
+        Raises:
+            BadInput: if a variable names no option, or its value cannot be one.
+        """
+        given = {name: value for name, value in variables.items() if name.startswith(VARIABLE)}
+        fields = {field.name: field.type for field in msgspec.structs.fields(cls)}
+        told: dict[str, Any] = {}
+        for variable, value in given.items():
+            name = variable.removeprefix(VARIABLE).lower()
+            if name not in fields:
+                raise BadInput(variable, value, f"unset it: options are {', '.join(fields)}")
+            try:
+                told[name] = msgspec.convert(value, fields[name], strict=False)
+            except msgspec.ValidationError as error:
+                raise BadInput(variable, value, f"give another value: {error}") from None
+        return cls(**told)
+
+    def unavailable(self) -> str:
+        """Why no pod can be made with them here; "" if nothing is known against it."""
+        if find_spec("kubernetes") is None:
+            return "there is no client: install chaoskit[kubernetes]"
+        if not self.image and not self.template:
+            return f"name an image with Python, torch and chaoskit: {VARIABLE}IMAGE=..., or {VARIABLE}TEMPLATE=FILE"
+        return ""
+
+    def require(self) -> None:
+        """Refuse what no pod can be made with. Raises BadInput."""
+        if reason := self.unavailable():
+            raise BadInput("substrate", "kubernetes", reason)
+        if self.template and not Path(self.template).is_file():
+            raise BadInput("template", self.template, "name a file with a Pod in YAML or JSON")
+        if not self.startup_s > 0:
+            raise BadInput("startup_s", self.startup_s, "use a time above 0")

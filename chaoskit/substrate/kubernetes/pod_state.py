@@ -1,0 +1,56 @@
+"""Why a pod does not run, in the words of the cluster. Pure: it reads an object, and asks nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+# Of a container that waits: the user has to change something, and nothing gets better by waiting.
+_FINAL = frozenset({"InvalidImageName", "CreateContainerConfigError", "RunContainerError", "CreateContainerError"})
+_USUAL = frozenset({"ContainerCreating", "PodInitializing"})
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A reason for which a pod does not run. ``is_final``: whether it will not either."""
+
+    station: str
+    reason: str
+    message: str = ""
+    is_final: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.station}: {self.reason}" + (f" ({self.message})" if self.message else "")
+
+
+def pending(station: str, pod: Mapping[str, Any]) -> Pending | None:
+    """Why a pod does not run; None while nothing is known against it."""
+    return next(_reasons(station, pod), None)
+
+
+def _reasons(station: str, pod: Mapping[str, Any]) -> Iterator[Pending]:
+    status = pod.get("status", {})
+    if status.get("phase") in ("Failed", "Succeeded"):
+        yield Pending(station, *_how_it_ended(status), is_final=True)
+    for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
+        waiting = container.get("state", {}).get("waiting")
+        if waiting and waiting.get("reason") not in _USUAL:
+            reason = waiting.get("reason", "Waiting")
+            yield Pending(station, reason, _line(waiting.get("message", "")), reason in _FINAL)
+    for condition in status.get("conditions", ()):
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            yield Pending(station, condition.get("reason", "Unschedulable"), _line(condition.get("message", "")))
+
+
+def _how_it_ended(status: Mapping[str, Any]) -> tuple[str, str]:
+    for container in status.get("containerStatuses", ()):
+        if ended := container.get("state", {}).get("terminated"):
+            told = f"exit code {ended.get('exitCode')}: {_line(ended.get('message', ''))}"
+            return ended.get("reason", "Terminated"), told.removesuffix(": ")
+    return status.get("reason", "Failed"), _line(status.get("message", ""))
+
+
+def _line(message: str) -> str:
+    """The words without what a terminal would break."""
+    return " ".join(message.split())

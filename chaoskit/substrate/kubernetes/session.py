@@ -1,0 +1,278 @@
+"""One session on a cluster: the pods of its runs, and what goes with them.
+
+All objects belong to one Job, in whose pod the coordinator is. Supervisors end when their stream to the runner does, so
+the pod of that Job ends with the runner, the Job is removed a little later, and the collector of garbage takes all that
+it owns. Nothing has to come and clean up; what can does it sooner.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import secrets
+import shlex
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from chaoskit.errors import BadInput, HarnessError
+from chaoskit.osprocess import user_at_host
+from chaoskit.substrate.kubernetes import manifests, template
+from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
+from chaoskit.substrate.kubernetes.options import KubernetesOptions
+from chaoskit.substrate.kubernetes.pod_state import Pending, pending
+from chaoskit.substrate.network import COORDINATOR
+from chaoskit.substrate.supervisor.away import KernelAway
+from chaoskit.substrate.supervisor.link import SupervisorLink
+from chaoskit.substrate.supervisor.reception import Arrival, Reception
+from chaoskit.substrate.undo import CommandEntry, Undo, UndoLog
+
+_LOOK_S = 0.5  # between two looks at pods that do not come
+_WARM_S = 120.0
+_DEADLINE_S = 24 * 3600  # of a session
+_SHOWN_LINES = 20
+_END_S = 30.0
+_END_LOOK_S = 0.005
+#: Names of spare pods begin so.
+SPARE = "spare"
+
+
+class Pod:
+    """One pod, and the stream to its supervisor once that has come.
+
+    Attributes:
+        place: what its supervisor says that it is; never used again.
+        address: under which its processes are reached.
+    """
+
+    def __init__(self, station: str, place: str) -> None:
+        self.station, self.place, self.address = station, place, ""
+        self.kernel = KernelAway()
+        self.link: SupervisorLink | None = None
+
+    def come(self, arrival: Arrival) -> None:
+        """Its supervisor has dialed."""
+        self.address = arrival.address
+        self.link = SupervisorLink(arrival.connection, f"the supervisor of {self.station}", self.kernel)
+        self.kernel.reach_by(self.link)
+
+    def lives(self) -> bool:
+        """Whether its supervisor still listens."""
+        return self.link is not None and self.link.is_open()
+
+
+class Session:
+    """Makes pods, and knows them by the station that each is for.
+
+    Args:
+        undo: what must be put back if this process is killed.
+        tell: told in a line why pods are waited for.
+
+    Raises:
+        BadInput: if the cluster, the namespace or the template cannot be used; nothing is made then.
+    """
+
+    def __init__(self, options: KubernetesOptions, undo: UndoLog, tell: Callable[[str], None]) -> None:
+        options.require()
+        self._options, self._undo, self._tell = options, undo, tell
+        self._given = template.read(options.template) if options.template else {}
+        self.api = KubernetesApi(options.context, options.namespace)
+        _require_allowed(self.api)
+        self.name = f"chaoskit-{secrets.token_hex(4)}"
+        self._runner = options.address or _address_towards(self.api.server)
+        token = secrets.token_hex(16)
+        self._reception = Reception(self._runner, token)
+        self._numbers = itertools.count(1)
+        self._owner: dict[str, Any] = {}
+        self._ends: Undo | None = None
+        self.pods: dict[str, Pod] = {}
+        try:
+            self._open(token)
+        except BaseException:
+            self.close()
+            raise
+
+    # -- what it makes --------------------------------------------------------------------------------------------
+
+    def _open(self, token: str) -> None:
+        pod = Pod(COORDINATOR, f"{self.name}-{COORDINATOR}")
+        inside = self._manifest(pod)
+        made = manifests.job(self.name, inside, started_by=user_at_host(), deadline_s=_DEADLINE_S)
+        for manifest in (inside, made):
+            _dry_run(self.api, manifest)
+        self._ends = self._undo.plan(CommandEntry(shlex.join(end_command(self.name, self.api, self._options))))
+        self._owner = manifests.owner(self.api.create(made))
+        self.api.create(manifests.secret(self.name, token, self._owner))
+        self.api.create(manifests.network_policy(self.name, self._runner, self._owner))
+        self._reception.expect(pod.place)
+        self.api.patch("Job", self.name, {"spec": {"suspend": False}})
+        self.pods[COORDINATOR] = pod
+
+    def _manifest(self, pod: Pod) -> manifests.Manifest:
+        host, port = self._reception.address
+        owner = self._owner or None
+        return manifests.pod(self.name, pod.station, pod.place, f"{host}:{port}", self._options, self._given, owner)
+
+    def stand_ready(self, stations: Iterable[str]) -> None:
+        """Have a pod for each of these, with a supervisor that can start programs.
+
+        Raises:
+            BadInput: if no pod can be made so. HarnessError: if one does not run in time, with the reason.
+        """
+        for station in stations:
+            if station not in self.pods:
+                self._create(station)
+        self._await_arrivals([pod for pod in self.pods.values() if pod.link is None])
+        for pod in self.pods.values():
+            if pod.link is None or not pod.link.await_ready(_WARM_S):
+                raise HarnessError(f"the supervisor of {pod.station} did not start:\n{self._log(pod)}")
+
+    def _create(self, station: str) -> None:
+        pod = Pod(station, f"{self.name}-{station}-{next(self._numbers)}")
+        self._reception.expect(pod.place)
+        self.pods[station] = pod
+        self.api.create(self._manifest(pod))
+
+    def _await_arrivals(self, absent: Sequence[Pod]) -> None:
+        """Wait for supervisors, and say why they do not come."""
+        missing = {pod.place: pod for pod in absent}
+        until_s, shown = time.monotonic() + self._options.startup_s, ""
+        while missing:
+            if (arrived := self._reception.await_any(missing, _LOOK_S)) is not None:
+                missing.pop(arrived[0]).come(arrived[1])
+                continue
+            told = self._pending(missing.values())
+            if told and (text := "; ".join(map(str, told))) != shown:
+                self._tell(shown := text)
+            if time.monotonic() > until_s or any(one.is_final for one in told):
+                self._refuse(told, list(missing.values()))
+
+    def _pending(self, pods: Iterable[Pod]) -> list[Pending]:
+        """Why pods do not run yet, as the API server has it; nothing where it does not answer."""
+        wanted = {pod.station for pod in pods}
+        try:
+            found = list(self.api.find("Pod", manifests.selector(self.name)))
+        except ApiError as error:
+            return [Pending(", ".join(sorted(wanted)), "ApiServer", str(error))]
+        told = [pending(one["metadata"]["labels"].get(manifests.STATION, ""), one) for one in found]
+        return [one for one in told if one is not None and one.station in wanted]
+
+    def _refuse(self, told: Sequence[Pending], missing: Sequence[Pod]) -> None:
+        logs = [log for pod in missing if (log := self._log(pod))]
+        if any("No module named 'chaoskit'" in log or "No module named chaoskit" in log for log in logs):
+            remedy = "use one with Python, torch and chaoskit, and the option python for its interpreter"
+            raise BadInput("image", self._options.image, f"{remedy}: it has no chaoskit")
+        reasons = "; ".join(map(str, told)) or f"no supervisor came to {self._runner}: can pods reach it?"
+        printed = "".join(f"\n{log}" for log in logs[:1])
+        if any(one.reason in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName") for one in told):
+            raise BadInput("image", self._options.image, f"name one that nodes can pull: {reasons}")
+        raise HarnessError(f"pods do not run after {self._options.startup_s:g} s: {reasons}{printed}")
+
+    def _log(self, pod: Pod) -> str:
+        wanted = f"{manifests.selector(self.name)},{manifests.STATION}={pod.station}"
+        try:
+            names = [one["metadata"]["name"] for one in self.api.find("Pod", wanted)]
+        except ApiError:
+            return ""
+        return "\n".join(filter(None, (self.api.log(name, _SHOWN_LINES) for name in names)))
+
+    def kill(self, station: str) -> None:
+        """Delete the pod of a station with no grace, and wait until nothing of it runs.
+
+        Raises:
+            HarnessError: if the API server refuses that, or the pod does not end.
+        """
+        pod = self.pods[station]
+        self._reception.give_up(pod.place)
+        self.api.delete("Pod", pod.place, grace_s=0)
+        until_s = time.monotonic() + _END_S
+        while pod.lives():  # the end of its first process is that of all others, by the kernel's rule
+            if time.monotonic() > until_s:
+                raise HarnessError(f"the pod of {station} was deleted, and its supervisor still answers")
+            time.sleep(_END_LOOK_S)
+        pod.kernel.end()
+
+    def remove(self, station: str) -> None:
+        """Delete the pod of a station, which is lost; another one can be made."""
+        pod = self.pods.pop(station)
+        self._reception.give_up(pod.place)
+        if pod.link is not None:
+            pod.link.close()
+        self.api.delete("Pod", pod.place, grace_s=0)
+        pod.kernel.end()
+
+    def replace(self, node: str) -> None:
+        """Have another pod in the place of one that is lost: a spare one that stands ready, else a new one."""
+        self.remove(node)
+        for spare in [station for station in self.pods if station.startswith(SPARE)]:
+            pod = self.pods.pop(spare)
+            if pod.lives():
+                self.pods[node] = pod
+                self.api.patch("Pod", pod.place, {"metadata": {"labels": {manifests.STATION: node}}})
+                return
+            self.pods[spare] = pod
+            self.remove(spare)
+        self.stand_ready([node])
+
+    # -- its end --------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End everything in its pods, and delete all that it has made."""
+        for pod in self.pods.values():
+            if pod.link is not None:
+                pod.link.close()
+        self._reception.close()
+        if self._ends is not None:
+            end(self.api, self.name)
+            self._ends.done()
+            self._ends = None
+        self.api.close()
+
+
+def end(api: KubernetesApi, session: str) -> None:
+    """Delete what a session has made, and wait until its pods are gone. Raises ApiError."""
+    api.delete("Job", session)
+    for pod in api.find("Pod", manifests.selector(session)):
+        api.delete("Pod", pod["metadata"]["name"], grace_s=0)
+
+
+def end_command(session: str, api: KubernetesApi, options: KubernetesOptions) -> list[str]:
+    """What ends a session from outside, for a guard that knows no Kubernetes."""
+    told = json.dumps({"session": session, "context": options.context, "namespace": api.namespace})
+    return [sys.executable, "-m", "chaoskit.substrate.kubernetes.ending", told]
+
+
+def _require_allowed(api: KubernetesApi) -> None:
+    """Refuse a namespace whose owners have not said that runs may take place in it."""
+    name = api.namespace
+    if name.startswith("kube-"):
+        raise BadInput("namespace", name, "use one of your own: this one is the cluster's")
+    try:
+        found = api.get("Namespace", name)
+    except ApiError as error:
+        if error.status == 404:
+            raise BadInput("namespace", name, f"create it: kubectl create namespace {name}") from None
+        raise BadInput("context", api.server, f"use a cluster that lets you in: {error}") from None
+    if found["metadata"].get("labels", {}).get(manifests.ALLOWED) != manifests.ALLOWED_VALUE:
+        remedy = f"kubectl label namespace {name} {manifests.ALLOWED}={manifests.ALLOWED_VALUE}"
+        raise BadInput("namespace", name, f"allow runs that break things there: {remedy}")
+
+
+def _dry_run(api: KubernetesApi, manifest: manifests.Manifest) -> None:
+    """Have the server check an object. Raises BadInput."""
+    try:
+        api.create(manifest, dry_run=True)
+    except ApiError as error:
+        raise BadInput("template", "", f"change it, or what you may do there: {error}") from None
+
+
+def _address_towards(server: str) -> str:
+    """This machine's address on the way to the API server: pods reach it if their network and that one are joined."""
+    place = urlsplit(server)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        way.connect((str(place.hostname), place.port or 443))
+        address: str = way.getsockname()[0]
+    return address

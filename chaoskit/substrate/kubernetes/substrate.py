@@ -1,0 +1,168 @@
+"""The substrate itself: nodes of runs on the pods of a session."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from chaoskit.config import RunConfig
+from chaoskit.errors import BadInput, HarnessError
+from chaoskit.injection_line import InjectionDoor
+from chaoskit.substrate.actions import Applied, Backend
+from chaoskit.substrate.away import AwaySubstrate
+from chaoskit.substrate.echo import EchoProbe
+from chaoskit.substrate.job_cluster import JobCluster
+from chaoskit.substrate.kubernetes.manifests import FILES
+from chaoskit.substrate.kubernetes.options import KubernetesOptions
+from chaoskit.substrate.kubernetes.session import SPARE, Session
+from chaoskit.substrate.network import COORDINATOR, Network
+from chaoskit.substrate.processes import Process
+from chaoskit.substrate.supervised import node_names
+from chaoskit.substrate.supervisor.away import KernelAway
+from chaoskit.substrate.supervisor.link import Listener, SupervisorGone, SupervisorLink
+
+_CONNECT_S = 10.0
+
+
+class KubernetesSubstrate(AwaySubstrate):
+    """Keeps a pod for the coordinator and one for each node, from run to run.
+
+    Raises:
+        BadInput: if the options cannot be used.
+    """
+
+    name = "kubernetes"
+    files = Path(FILES)
+
+    def __init__(self, options: KubernetesOptions) -> None:
+        options.require()
+        super().__init__()
+        self._options = options
+        self._session: Session | None = None
+
+    def warm_up(self) -> None:
+        if self._session is None:
+            self._session = Session(self._options, self.undo, _tell)
+        lost = [station for station, pod in self._session.pods.items() if pod.link is not None and not pod.lives()]
+        for station in lost:
+            if station == COORDINATOR:
+                raise HarnessError("the pod of the coordinator is gone, and with it the session")
+            self._session.remove(station)
+        self._session.stand_ready([COORDINATOR])
+
+    def _stand_ready(self, nodes: Sequence[str]) -> None:
+        self.warm_up()
+        assert self._session is not None
+        self._session.stand_ready([COORDINATOR, *nodes])
+
+    def link(self, station: str) -> SupervisorLink:
+        pod = self._session.pods.get(station) if self._session is not None else None
+        if pod is None or pod.link is None:
+            raise SupervisorGone(f"the pod of {station} is gone")
+        return pod.link
+
+    def links(self) -> Iterable[SupervisorLink]:
+        pods = self._session.pods.values() if self._session is not None else ()
+        return [pod.link for pod in pods if pod.link is not None]
+
+    def kernel(self, station: str) -> KernelAway:
+        assert self._session is not None
+        return self._session.pods[station].kernel
+
+    def launch(self, config: RunConfig, run_directory: Path, *, replacements: int = 0, **options: Any) -> JobCluster:
+        """Start coordinator and agents, in pods that stay.
+
+        Raises:
+            BadInput: if the cluster or the image cannot be used. HarnessError: if pods do not start.
+        """
+        if config.device != "cpu":
+            raise BadInput("device", config.device, "use 'cpu': no GPU was tried in pods yet")
+        spares = [f"{SPARE}{number}" for number in range(replacements)]
+        self._stand_ready([*node_names(config.nodes_max), *spares])
+        return super().launch(config, run_directory, **options)
+
+    def start_agent(
+        self, network: Network, node: str, token: str, run_directory: Path, injection: InjectionDoor | None
+    ) -> Process:
+        """Start an agent of a run, in a new pod if the node's own is lost."""
+        assert self._session is not None
+        if not self._session.pods[node].lives():
+            self._session.replace(node)
+        return super().start_agent(network, node, token, run_directory, injection)
+
+    def job_cluster(self, *arguments: Any) -> JobCluster:
+        return PodCluster(self, *arguments)
+
+    def kill(self, node: str) -> None:
+        """Delete the pod of a node with no grace."""
+        assert self._session is not None
+        self._session.kill(node)
+
+    def network(self, nodes: Sequence[str], port: int) -> Network:
+        assert self._session is not None
+        session = self._session
+        return PodNetwork(self.link(COORDINATOR), port, lambda name: session.pods[name].address)
+
+    def close(self) -> None:
+        """End everything in the pods, and delete them."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+        super().close()
+
+
+class PodCluster(JobCluster):
+    """One run's processes, in their pods."""
+
+    _substrate: KubernetesSubstrate
+
+    def lose(self, node: str) -> None:
+        """Delete the pod of a node: nothing of it is left."""
+        self._substrate.kill(node)
+
+
+class PodNetwork:
+    """The pods' own network: each has an address.
+
+    Args:
+        coordinator: its supervisor. address: of a node's pod.
+    """
+
+    interface = "eth0"
+
+    def __init__(self, coordinator: SupervisorLink, port: int, address: Callable[[str], str]) -> None:
+        self._address = address
+        host = address(COORDINATOR)
+        self.listeners: tuple[Listener, Listener] = coordinator.listen(host, port), coordinator.listen(host, 0)
+        self.address, self.store = (listener.address for listener in self.listeners)
+
+    def host(self, name: str) -> str:
+        return self._address(name)
+
+    def namespace(self, name: str) -> tuple[int, ...]:
+        return ()
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(self.address, _CONNECT_S)
+
+    def isolate(self, name: str) -> Applied | None:
+        return None
+
+    def backends(self) -> Sequence[Backend]:
+        return ()
+
+    def round_trips_ms(self, source: str, target: str, count: int, timeout_s: float) -> tuple[float, ...]:
+        raise HarnessError("echoes between pods are not measured")
+
+    def probe(self, source: str, target: str, timeout_s: float) -> EchoProbe:
+        raise HarnessError("echoes between pods are not measured")
+
+    def close(self) -> None:
+        """The pods keep their network."""
+
+
+def _tell(line: str) -> None:
+    print(f"chaoskit: waiting for pods: {line}", file=sys.stderr)

@@ -1,0 +1,110 @@
+"""A user's pod template under the pods of a session: what may be changed, and how the two are merged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from chaoskit.errors import BadInput
+
+#: The container in which a node lives. A template that names it so changes that one; others run beside it.
+CONTAINER = "node"
+#: Labels and volumes whose names begin so are the session's.
+OURS = "chaoskit"
+
+# The key by which elements of a list are the same one, where Kubernetes merges lists.
+_KEYS = {
+    "containers": "name",
+    "initContainers": "name",
+    "ephemeralContainers": "name",
+    "volumes": "name",
+    "env": "name",
+    "volumeMounts": "mountPath",
+    "volumeDevices": "devicePath",
+    "ports": "containerPort",
+    "imagePullSecrets": "name",
+    "hostAliases": "ip",
+    "topologySpreadConstraints": "topologyKey",
+    "resourceClaims": "name",
+}
+_SPEC = ("restartPolicy", "hostname", "subdomain", "shareProcessNamespace", "hostPID", "hostNetwork", "hostIPC")
+_METADATA = ("name", "generateName", "namespace", "ownerReferences", "finalizers")
+_CONTAINER = ("command", "args", "workingDir")
+
+
+class _Named(msgspec.Struct, frozen=True):
+    name: str
+
+
+class _ShapeOfSpec(msgspec.Struct, frozen=True):
+    containers: list[_Named] = []
+    volumes: list[_Named] = []
+
+
+class _ShapeOfMetadata(msgspec.Struct, frozen=True):
+    labels: dict[str, str] = {}
+
+
+class _Shape(msgspec.Struct, frozen=True):
+    """What is looked at here; the API server knows the rest."""
+
+    spec: _ShapeOfSpec
+    metadata: _ShapeOfMetadata = _ShapeOfMetadata()
+
+
+def read(path: str) -> dict[str, Any]:
+    """The template of a file, with ``metadata`` and ``spec``.
+
+    Raises:
+        BadInput: if it holds no pod, or sets what is the session's.
+    """
+    try:
+        found = msgspec.yaml.decode(Path(path).read_bytes())
+    except (OSError, msgspec.DecodeError) as error:
+        raise BadInput("template", path, f"name a file with a Pod in YAML or JSON: {error}") from None
+    if isinstance(found, Mapping) and found.get("kind") == "PodTemplate":
+        found = found.get("template")
+    try:
+        msgspec.convert(found, _Shape)
+    except msgspec.ValidationError as error:
+        raise BadInput("template", path, f"give a Pod, with spec.containers: {error}") from None
+    template = {"metadata": dict(found.get("metadata", {})), "spec": dict(found["spec"])}
+    if taken := next(_taken(template), ""):
+        raise BadInput("template", path, f"leave {taken} out: the session sets it")
+    return template
+
+
+def _taken(template: Mapping[str, Any]) -> Iterator[str]:
+    """Paths of fields that are the session's."""
+    metadata, spec = template["metadata"], template["spec"]
+    yield from (f"metadata.{name}" for name in _METADATA if name in metadata)
+    yield from (f"metadata.labels[{name}]" for name in metadata.get("labels", {}) if name.startswith(f"{OURS}.dev/"))
+    yield from (f"spec.{name}" for name in _SPEC if name in spec)
+    for container in spec.get("containers", []):
+        if container.get("name") == CONTAINER:
+            yield from (f"spec.containers[{CONTAINER}].{name}" for name in _CONTAINER if name in container)
+    yield from (f"spec.volumes[{one['name']}]" for one in spec.get("volumes", []) if one["name"].startswith(OURS))
+
+
+def merge(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """Theirs over ours, as ``kubectl patch`` does it: lists whose elements have a name by that name, others whole."""
+    merged = dict(ours)
+    for name, value in theirs.items():
+        mine = merged.get(name)
+        if isinstance(mine, Mapping) and isinstance(value, Mapping):
+            merged[name] = merge(mine, value)
+        elif isinstance(mine, list) and isinstance(value, list) and name in _KEYS:
+            merged[name] = _merge_lists(mine, value, _KEYS[name])
+        else:
+            merged[name] = value
+    return merged
+
+
+def _merge_lists(ours: list[Any], theirs: list[Any], key: str) -> list[Any]:
+    merged = {one.get(key): one for one in ours}
+    for one in theirs:
+        merged[one.get(key)] = merge(merged.get(one.get(key), {}), one)
+    return list(merged.values())

@@ -1,0 +1,154 @@
+"""A Kubernetes cluster for tests: the one of $KUBECONFIG, whose nodes run on this machine and so can mount its files.
+
+Its pods have this machine's Python and this checkout, each read-only; nothing that a run writes is shared with them.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from chaoskit.substrate.kubernetes.manifests import ALLOWED, ALLOWED_VALUE
+from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions
+from support.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+NAMESPACE = "chaoskit-tests"
+IMAGE = "local.test/host:1"  # nothing but the links that make a mounted /usr work
+#: What the cluster itself puts into a namespace, and what tells of things that were there.
+_STANDING = {"configmaps/kube-root-ca.crt", "serviceaccounts/default"}
+_TELLING = ("events", "endpointslices")
+
+
+@functools.cache
+def unavailable() -> str:
+    """Why there is no such cluster; "" if there is."""
+    if not os.environ.get("KUBECONFIG"):
+        return "no KUBECONFIG names a cluster for tests"
+    if find_spec("kubernetes") is None:
+        return "the package kubernetes is not installed"
+    try:
+        ask("GET", "/version")
+    except OSError as error:
+        return f"the cluster of KUBECONFIG does not answer: {error}"
+    return ""
+
+
+def ask(method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    """What the API server answers, as the user of the kubeconfig. Raises OSError."""
+    from kubernetes import client
+    from kubernetes.client.exceptions import ApiException
+    from urllib3.exceptions import HTTPError
+
+    kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+    try:
+        answer = _client().call_api(
+            path,
+            method,
+            header_params={"Accept": "application/json", "Content-Type": kind},
+            body=body,
+            auth_settings=["BearerToken"],
+            _preload_content=False,
+            _return_http_data_only=True,
+            _request_timeout=10,
+        )
+    except (ApiException, HTTPError) as error:
+        raise OSError(str(error)) from error
+    assert client
+    return json.loads(answer.data)
+
+
+@functools.cache
+def _client() -> Any:
+    from kubernetes import client, config
+
+    settings = client.Configuration()
+    config.load_kube_config(client_configuration=settings)
+    settings.retries = False
+    return client.ApiClient(settings)
+
+
+@functools.cache
+def namespace() -> str:
+    """A namespace in which runs may take place; made if it is not there."""
+    metadata = {"name": NAMESPACE, "labels": {ALLOWED: ALLOWED_VALUE}}
+    try:
+        ask("GET", f"/api/v1/namespaces/{NAMESPACE}")
+    except OSError:
+        ask("POST", "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+    wait_until(lambda: set(everything(standing=True)) >= _STANDING, "what each namespace has")
+    return NAMESPACE
+
+
+def everything(*, standing: bool = False) -> list[str]:
+    """Names of all objects in the namespace, of every kind that can be listed."""
+    found = list[str]()
+    for group, resource in _kinds():
+        path = f"{group}/namespaces/{NAMESPACE}/{resource}"
+        found += [f"{resource}/{one['metadata']['name']}" for one in ask("GET", path)["items"]]
+    return sorted(set(found) if standing else set(found) - _STANDING)
+
+
+@functools.cache
+def _kinds() -> list[tuple[str, str]]:
+    groups = ["/api/v1", *(f"/apis/{one['preferredVersion']['groupVersion']}" for one in ask("GET", "/apis")["groups"])]
+    return [
+        (group, resource["name"])
+        for group in groups
+        for resource in ask("GET", group)["resources"]
+        if resource["namespaced"] and "list" in resource["verbs"] and resource["name"] not in _TELLING
+    ]
+
+
+def pods(selector: str = "") -> dict[str, Any]:
+    """Pods of the namespace, by name."""
+    found = ask("GET", f"/api/v1/namespaces/{NAMESPACE}/pods?labelSelector={selector}")["items"]
+    return {one["metadata"]["name"]: one for one in found}
+
+
+def template(directory: Path, **node: Any) -> str:
+    """A file with a template for pods with this Python. ``node``: more fields of their container."""
+    mounted = dict.fromkeys(["/usr", sys.base_prefix, sys.prefix, str(ROOT)])
+    names = {path: f"mount{number}" for number, path in enumerate(mounted)}
+    container = {
+        "name": "node",
+        "image": IMAGE,
+        "volumeMounts": [{"name": name, "mountPath": path, "readOnly": True} for path, name in names.items()],
+        **node,
+    }
+    volumes = [{"name": name, "hostPath": {"path": path}} for path, name in names.items()]
+    path = directory / "template.json"
+    path.write_text(json.dumps({"spec": {"containers": [container], "volumes": volumes}}))
+    return str(path)
+
+
+def options(directory: Path, **more: Any) -> KubernetesOptions:
+    """For pods of the namespace."""
+    told: dict[str, Any] = {"namespace": namespace(), "python": sys.executable}
+    if "template" not in more and "image" not in more:
+        told["template"] = template(directory)
+    return KubernetesOptions(**{**told, **more})
+
+
+def environment(directory: Path) -> dict[str, str]:
+    """The same, for another process."""
+    told = {"NAMESPACE": namespace(), "PYTHON": sys.executable, "TEMPLATE": template(directory)}
+    return {**os.environ, **{f"{VARIABLE}{name}": value for name, value in told.items()}}
+
+
+def restarts(pod: Mapping[str, Any]) -> int:
+    """How often containers of a pod were started again."""
+    return sum(one["restartCount"] for one in pod["status"].get("containerStatuses", ()))
+
+
+def run_python(code: str, *arguments: str, directory: Path) -> subprocess.Popen[bytes]:
+    """A runner of its own, which can be killed. It says a line when it is where the test wants it."""
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.Popen(command, env=environment(directory), stdout=subprocess.PIPE, start_new_session=True)

@@ -1,0 +1,275 @@
+"""The substrate kubernetes on a real cluster: nodes are hardened pods, and nothing of a session stays there."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from support import pods
+from support.waiting import wait_until
+
+from chaoskit.config import DETECTION
+from chaoskit.errors import BadInput, HarnessError
+from chaoskit.experiment.harness import Harness
+from chaoskit.journal import read_journals
+from chaoskit.substrate.kubernetes.manifests import SESSION, STATION, TTL_S
+from chaoskit.substrate.kubernetes.substrate import KubernetesSubstrate
+from chaoskit.vocabulary import Event
+from faults import Cut, Fault, Hang, Kill, KillCoordinator, LimitCpu, NaN, ReplaceNode
+
+pytestmark = pytest.mark.skipif(bool(pods.unavailable()), reason=f"Kubernetes: {pods.unavailable()}")
+GONE_S = 30.0
+
+
+class Namespace:
+    """What a test has made there, beside what was there before it."""
+
+    def __init__(self) -> None:
+        self._before = set(pods.everything())
+
+    def made(self) -> set[str]:
+        """Every object of every kind."""
+        return set(pods.everything()) - self._before
+
+    def await_nothing_left(self, limit_s: float = GONE_S) -> None:
+        wait_until(lambda: not self.made(), f"the end of {self.made()}", limit_s=limit_s, poll_s=0.5)
+
+
+@pytest.fixture
+def there() -> Namespace:
+    return Namespace()
+
+
+@pytest.fixture(scope="module")
+def substrate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubernetesSubstrate]:
+    made, there = KubernetesSubstrate(pods.options(tmp_path_factory.mktemp("pods"))), Namespace()
+    yield made
+    made.close()
+    there.await_nothing_left()
+
+
+@pytest.fixture(scope="module")
+def harness(substrate: KubernetesSubstrate, tmp_path_factory: pytest.TempPathFactory) -> Harness:
+    return Harness(substrate, tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """In two files of a directory that no pod sees."""
+    source = (pods.ROOT / "tests" / "jobs" / "troubled.py").read_text()
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "__init__.py").write_text(f"PLACE = {str(tmp_path)!r}\n")
+    (tmp_path / "train.py").write_text(f"{source}\nimport lib\n\nassert lib.PLACE\n")
+    (tmp_path / "large.bin").write_bytes(bytes(2**20))
+    return tmp_path / "train.py"
+
+
+def run(harness: Harness, fault: Fault, job: Path) -> Any:
+    options = {"step_s": 0.02}
+    target = f"{job}:plain"
+    return harness.run(target, nodes=2, steps=40, options=options, faults=[fault], twin=False, **DETECTION["relaxed"])
+
+
+# -- runs -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.costly
+@pytest.mark.promise("**A rank that dies is replaced inside its pod**")
+def test_a_killed_rank_is_replaced_in_its_pod(harness: Harness, job: Path) -> None:
+    """No pod is made anew, no container starts again; and the journals of all pods are here."""
+    warm = run(harness, NaN(rank=1, at_step=8), job)
+    assert warm.verdict.value == "passed", warm.reasons
+    before = pods.pods()
+    outcome = run(harness, Kill(rank=1, at_step=8), job)
+    assert outcome.verdict.value == "passed", outcome.reasons
+    assert {name: one["metadata"]["uid"] for name, one in pods.pods().items()} == {
+        name: one["metadata"]["uid"] for name, one in before.items()
+    }
+    assert sum(map(pods.restarts, pods.pods().values())) == 0
+    assert not [one for one in read_journals(Path(outcome.directory) / "journal") if one.event == Event.NODE_LOST]
+    journals = {path.stem for path in (Path(outcome.directory) / "journal").iterdir()}
+    assert {"harness", "coordinator", "node0", "node1", "node0.0", "node1.0", "node1.1"} <= journals
+
+
+@pytest.mark.costly
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fault",
+    [Hang(rank=1, at_step=8, how="stop"), Hang(rank=1, at_step=8, how="gil"), KillCoordinator(at_step=8)],
+    ids=str,
+)
+def test_faults_inside_a_pod_are_proven(harness: Harness, fault: Fault, job: Path) -> None:
+    outcome = run(harness, fault, job)
+    assert outcome.verdict.value == "passed", outcome.reasons
+    assert [record.state for record in outcome.faults] == ["confirmed"]
+
+
+@pytest.mark.costly
+@pytest.mark.slow
+def test_a_lost_pod_is_replaced_by_another_one(harness: Harness, job: Path) -> None:
+    outcome = run(harness, ReplaceNode(rank=1, at_step=8), job)
+    assert outcome.verdict.value == "passed", outcome.reasons
+    assert {one["metadata"]["labels"][STATION] for one in pods.pods().values()} >= {"node0", "node1", "coordinator"}
+
+
+@pytest.mark.costly
+@pytest.mark.slow
+def test_pods_of_the_session_are_hardened_and_belong_to_its_job(harness: Harness, job: Path) -> None:
+    """As the cluster has them, behind its own defaults and those of a template."""
+    run(harness, NaN(rank=1, at_step=8), job)
+    found = pods.pods()
+    assert found
+    for one in found.values():
+        assert one["metadata"]["ownerReferences"][0]["kind"] == "Job"
+        assert one["spec"]["securityContext"]["runAsNonRoot"]
+        (container,) = one["spec"]["containers"]
+        assert container["securityContext"]["readOnlyRootFilesystem"]
+        assert not any("serviceaccount" in mount["mountPath"] for mount in container["volumeMounts"])
+    assert len({one["metadata"]["labels"][SESSION] for one in found.values()}) == 1
+
+
+@pytest.mark.costly
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [(LimitCpu(rank=1, at_step=8), "not writable"), (Cut(rank=1, at_step=8), "use the substrate netns or docker")],
+    ids=["a limit", "a cut"],
+)
+def test_what_cannot_be_done_in_a_pod_is_refused(harness: Harness, job: Path, fault: Fault, reason: str) -> None:
+    with pytest.raises(BadInput, match=reason):
+        run(harness, fault, job)
+
+
+# -- bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"context": "elsewhere"}, "context='elsewhere'"),
+        ({"namespace": "not-there"}, "kubectl create namespace not-there"),
+        ({"namespace": "default"}, "kubectl label namespace default chaoskit.dev/chaos=allowed"),
+        ({"namespace": "kube-system"}, "this one is the cluster's"),
+        ({"template": {"spec": {"hostNetwork": True}}}, "leave spec.hostNetwork out"),
+        ({"template": {"spec": {"nodeSelectr": {}}}}, 'unknown field "spec.nodeSelectr"'),
+        ({"template": {"spec": {"containers": [{"name": "node", "image": ""}]}}}, "image: Required value"),
+    ],
+    ids=lambda value: "" if isinstance(value, dict) else value[:20],
+)
+def test_bad_input_is_told_in_a_line_and_makes_nothing(
+    given: dict[str, Any], told: str, tmp_path: Path, there: Namespace
+) -> None:
+    if isinstance(given.get("template"), dict):
+        path = tmp_path / "given.json"
+        path.write_text(json.dumps(given["template"]))
+        given = {"template": str(path)}
+    substrate = KubernetesSubstrate(pods.options(tmp_path, **given))
+    with pytest.raises(BadInput) as refused:
+        substrate.warm_up()
+    substrate.close()
+    assert told in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert not there.made()
+
+
+def test_a_server_that_does_not_answer_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "config"
+    cluster = {"name": "c", "cluster": {"server": "https://127.0.0.1:9"}}
+    context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
+    user = {"name": "u", "user": {"token": "t"}}
+    told = {"clusters": [cluster], "contexts": [context], "users": [user], "current-context": "c"}
+    config.write_text(json.dumps({"apiVersion": "v1", "kind": "Config", **told}))
+    options = pods.options(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", str(config))
+    substrate = KubernetesSubstrate(options)
+    with pytest.raises(BadInput, match="does not answer") as refused:
+        substrate.warm_up()
+    substrate.close()
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.costly
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("given", "error", "told"),
+    [
+        ({"image": "local.test/none:1"}, BadInput, "name one that nodes can pull"),
+        ({"python": "/no/python"}, HarnessError, "no such file"),
+        ({"python": "/usr/bin/python3"}, BadInput, "it has no chaoskit"),
+        ({"cpu": "1000"}, HarnessError, "Insufficient cpu"),
+    ],
+    ids=["no image", "no python", "no chaoskit", "no room"],
+)
+def test_a_pod_that_cannot_run_is_told_with_the_reason_and_removed(
+    given: dict[str, str], error: type[Exception], told: str, tmp_path: Path, there: Namespace
+) -> None:
+    cpu = given.pop("cpu", "")
+    more: dict[str, Any] = {**given, "startup_s": 15.0}
+    if cpu:
+        more["template"] = pods.template(tmp_path, resources={"requests": {"cpu": cpu}})
+    substrate = KubernetesSubstrate(pods.options(tmp_path, **more))
+    with pytest.raises(error, match=told):
+        substrate.warm_up()
+    substrate.close()
+    there.await_nothing_left()
+
+
+# -- nothing stays ----------------------------------------------------------------------------------------------------
+
+RUNNER = """
+import sys
+from chaoskit.experiment.harness import Harness
+with Harness("kubernetes", sys.argv[1]) as harness:
+    print("begins", flush=True)
+    harness.run(sys.argv[2], nodes=2, steps=10**6, options={"step_s": 0.02}, twin=False)
+"""
+
+
+@pytest.fixture
+def runner(tmp_path: Path, job: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A runner of its own, which begins to make pods."""
+    started = pods.run_python(RUNNER, str(tmp_path / "runs"), f"{job}:plain", directory=tmp_path)
+    assert started.stdout is not None
+    started.stdout.readline()
+    yield started
+    started.kill()
+    started.wait()
+    started.stdout.close()
+
+
+@pytest.mark.costly
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", range(int(os.environ.get("CHAOSKIT_MOMENTS", "2"))))
+def test_nothing_is_left_of_a_runner_that_is_killed(
+    moment: int, there: Namespace, runner: subprocess.Popen[bytes]
+) -> None:
+    """At a random moment of its start or its run: its guard deletes what it has made."""
+    wait_until(there.made, "the first object")
+    with pytest.raises(subprocess.TimeoutExpired):
+        runner.wait(random.uniform(0.0, 20.0))
+    runner.kill()
+    runner.wait()
+    there.await_nothing_left()
+
+
+@pytest.mark.costly
+@pytest.mark.slow
+def test_nothing_is_left_of_a_runner_and_its_guard_that_are_killed(
+    there: Namespace, runner: subprocess.Popen[bytes]
+) -> None:
+    """Nothing comes to clean up: supervisors end with their stream, the job with its pod, and all with the job."""
+    wait_until(lambda: sum(name.startswith("pods/") for name in there.made()) == 3, "the pods", limit_s=180.0)
+    both = [psutil.Process(runner.pid), *psutil.Process(runner.pid).children(recursive=True)]
+    for one in both:
+        one.kill()
+    runner.wait()
+    there.await_nothing_left(TTL_S + 60.0)
+    subprocess.run([sys.executable, "-m", "chaoskit", "cleanup"], check=True, capture_output=True)

@@ -1,0 +1,259 @@
+"""What the objects of a session look like, what a template may change, and why pods do not run. Asks no cluster."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaoskit.errors import BadInput
+from chaoskit.substrate import choice
+from chaoskit.substrate.kubernetes import manifests, template
+from chaoskit.substrate.kubernetes.options import KubernetesOptions
+from chaoskit.substrate.kubernetes.pod_state import Pending, pending
+
+OPTIONS = KubernetesOptions(image="registry/train:1")
+OWNER = {"apiVersion": "batch/v1", "kind": "Job", "name": "chaoskit-1", "uid": "a-b-c"}
+
+
+def pod(given: dict[str, Any] | None = None) -> dict[str, Any]:
+    return manifests.pod("chaoskit-1", "node0", "chaoskit-1-node0-1", "10.0.0.1:7000", OPTIONS, given or {}, OWNER)
+
+
+# -- pods -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_pod_is_hardened() -> None:
+    """As Pod Security calls it `restricted`, with a root file system that cannot be written."""
+    spec = pod()["spec"]
+    (node,) = spec["containers"]
+    assert spec["securityContext"]["runAsNonRoot"]
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert node["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert not spec["automountServiceAccountToken"]
+    assert not any(mount["mountPath"] == "/" for mount in node["volumeMounts"])
+
+
+def test_the_token_is_in_no_command_and_no_variable() -> None:
+    secret = manifests.secret("chaoskit-1", "the token", OWNER)
+    assert "the token" not in json.dumps([secret["metadata"], pod()])
+    assert {"name": "chaoskit-token", "secret": {"secretName": "chaoskit-1", "defaultMode": 0o440}} in pod()["spec"][
+        "volumes"
+    ]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [pod(), manifests.secret("chaoskit-1", "", OWNER), manifests.network_policy("chaoskit-1", "10.0.0.1", OWNER)],
+    ids=lambda made: made["kind"],
+)
+def test_everything_belongs_to_the_job(made: dict[str, Any]) -> None:
+    """So it goes with it; and can be found by the session's label."""
+    assert made["metadata"]["ownerReferences"] == [OWNER]
+    assert made["metadata"]["labels"][manifests.SESSION] == "chaoskit-1"
+
+
+def test_the_job_ends_by_itself_and_begins_when_it_is_told() -> None:
+    """Its pod needs the token, which belongs to the job."""
+    job = manifests.job("chaoskit-1", pod(), started_by="me@here", deadline_s=60)
+    assert job["spec"]["suspend"]
+    assert job["spec"]["backoffLimit"] == 0
+    assert job["spec"]["activeDeadlineSeconds"] == 60
+    assert job["spec"]["ttlSecondsAfterFinished"] == manifests.TTL_S
+    assert job["spec"]["template"]["spec"] == pod()["spec"]
+
+
+# -- templates --------------------------------------------------------------------------------------------------------
+
+
+def write(directory: Path, found: Any) -> str:
+    path = directory / "template.yaml"
+    path.write_text(found if isinstance(found, str) else json.dumps(found))
+    return str(path)
+
+
+def test_a_template_adds_what_pods_do_not_have(tmp_path: Path) -> None:
+    given = {
+        "metadata": {"labels": {"team": "a"}, "annotations": {"note": "b"}},
+        "spec": {
+            "nodeSelector": {"gpu": "yes"},
+            "tolerations": [{"key": "gpu"}],
+            "securityContext": {"runAsUser": 2000},
+            "containers": [
+                {
+                    "name": "node",
+                    "image": "other:2",
+                    "env": [{"name": "HOME", "value": "/home"}, {"name": "MORE", "value": "1"}],
+                    "resources": {"limits": {"cpu": "2"}},
+                    "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+                },
+                {"name": "sidecar", "image": "side:1"},
+            ],
+            "volumes": [{"name": "data", "emptyDir": {}}],
+        },
+    }
+    made = pod(template.read(write(tmp_path, given)))
+    node, sidecar = made["spec"]["containers"]
+    assert node["image"] == "other:2"
+    assert node["command"][0] == "python3"
+    variables = {one["name"]: one.get("value") for one in node["env"]}
+    assert (variables["HOME"], variables["MORE"], variables["OMP_NUM_THREADS"]) == ("/home", "1", "1")
+    assert [mount["mountPath"] for mount in node["volumeMounts"]][-1] == "/data"
+    assert len(node["volumeMounts"]) == len(pod()["spec"]["containers"][0]["volumeMounts"]) + 1
+    assert sidecar == {"name": "sidecar", "image": "side:1"}
+    assert made["metadata"]["labels"]["team"] == "a"
+    assert made["metadata"]["labels"][manifests.STATION] == "node0"
+    assert made["spec"]["securityContext"]["runAsUser"] == 2000
+    assert made["spec"]["securityContext"]["runAsNonRoot"]
+    assert made["spec"]["tolerations"] == [{"key": "gpu"}]
+
+
+def test_merging_changes_neither_side() -> None:
+    ours, theirs = (
+        {"a": {"b": 1}, "containers": [{"name": "x"}]},
+        {"a": {"c": 2}, "containers": [{"name": "x", "y": 1}]},
+    )
+    before = json.dumps([ours, theirs])
+    assert template.merge(ours, theirs) == {"a": {"b": 1, "c": 2}, "containers": [{"name": "x", "y": 1}]}
+    assert json.dumps([ours, theirs]) == before
+
+
+@pytest.mark.parametrize("kind", ["Pod", "Deployment's template", "PodTemplate"])
+def test_forms_of_a_template(tmp_path: Path, kind: str) -> None:
+    inner = {"spec": {"nodeSelector": {"a": "b"}}}
+    forms = {"Pod": {"kind": "Pod", **inner}, "PodTemplate": {"kind": "PodTemplate", "template": inner}}
+    assert template.read(write(tmp_path, forms.get(kind, inner)))["spec"] == inner["spec"]
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        ({"metadata": {"name": "x"}, "spec": {}}, "metadata.name"),
+        ({"metadata": {"ownerReferences": []}, "spec": {}}, "metadata.ownerReferences"),
+        ({"metadata": {"labels": {"chaoskit.dev/session": "x"}}, "spec": {}}, "metadata.labels[chaoskit.dev/session]"),
+        ({"spec": {"restartPolicy": "Always"}}, "spec.restartPolicy"),
+        ({"spec": {"hostNetwork": True}}, "spec.hostNetwork"),
+        ({"spec": {"hostPID": True}}, "spec.hostPID"),
+        ({"spec": {"shareProcessNamespace": True}}, "spec.shareProcessNamespace"),
+        ({"spec": {"containers": [{"name": "node", "command": ["sh"]}]}}, "spec.containers[node].command"),
+        ({"spec": {"containers": [{"name": "node", "args": []}]}}, "spec.containers[node].args"),
+        ({"spec": {"volumes": [{"name": "chaoskit-token"}]}}, "spec.volumes[chaoskit-token]"),
+    ],
+)
+def test_what_is_the_sessions_is_refused_by_its_path(tmp_path: Path, given: dict[str, Any], path: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        template.read(write(tmp_path, given))
+    assert f"leave {path} out" in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["", "a: [", "[]", "metadata: {}", "spec: 3", "spec: {containers: 3}", "\x00"])
+def test_what_is_no_template_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(BadInput, match="template"):
+        template.read(write(tmp_path, text))
+
+
+# -- options ----------------------------------------------------------------------------------------------------------
+
+
+def test_options_come_from_the_environment() -> None:
+    told = {"CHAOSKIT_KUBERNETES_IMAGE": "a:1", "CHAOSKIT_KUBERNETES_STARTUP_S": "20", "OTHER": "x"}
+    assert KubernetesOptions.from_environment(told) == KubernetesOptions(image="a:1", startup_s=20.0)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "remedy"),
+    [
+        ("CHAOSKIT_KUBERNETES_IMGAE", "a", "options are image, python"),
+        ("CHAOSKIT_KUBERNETES_STARTUP_S", "soon", "float"),
+    ],
+)
+def test_a_variable_that_is_no_option_is_refused(variable: str, value: str, remedy: str) -> None:
+    with pytest.raises(BadInput, match=remedy) as refused:
+        KubernetesOptions.from_environment({variable: value})
+    assert variable in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        (KubernetesOptions(), "CHAOSKIT_KUBERNETES_IMAGE"),
+        (KubernetesOptions(template="/not/there.yaml"), "template"),
+        (KubernetesOptions(image="a", startup_s=0.0), "startup_s"),
+    ],
+)
+def test_options_without_which_no_pod_can_be_made(options: KubernetesOptions, field: str) -> None:
+    with pytest.raises(BadInput, match=field):
+        options.require()
+
+
+def test_a_substrate_without_an_image_is_unavailable_and_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("IMAGE", "TEMPLATE"):
+        monkeypatch.delenv(f"CHAOSKIT_KUBERNETES_{name}", raising=False)
+    assert "CHAOSKIT_KUBERNETES_IMAGE" in choice.unavailable("kubernetes")
+
+
+def test_neither_chaoskit_nor_a_supervisor_loads_the_client() -> None:
+    """It takes a second and 70 MB."""
+    code = (
+        "import sys, chaoskit, chaoskit.substrate.supervisor.server, chaoskit.control.agent, chaoskit.substrate.choice;"
+        "import chaoskit.substrate.kubernetes.substrate;"
+        "sys.exit('kubernetes' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# -- why a pod does not run -------------------------------------------------------------------------------------------
+
+
+def waiting(reason: str, message: str = "") -> dict[str, Any]:
+    return {
+        "status": {
+            "phase": "Pending",
+            "containerStatuses": [{"state": {"waiting": {"reason": reason, "message": message}}}],
+        }
+    }
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        ({}, None),
+        ({"status": {"phase": "Running", "containerStatuses": [{"state": {"running": {}}}]}}, None),
+        (waiting("ContainerCreating"), None),
+        (waiting("ErrImagePull", "no\nsuch  image"), Pending("n", "ErrImagePull", "no such image")),
+        (waiting("CreateContainerConfigError", "x"), Pending("n", "CreateContainerConfigError", "x", is_final=True)),
+        (
+            {
+                "status": {
+                    "conditions": [
+                        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3"}
+                    ]
+                }
+            },
+            Pending("n", "Unschedulable", "0/3"),
+        ),
+        (
+            {
+                "status": {
+                    "phase": "Failed",
+                    "containerStatuses": [{"state": {"terminated": {"reason": "Error", "exitCode": 1}}}],
+                }
+            },
+            Pending("n", "Error", "exit code 1", is_final=True),
+        ),
+        (
+            {"status": {"phase": "Failed", "reason": "Evicted", "message": "low"}},
+            Pending("n", "Evicted", "low", is_final=True),
+        ),
+    ],
+)
+def test_why_a_pod_does_not_run(found: dict[str, Any], told: Pending | None) -> None:
+    assert pending("n", found) == told
