@@ -10,6 +10,7 @@ from faults.deadlock import Deadlock
 from faults.disk import DiskError, DiskFull, ReadOnlyDisk, SlowDisk
 from faults.hang import Hang
 from faults.kill import Kill
+from faults.kubernetes.pod import DeletePod, EvictPod
 from faults.leaving import Exit
 from faults.limits import LimitCpu, LimitIo, LimitMemory, LimitPids
 from faults.links import Flap, LinkDown
@@ -52,6 +53,8 @@ CATALOGUE: tuple[type[Fault], ...] = (
     LoseNode,
     ReplaceNode,
     Rack,
+    DeletePod,
+    EvictPod,
     LimitCpu,
     LimitMemory,
     LimitPids,
@@ -95,9 +98,11 @@ __all__ = [
     "DataStall",
     "Deadlock",
     "Delay",
+    "DeletePod",
     "Demand",
     "DiskError",
     "DiskFull",
+    "EvictPod",
     "Exit",
     "FailLoad",
     "Fault",

@@ -17,13 +17,14 @@ from support import pods
 from support.waiting import wait_until
 
 from chaoskit.config import DETECTION
+from chaoskit.elastic.settings import ElasticPolicy
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.experiment.harness import Harness
 from chaoskit.journal import read_journals
 from chaoskit.substrate.kubernetes.manifests import SESSION, STATION, TTL_S
 from chaoskit.substrate.kubernetes.substrate import KubernetesSubstrate
 from chaoskit.vocabulary import Event
-from faults import Cut, Fault, Hang, Kill, KillCoordinator, LimitCpu, NaN, ReplaceNode
+from faults import Cut, DeletePod, EvictPod, Fault, Hang, Kill, KillCoordinator, LimitCpu, NaN, ReplaceNode
 
 pytestmark = pytest.mark.skipif(bool(pods.unavailable()), reason=f"Kubernetes: {pods.unavailable()}")
 GONE_S = 30.0
@@ -118,6 +119,45 @@ def test_a_lost_pod_is_replaced_by_another_one(harness: Harness, job: Path) -> N
     outcome = run(harness, ReplaceNode(rank=1, at_step=8), job)
     assert outcome.verdict.value == "passed", outcome.reasons
     assert {one["metadata"]["labels"][STATION] for one in pods.pods().values()} >= {"node0", "node1", "coordinator"}
+
+
+@pytest.mark.costly
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [DeletePod(rank=1, at_step=8), EvictPod(rank=1, at_step=8, grace_s=5)], ids=str)
+def test_a_pod_is_taken_away(harness: Harness, fault: Fault, job: Path) -> None:
+    """The API server's word is evidence, and the end of the pod's processes."""
+    outcome = run(harness, fault, job)
+    assert outcome.verdict.value == "passed", outcome.reasons
+    (record,) = outcome.faults
+    assert record.state == "confirmed"
+    assert "the API server has no such pod any more" in record.evidence[1].observed
+    assert not pods.pods(f"{STATION}=node1")
+
+
+@pytest.mark.costly
+@pytest.mark.slow
+def test_a_pod_that_is_told_to_go_leaves_without_a_loss(harness: Harness, job: Path) -> None:
+    """With grace, and an elastic policy: the world is smaller by a plan, and no step is computed again."""
+    fault = DeletePod(rank=1, at_step=8, grace_s=20)
+    policy = ElasticPolicy(min_replicas=2, max_replicas=3)
+    options = {"step_s": 0.02}
+    outcome = harness.run(
+        f"{job}:plain", nodes=3, steps=100, options=options, faults=[fault], twin=False, elastic=policy,
+        **DETECTION["relaxed"],
+    )  # fmt: skip
+    assert outcome.verdict.value == "passed", outcome.reasons
+    assert outcome.lost_steps == 0
+    assert not [one for one in read_journals(Path(outcome.directory) / "journal") if one.event == Event.DETECTED]
+
+
+@pytest.mark.costly
+@pytest.mark.slow
+def test_an_eviction_that_a_budget_forbids_is_unknown(harness: Harness, job: Path) -> None:
+    """Nothing has ended, so nothing was tried."""
+    with pods.budget():
+        outcome = run(harness, EvictPod(rank=1, at_step=8), job)
+    assert outcome.verdict.value == "unknown", outcome.reasons
+    assert [record.state for record in outcome.faults] != ["confirmed"]
 
 
 @pytest.mark.costly

@@ -190,6 +190,7 @@ def test_a_supervisor_that_is_told_to_end_ships_everything_first(attempt: int, f
     far.process.send_signal(signal.SIGTERM)
     wait_until(lambda: not far.link.is_open(), "the end of the supervisor")
     assert far.link.leaves
+    assert far.link.has_left
     assert far.process.wait(30) == 0
     assert files_of(here) == files_of(there)
     assert (here / "log" / "polite.log").read_text().endswith("the end\n")

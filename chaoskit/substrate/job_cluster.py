@@ -60,6 +60,13 @@ def attach(network: Network, token: str, hello: ObserverHello) -> socket.socket:
     return connection
 
 
+def _is_gone(process: Process) -> bool:
+    """Whether that is known: a node that is being taken away may not tell at once."""
+    with contextlib.suppress(SupervisorGone):
+        return process.is_gone()
+    return False
+
+
 _ALL = ObserverHello()
 
 
@@ -218,7 +225,7 @@ class JobCluster(BaseCluster):
             ended.callback(self._substrate.collect, self.run_directory)
             self._substrate.end(programs, _FAREWELL_S if self._over else 0.0)
         deadline_s = time.monotonic() + _END_S
-        while left := [process.pid for process in self._workers.values() if not process.is_gone()]:
+        while left := [process.pid for process in self._workers.values() if not _is_gone(process)]:
             if time.monotonic() > deadline_s:
                 raise HarnessError(f"processes {left} of the run did not end")
             time.sleep(0.002)

@@ -5,12 +5,13 @@ Its pods have this machine's Python and this checkout, each read-only; nothing t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,20 @@ def pods(selector: str = "") -> dict[str, Any]:
     """Pods of the namespace, by name."""
     found = ask("GET", f"/api/v1/namespaces/{NAMESPACE}/pods?labelSelector={selector}")["items"]
     return {one["metadata"]["name"]: one for one in found}
+
+
+@contextlib.contextmanager
+def budget() -> Iterator[None]:
+    """No pod of a session may be disrupted, as long as a ``with`` lasts."""
+    path = f"/apis/policy/v1/namespaces/{namespace()}/poddisruptionbudgets"
+    selector = {"matchLabels": {"app.kubernetes.io/name": "chaoskit"}}
+    spec = {"minAvailable": "100%", "selector": selector}
+    body = {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "all"}, "spec": spec}
+    ask("POST", path, body)
+    try:
+        yield
+    finally:
+        ask("DELETE", f"{path}/all")
 
 
 def template(directory: Path, **node: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,10 @@ class ApiError(HarnessError):
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
         self.status = status
+
+
+class Forbidden(ApiError):
+    """A budget of disruptions forbids an eviction now."""
 
 
 class KubernetesApi:
@@ -90,10 +95,21 @@ class KubernetesApi:
         try:
             self._ask("DELETE", f"{self._path(kind)}/{name}", query)
         except ApiError as error:
-            if error.status != 404:
+            if error.status != HTTPStatus.NOT_FOUND:
                 raise
             return False
         return True
+
+    def evict(self, pod: str, grace_s: int) -> None:
+        """Have a pod evicted. Raises Forbidden where a budget of disruptions forbids it, and ApiError."""
+        options = {"gracePeriodSeconds": grace_s}
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}, "deleteOptions": options}
+        try:
+            self._ask("POST", f"{self._path('Pod')}/{pod}/eviction", body=body)
+        except ApiError as error:
+            if error.status == HTTPStatus.TOO_MANY_REQUESTS:
+                raise Forbidden(str(error), error.status) from None
+            raise
 
     def log(self, pod: str, lines: int) -> str:
         """The end of what the first container of a pod has printed; "" if it cannot be had."""

@@ -14,8 +14,8 @@ Manifest = dict[str, Any]
 #: Of a namespace in which runs may take place.
 ALLOWED = "chaoskit.dev/chaos"
 ALLOWED_VALUE = "allowed"
-#: Labels of every object: the session, and of a pod what is in it.
-SESSION, STATION = "chaoskit.dev/session", "chaoskit.dev/station"
+#: Labels of every object: the session; of a pod the node that it is now, and a name that no other pod ever has.
+SESSION, STATION, PLACE = "chaoskit.dev/session", "chaoskit.dev/station", "chaoskit.dev/place"
 #: Where files of runs lie in a pod.
 FILES = "/var/lib/chaoskit"
 _TOKEN = "/var/lib/chaoskit-token"
@@ -157,7 +157,7 @@ def pod(
             {"name": "chaoskit-token", "secret": {"secretName": session, "defaultMode": 0o440}},
         ],
     }
-    metadata: Manifest = {"name": name, "labels": {**labels(session, "node"), STATION: station}}
+    metadata: Manifest = {"name": name, "labels": {**labels(session, "node"), STATION: station, PLACE: name}}
     if owned_by is not None:
         metadata["ownerReferences"] = [owned_by]
     made = template.merge({"metadata": metadata, "spec": spec}, given)

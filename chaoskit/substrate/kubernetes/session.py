@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import secrets
 import shlex
 import socket
@@ -35,7 +36,8 @@ _WARM_S = 120.0
 _DEADLINE_S = 24 * 3600  # of a session
 _SHOWN_LINES = 20
 _END_S = 30.0
-_END_LOOK_S = 0.005
+_END_LOOK_S = 0.02
+_ASK_AGAIN_S = 0.1
 #: Names of spare pods begin so.
 SPARE = "spare"
 
@@ -46,12 +48,14 @@ class Pod:
     Attributes:
         place: what its supervisor says that it is; never used again.
         address: under which its processes are reached.
+        asked_s: when the API server was last asked whether it is over, on the monotonic clock. is_over: its answer.
     """
 
-    def __init__(self, station: str, place: str) -> None:
+    def __init__(self, station: str, place: str, is_over: Callable[[Pod], bool]) -> None:
         self.station, self.place, self.address = station, place, ""
-        self.kernel = KernelAway()
+        self.kernel = KernelAway(lambda: is_over(self))
         self.link: SupervisorLink | None = None
+        self.asked_s, self.is_over = -math.inf, False
 
     def come(self, arrival: Arrival) -> None:
         """Its supervisor has dialed."""
@@ -98,7 +102,7 @@ class Session:
     # -- what it makes --------------------------------------------------------------------------------------------
 
     def _open(self, token: str) -> None:
-        pod = Pod(COORDINATOR, f"{self.name}-{COORDINATOR}")
+        pod = Pod(COORDINATOR, f"{self.name}-{COORDINATOR}", self.is_over)
         inside = self._manifest(pod)
         made = manifests.job(self.name, inside, started_by=user_at_host(), deadline_s=_DEADLINE_S)
         for manifest in (inside, made):
@@ -131,7 +135,7 @@ class Session:
                 raise HarnessError(f"the supervisor of {pod.station} did not start:\n{self._log(pod)}")
 
     def _create(self, station: str) -> None:
-        pod = Pod(station, f"{self.name}-{station}-{next(self._numbers)}")
+        pod = Pod(station, f"{self.name}-{station}-{next(self._numbers)}", self.is_over)
         self._reception.expect(pod.place)
         self.pods[station] = pod
         self.api.create(self._manifest(pod))
@@ -186,14 +190,37 @@ class Session:
             HarnessError: if the API server refuses that, or the pod does not end.
         """
         pod = self.pods[station]
-        self._reception.give_up(pod.place)
-        self.api.delete("Pod", pod.place, grace_s=0)
+        self.delete(pod, 0)
         until_s = time.monotonic() + _END_S
-        while pod.lives():  # the end of its first process is that of all others, by the kernel's rule
+        while not self.is_over(pod):
             if time.monotonic() > until_s:
                 raise HarnessError(f"the pod of {station} was deleted, and its supervisor still answers")
             time.sleep(_END_LOOK_S)
-        pod.kernel.end()
+
+    def delete(self, pod: Pod, grace_s: int) -> None:
+        """Delete a pod, and give its processes this time to end. Raises ApiError."""
+        self.api.delete("Pod", pod.place, grace_s=grace_s)
+
+    def evict(self, pod: Pod, grace_s: int) -> None:
+        """Have a pod evicted. Raises Forbidden where a budget of disruptions forbids it, and ApiError."""
+        self.api.evict(pod.place, grace_s)
+
+    def is_over(self, pod: Pod) -> bool:
+        """Whether nothing of a pod runs: the stream of its first process has ended, and with that process all others
+        by the kernel's rule; and the API server has no such pod any more, or says that it has ended.
+        """
+        if pod.lives() or time.monotonic() < pod.asked_s + _ASK_AGAIN_S:
+            return pod.is_over
+        pod.asked_s = time.monotonic()
+        try:
+            found = self.api.find("Pod", f"{manifests.PLACE}={pod.place}")
+            ended = all(one.get("status", {}).get("phase") in ("Failed", "Succeeded") for one in found)
+        except ApiError:  # that nothing is known is no end
+            ended = False
+        if ended:
+            pod.is_over = True
+            pod.kernel.end()
+        return ended
 
     def remove(self, station: str) -> None:
         """Delete the pod of a station, which is lost; another one can be made."""

@@ -11,14 +11,17 @@ from typing import Any
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.injection_line import InjectionDoor
-from chaoskit.substrate.actions import Applied, Backend
+from chaoskit.substrate.actions import Action, Applied, Backend
 from chaoskit.substrate.away import AwaySubstrate
 from chaoskit.substrate.echo import EchoProbe
 from chaoskit.substrate.job_cluster import JobCluster
+from chaoskit.substrate.kubernetes.actions import POD_ACTIONS
+from chaoskit.substrate.kubernetes.backends import PodApi
 from chaoskit.substrate.kubernetes.manifests import FILES
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.substrate.kubernetes.session import SPARE, Session
 from chaoskit.substrate.network import COORDINATOR, Network
+from chaoskit.substrate.nodes import BaseCluster
 from chaoskit.substrate.processes import Process
 from chaoskit.substrate.supervised import node_names
 from chaoskit.substrate.supervisor.away import KernelAway
@@ -92,6 +95,14 @@ class KubernetesSubstrate(AwaySubstrate):
         if not self._session.pods[node].lives():
             self._session.replace(node)
         return super().start_agent(network, node, token, run_directory, injection)
+
+    def why_not(self, action: type[Action]) -> str:
+        return "" if action in POD_ACTIONS else super().why_not(action)
+
+    def backends(self, cluster: BaseCluster) -> Iterable[Backend]:
+        assert self._session is not None
+        yield PodApi(self._session)
+        yield from super().backends(cluster)
 
     def job_cluster(self, *arguments: Any) -> JobCluster:
         return PodCluster(self, *arguments)

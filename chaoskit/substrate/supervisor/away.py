@@ -31,13 +31,16 @@ _Described = tuple[int, int | None, str]
 class KernelAway:
     """The kernel of a node, as its supervisor sees it.
 
-    That no supervisor answers is no word of its processes: it is an error, until whatever keeps the node says that it
-    is over.
+    That no supervisor answers is no word of its processes: it is an error, unless it has said that it leaves, or
+    whatever keeps the node says that it is over.
+
+    Args:
+        node_is_over: asks what keeps the node, when its supervisor is gone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, node_is_over: Callable[[], bool] = lambda: False) -> None:
         self._link: SupervisorLink | None = None
-        self._is_over = False
+        self._is_over, self._node_is_over = False, node_is_over
 
     def reach_by(self, link: SupervisorLink) -> None:
         """Ask this supervisor from now on."""
@@ -48,11 +51,16 @@ class KernelAway:
         self._is_over = True
 
     def _look(self, question: str, pid: int, ticks: int | None, value: Any, gone: Value) -> Value:
-        if self._is_over:
-            return gone
-        assert self._link is not None
-        found: Value = self._link.request(AskKernel, question, pid, ticks, value=value)
-        return found
+        if not self._is_over:
+            assert self._link is not None
+            try:
+                found: Value = self._link.request(AskKernel, question, pid, ticks, value=value)
+                return found
+            except SupervisorGone:
+                if not (self._link.has_left or self._node_is_over()):
+                    raise
+                self.end()
+        return gone
 
     def find(self, pid: int) -> Process:
         nothing: _Described = (pid, None, "")
@@ -64,10 +72,16 @@ class KernelAway:
         return [Process(*one, self) for one in found]
 
     def signal(self, process: Process, signum: int) -> None:
-        if self._is_over:
-            raise ProcessLookupError(f"{process.name} is gone with its node")
-        assert self._link is not None
-        self._link.request(SendSignal, process.pid, process.ticks, signum, value=None)
+        if not self._is_over:
+            assert self._link is not None
+            try:
+                self._link.request(SendSignal, process.pid, process.ticks, signum, value=None)
+                return
+            except SupervisorGone:
+                if not (self._link.has_left or self._node_is_over()):
+                    raise
+                self.end()
+        raise ProcessLookupError(f"{process.name} is gone with its node")
 
     def is_gone(self, process: Process) -> bool:
         return self._look("is_gone", process.pid, process.ticks, bool, True)

@@ -42,6 +42,7 @@ from chaoskit.substrate.supervisor.messages import (
     StartProgram,
     StoreSource,
     SupervisorLeaves,
+    SupervisorLeft,
     SupervisorReady,
 )
 from chaoskit.substrate.supervisor.sources import Source
@@ -85,7 +86,7 @@ class SupervisorLink:
         kernel: of the processes that it starts; None for this host's.
 
     Attributes:
-        leaves: whether it was told to end, and will soon.
+        leaves: whether it was told to end, and will soon. has_left: whether nothing runs there any more, by its word.
     """
 
     def __init__(self, connection: socket.socket, name: str, kernel: Kernel | None = None) -> None:
@@ -96,7 +97,7 @@ class SupervisorLink:
         self._count = 0
         self._answers: dict[int, ProgramStarted | RequestDone | RequestFailed] = {}
         self._version: str | None = None  # of its chaoskit, once it can start programs
-        self._is_over = self.leaves = False
+        self._is_over = self.leaves = self.has_left = False
         self.exits: dict[int, int] = {}  # pid -> wait status
         self.shown: dict[int, int] = {}  # applied -> count
         self._mirrors: dict[str, FileMirror] = {}  # by the directory of a run, there
@@ -269,6 +270,8 @@ class SupervisorLink:
                 self._version = version
             case SupervisorLeaves():
                 self.leaves = True
+            case SupervisorLeft():
+                self.has_left = True
             case ProgramStarted() | RequestDone() | RequestFailed():
                 self._answers[report.number] = report
             case ProgramExited(pid, status):

@@ -229,6 +229,10 @@ class SupervisorLeaves(Message, frozen=True):
     grace_s: float
 
 
+class SupervisorLeft(Message, frozen=True):
+    """The last message of one that was told to end: nothing runs any more, and every file was shipped."""
+
+
 class ProgramStarted(Message, frozen=True):
     """A program runs: its process, with its start time."""
 
@@ -284,6 +288,7 @@ class LineOpened(Message, frozen=True):
 Report = (
     SupervisorReady
     | SupervisorLeaves
+    | SupervisorLeft
     | ProgramStarted
     | RequestDone
     | RequestFailed

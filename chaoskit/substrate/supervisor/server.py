@@ -54,6 +54,7 @@ from chaoskit.substrate.supervisor.messages import (
     StoreSource,
     SupervisorHello,
     SupervisorLeaves,
+    SupervisorLeft,
     SupervisorReady,
 )
 from chaoskit.substrate.supervisor.programs import Programs
@@ -156,7 +157,7 @@ class Supervisor:
                     self._untold += wire.encode(chunk)
                     self._connection.sendall(self._untold)
                     self._untold.clear()
-            self._connection.sendall(self._untold)
+            self._connection.sendall(self._untold + wire.encode(SupervisorLeft()))
 
     # -- the stream -----------------------------------------------------------------------------------------------
 

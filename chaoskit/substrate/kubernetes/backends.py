@@ -1,0 +1,53 @@
+"""The backend of what is done to pods through the API server."""
+
+from __future__ import annotations
+
+import contextlib
+
+from chaoskit.errors import HarnessError
+from chaoskit.substrate.actions import Action, Applied
+from chaoskit.substrate.kubernetes.actions import POD_ACTIONS, PodDeletion, PodEviction
+from chaoskit.substrate.kubernetes.api import Forbidden
+from chaoskit.substrate.kubernetes.session import Pod, Session
+
+
+class PodApi:
+    """Deletes and evicts the pods of nodes. Nothing of that can be lifted: a pod that is gone stays so."""
+
+    actions = POD_ACTIONS
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def apply(self, node: str, action: Action) -> Applied:
+        pod = self._session.pods.get(node)
+        if pod is None or not pod.lives():
+            raise ProcessLookupError(f"the pod of {node} is gone")
+        match action:
+            case PodDeletion(grace_s):
+                self._session.delete(pod, grace_s)
+            case PodEviction(grace_s):
+                with contextlib.suppress(Forbidden):  # then nothing ends, and so nothing will be shown
+                    self._session.evict(pod, grace_s)
+            case _:
+                raise HarnessError(f"{type(action).__name__} is not done to pods")
+        return _Removal(self._session, pod)
+
+    def release(self, node: str | None = None) -> None:
+        """Nothing of this keeps processes from ending."""
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class _Removal:
+    """A pod that was told to go."""
+
+    def __init__(self, session: Session, pod: Pod) -> None:
+        self._session, self._pod = session, pod
+
+    def shown(self) -> int:
+        return int(self._session.is_over(self._pod))
+
+    def lift(self) -> bool:
+        return True

@@ -1,0 +1,1 @@
+"""What only a Kubernetes cluster has, and can break."""

@@ -1,0 +1,116 @@
+"""The pod of a node that goes: what the API server does is the act, and what its processes do the evidence."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import msgspec
+
+from chaoskit.errors import BadInput
+from chaoskit.substrate.actions import Action
+from chaoskit.substrate.kubernetes.actions import PodDeletion, PodEviction
+from chaoskit.substrate.kubernetes.options import KubernetesOptions
+from faults import incidents
+from faults.base import found
+from faults.evidence import Evidence
+from faults.incidents import IncidentKind
+from faults.node import NodeFault
+from faults.processes import all_gone, look_up
+from faults.target import Target
+
+
+#: A test that asks for the substrate.
+EXAMPLE = """import pytest
+
+from faults import {name}
+
+
+@pytest.mark.chaos(substrate="kubernetes")
+def test_{name}(chaos):
+    chaos.run("gpt", nodes=4, steps=60, faults=[{fault}])"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodFault(NodeFault):
+    """Base of the faults that take the pod of the rank's node away.
+
+    Args:
+        grace_s: its processes are told to end, and have so many whole seconds for it. A run with an elastic policy
+            uses them to leave without a loss.
+    """
+
+    grace_s: int = 0
+
+    evidence: ClassVar[str] = (
+        "the connection to the first process of the pod has ended, and the API server has no such pod any more"
+    )
+    impact: ClassVar[str] = "the workers of the node are given up; with grace and an elastic policy they leave"
+    substrates: ClassVar[tuple[str, ...]] = ("kubernetes",)
+    ends_node: ClassVar[bool] = True
+    example: ClassVar[str] = EXAMPLE
+    undo: ClassVar[str] = "nothing is left: another run has another pod"
+
+    @classmethod
+    def unavailable(cls) -> str:
+        try:
+            return KubernetesOptions.from_environment(os.environ).unavailable()
+        except BadInput as error:
+            return str(error)
+
+    @property
+    def needs(self) -> tuple[type[Action], ...]:
+        return (type(self.removal),)
+
+    @property
+    def removal(self) -> Action:
+        """What is done to the pod."""
+        raise NotImplementedError
+
+    @property
+    def leads_to(self) -> frozenset[str]:
+        return super().leads_to | {"unreachable"}
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        if self.grace_s < 0 or self.grace_s != int(self.grace_s):
+            raise BadInput("grace_s", self.grace_s, "use a whole number of seconds, 0 or more")
+
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        processes = look_up(target)
+        removal = target.cluster.apply(target.node, self.removal)
+        target.release()
+        seen = await all_gone(target, processes)
+        found(await target.seen(lambda: removal.shown() or None))
+        source = "the end of the pod's first process, and the API server"
+        yield msgspec.structs.replace(seen, source=source, more="; the API server has no such pod any more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeletePod(PodFault):
+    """Delete the pod of the rank's node, as ``kubectl delete pod`` does."""
+
+    family: ClassVar[str] = "node"
+    effect: ClassVar[str] = "the pod of one node is deleted, with all that was in it"
+    stands_for: ClassVar[str] = "operators and controllers that delete pods, and preemption by the scheduler"
+    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.CONTAINER,)
+
+    @property
+    def removal(self) -> Action:
+        return PodDeletion(self.grace_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvictPod(PodFault):
+    """Have the pod of the rank's node evicted, as ``kubectl drain`` does."""
+
+    family: ClassVar[str] = "node"
+    effect: ClassVar[str] = "the pod of one node is evicted, unless a budget of disruptions forbids it"
+    stands_for: ClassVar[str] = "drains of nodes for upgrades and repairs"
+    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.MAINTENANCE,)
+
+    @property
+    def removal(self) -> Action:
+        return PodEviction(self.grace_s)
