@@ -273,9 +273,9 @@ def test_the_coordinator_is_killed_while_a_job_resumes(chaos: Chaos, tmp_path: P
     assert [one.state for one in outcome.faults] == ["confirmed"]
     assert journal(outcome, Event.RESUMED), "no other coordinator took over"
     assert not journal(outcome, Event.RECORD_LOST)
-    assert {(record["step"], record["source"].split()[0]) for record in journal(outcome, Event.RESTORED)} == {
-        (12, "disk")
-    }
+    restored = journal(outcome, Event.RESTORED)  # a rank that was late takes the state from one that had read it
+    assert {record["step"] for record in restored} == {12}
+    assert "disk" in {record["source"].split()[0] for record in restored}
     assert {record["step"] for record in journal(outcome, Event.COMMIT)} == set(range(12, 40))
     if job == PLAIN:  # the rate of the other one follows a curve of its length, which was another in the first run
         verdicts = {check.name: check.verdict for check in outcome.checks}  # others miss the steps of the run before

@@ -51,7 +51,7 @@ def test_training_goes_on_while_the_disk_of_its_run_is_full(chaos: Chaos, tmp_pa
 
         flag = Flag(tmp_path / "freed", fill_and_free)
         outcome = chaos.run(
-            CHATTY, nodes=2, steps=20, options={"step_s": 0.05}, watch=flag, until=flag.until, health="off"
+            CHATTY, nodes=2, spares=0, steps=20, options={"step_s": 0.05}, watch=flag, until=flag.until, health="off"
         )
         assert outcome.recoveries == []
         outcome.assert_same_losses_as_twin()

@@ -85,7 +85,8 @@ class Runner:
         self.await_guard()
 
     def await_guard(self) -> None:
-        wait_until(lambda: not lives(self.guard, self.ticks[self.guard]), "the end of the guard")
+        """Until it holds no lock: a process that is ending may still."""
+        wait_until(lambda: osprocess.state(self.guard) in (None, "Z"), "the end of the guard")
 
     def end(self) -> None:
         self.kill()

@@ -37,7 +37,7 @@ class KillOtherNode(KillNode):
         node = target.places[2]
         target.struck_nodes = {node}
         processes = target.cluster.node(node)
-        signal_all(target, processes, signal.SIGKILL)
+        signal_all(processes, signal.SIGKILL)
         target.release()
         yield found(await target.seen(lambda: gone(processes, node)))
 
