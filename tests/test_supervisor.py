@@ -69,7 +69,7 @@ def test_how_a_program_ended_is_told(supervisor: Started, tmp_path: Path) -> Non
     assert os.waitstatus_to_exitcode(supervisor.exit_of(supervisor.start("leave", 7))) == 7
     killed = supervisor.start("complain", "it is over")
     assert os.waitstatus_to_exitcode(supervisor.exit_of(killed)) == -signal.SIGKILL
-    assert (tmp_path / "log" / "complain.log").read_text() == "it is over"
+    assert (tmp_path / "log" / "node0.complain.log").read_text() == "it is over"
 
 
 @pytest.mark.parametrize("how", ["runs", "has ended"])

@@ -6,6 +6,8 @@ import hashlib
 import io
 import os
 import signal
+import socket
+import subprocess
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,11 +16,12 @@ import pytest
 from support.supervisors import Started, on_tcp, on_unix
 from support.waiting import wait_until
 
+from chaoskit import osprocess
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.osprocess import DirectoryWatch
 from chaoskit.substrate.supervisor import sources
 from chaoskit.substrate.supervisor.files import CHUNK_BYTES, FileMirror, RunFiles
-from chaoskit.substrate.supervisor.messages import FileChunk
+from chaoskit.substrate.supervisor.messages import FileChunk, FilesTaken
 from chaoskit.substrate.supervisor.sources import IGNORE_FILE, Source, SourceStore
 
 
@@ -51,9 +54,9 @@ def copied(here: Path, name: str) -> int:
 def test_what_is_written_there_comes_while_it_is_written(supervisor: Started, tmp_path: Path) -> None:
     """Every byte once; what a program prints, and what it wrote before it was killed."""
     there, here = tmp_path / "there", tmp_path / "here"
-    supervisor.link.ship(there, here)
-    writer = supervisor.start("write", there / "journal" / "one.jsonl")
-    wait_until(lambda: supervisor.link.is_open() and copied(here, "journal/one.jsonl") > 50_000, "some of the file")
+    supervisor.link.ship(there, here, "node0")
+    writer = supervisor.start("write", there / "journal" / "node0.jsonl")
+    wait_until(lambda: supervisor.link.is_open() and copied(here, "journal/node0.jsonl") > 50_000, "some of the file")
     complaint = supervisor.start("complain", "it is over")
     supervisor.exit_of(complaint)
     writer.signal(signal.SIGKILL)
@@ -64,14 +67,14 @@ def test_what_is_written_there_comes_while_it_is_written(supervisor: Started, tm
     supervisor.link.settle(there)
     del whole["disk/snapshot"]
     assert files_of(here) == whole
-    assert whole["log/complain.log"] == b"it is over"
-    lines = whole["journal/one.jsonl"].splitlines()
+    assert whole["log/node0.complain.log"] == b"it is over"
+    lines = whole["journal/node0.jsonl"].splitlines()
     assert lines == [b"%d" % number for number in range(len(lines))]
 
 
 def test_a_settled_run_leaves_nothing_on_the_node(supervisor: Started, tmp_path: Path) -> None:
     there = tmp_path / "there"
-    supervisor.link.ship(there, tmp_path / "here")
+    supervisor.link.ship(there, tmp_path / "here", "node0")
     supervisor.exit_of(supervisor.start("complain", "it is over"))
     supervisor.link.settle(there)
     assert not there.exists()
@@ -82,20 +85,104 @@ def test_much_that_is_written_takes_no_memory_there(supervisor: Started, tmp_pat
     """It waits in its file until the runner reads; what is asked meanwhile is answered."""
     there, here = tmp_path / "there", tmp_path / "here"
     (there / "log").mkdir(parents=True)
-    (there / "log" / "long.log").write_bytes(os.urandom(2**20) * 64)
+    (there / "log" / "node0.log").write_bytes(os.urandom(2**20) * 64)
     before_kb = resident_kb(supervisor.process.pid)
-    supervisor.link.ship(there, here)
-    wait_until(lambda: copied(here, "log/long.log") or not supervisor.link.is_open(), "the first chunk")
+    supervisor.link.ship(there, here, "node0")
+    wait_until(lambda: copied(here, "log/node0.log") or not supervisor.link.is_open(), "the first chunk")
     assert resident_kb(supervisor.process.pid) - before_kb < 2**14
     supervisor.exit_of(supervisor.start("leave", 3))
     supervisor.link.settle(there)
-    assert copied(here, "log/long.log") == 2**26
+    assert copied(here, "log/node0.log") == 2**26
     assert resident_kb(supervisor.process.pid) - before_kb < 2**14
 
 
 def resident_kb(pid: int) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")))
+
+
+@pytest.mark.slow
+def test_a_runner_that_does_not_read_for_long_ends_nothing(far: Started, tmp_path: Path) -> None:
+    """It may be stopped, or wait for another node. What is written meanwhile waits there, in its file."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    far.link.ship(there, here, "node0")
+    writer = far.start("write", there / "journal" / "node0.jsonl")
+    with pytest.raises(subprocess.TimeoutExpired):
+        far.process.wait(30.0)  # longer than it takes to find out that a machine is gone
+    assert far.link.is_open()
+    writer.signal(signal.SIGKILL)
+    far.exit_of(writer)
+    (there / "journal" / "node0.jsonl").rename(there / "journal" / "node0.kept")
+    whole = (there / "journal" / "node0.kept").read_bytes()
+    far.link.settle(there)
+    assert whole.startswith((here / "journal" / "node0.jsonl").read_bytes()[:1000])
+    assert len((here / "journal" / "node0.kept").read_bytes()) == len(whole)
+
+
+def test_a_notice_waits_for_a_runner_that_reads_late(far: Started, tmp_path: Path) -> None:
+    """All of it has left the machine before the supervisor ends: with a pod its network goes, and what is unsent."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    far.link.ship(there, here, "node0")
+    polite = far.start("wind_up", there / "log" / "node0.log")
+    wait_until(lambda: far.link.is_open() and copied(here, "log/node0.log"), "its first lines")
+    (there / "journal" / "node0.jsonl").write_bytes(bytes(200_000))
+    far.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: osprocess.start_ticks(polite.pid) is None, "the end of the program")
+    assert osprocess.state(far.process.pid) != "Z"
+    far.link.tell(FilesTaken(0))  # what it is told meanwhile breaks nothing
+    wait_until(lambda: not far.link.is_open(), "the end of the supervisor")
+    assert far.link.has_left
+    assert files_of(here) == files_of(there)
+
+
+def test_what_is_no_plain_file_is_not_shipped_and_ends_nothing(supervisor: Started, tmp_path: Path) -> None:
+    """Sockets, pipes, links out of the directory, and names that are no text: a job may leave any of them."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    supervisor.link.ship(there, here, "node0")
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(there / "log" / "node0.sock"))
+    os.mkfifo(there / "log" / "node0.pipe")
+    (there / "log" / "node0.loop").symlink_to("node0.loop")
+    (there / "log" / "node0.out").symlink_to("/etc/hostname")
+    (there / "log" / "node0.folder").mkdir()
+    Path(os.fsdecode(os.fsencode(there / "log") + b"/node0.\xff")).write_text("x")
+    (there / "log" / "node0.log").write_text("plain")
+    supervisor.link.settle(there)
+    assert files_of(here) == {"log/node0.log": b"plain"}
+
+
+def test_more_files_than_descriptors_are_shipped(supervisor: Started, tmp_path: Path) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    supervisor.link.ship(there, here, "node0")
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(300):
+        (there / "log" / f"node0.{number}.log").write_text(str(number))
+    supervisor.link.settle(there)
+    assert len(files_of(here)) == 300
+    assert len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_what_could_not_be_written_here_is_told_also_when_the_supervisor_is_gone(far: Started, tmp_path: Path) -> None:
+    """No journal is short in silence."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    (here / "journal" / "node0.jsonl").mkdir(parents=True)
+    far.link.ship(there, here, "node0")
+    (there / "journal" / "node0.jsonl").write_text("{}\n")
+    far.process.terminate()
+    wait_until(lambda: not far.link.is_open(), "the end of the supervisor")
+    with pytest.raises(HarnessError, match="could not be copied"):
+        far.link.settle(there)
+
+
+def test_what_had_come_from_a_supervisor_that_is_gone_is_there(far: Started, tmp_path: Path) -> None:
+    """Though nothing had read it yet."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    far.link.ship(there, here, "node0")
+    (there / "journal" / "node0.jsonl").write_text("{}\n")
+    far.process.terminate()
+    assert far.process.wait(30) == 0
+    far.link.settle(there)
+    assert (here / "journal" / "node0.jsonl").read_text() == "{}\n"
 
 
 def test_a_node_that_was_replaced_goes_on_in_the_same_files(tmp_path: Path) -> None:
@@ -105,7 +192,7 @@ def test_a_node_that_was_replaced_goes_on_in_the_same_files(tmp_path: Path) -> N
         started = on_tcp(there)
         (there / "journal").mkdir(parents=True)
         (there / "journal" / "node1.jsonl").write_bytes(incarnation)
-        started.link.ship(there, here)
+        started.link.ship(there, here, "node1")
         started.link.settle(there)
         started.close()
     assert (here / "journal" / "node1.jsonl").read_bytes() == b"first second"
@@ -117,8 +204,8 @@ def test_what_cannot_be_written_here_is_an_error(supervisor: Started, tmp_path: 
     (there / "journal").mkdir(parents=True)
     (there / "journal" / "node0.jsonl").write_text("{}\n")
     (here / "journal" / "node0.jsonl").mkdir(parents=True)
-    supervisor.link.ship(there, here)
-    with pytest.raises(HarnessError, match=r"journal/node0.jsonl of .* could not be copied: .*directory"):
+    supervisor.link.ship(there, here, "node0")
+    with pytest.raises(HarnessError, match=r"could not be copied: .*directory"):
         supervisor.link.settle(there)
 
 
@@ -130,22 +217,23 @@ def test_what_cannot_be_written_here_is_an_error(supervisor: Started, tmp_path: 
         ("../a.jsonl", 0, "no journal and no log"),
         ("journal/../../a", 0, "no journal and no log"),
         ("journal/..", 0, "no journal and no log"),
-        ("disk/node0", 0, "no journal and no log"),
+        ("disk/a.bin", 0, "no journal and no log"),
+        ("journal/harness.jsonl", 0, "no journal and no log of a"),
+        ("journal/ab.jsonl", 0, "no journal and no log of a"),
         ("journal/", 0, "no journal and no log"),
-        ("log/link", 0, "link"),
+        ("log/a.link", 0, "symbolic links"),
     ],
 )
 def test_a_chunk_that_is_not_the_next_one_is_not_written(tmp_path: Path, name: str, offset: int, reason: str) -> None:
     """Nor one that would lie elsewhere: a node is not trusted with the runner's files."""
-    mirror = FileMirror(tmp_path / "run")
+    mirror = FileMirror(tmp_path / "run", "a")
     mirror.take(FileChunk("", "journal/a.jsonl", 0, b"ab"))
     (tmp_path / "run" / "log").mkdir()
-    (tmp_path / "run" / "log" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "run" / "log" / "a.link").symlink_to(tmp_path / "elsewhere")
     before = files_of(tmp_path)
     mirror.take(FileChunk("", name, offset, b"c"))
     assert reason in mirror.failure
     mirror.take(FileChunk("", "journal/a.jsonl", 2, b"c"))  # the files that are there do not go on with a gap
-    mirror.close()
     assert files_of(tmp_path) == before
 
 
@@ -183,17 +271,17 @@ def test_a_watch_names_what_has_changed(tmp_path: Path) -> None:
 def test_a_supervisor_that_is_told_to_end_ships_everything_first(attempt: int, far: Started, tmp_path: Path) -> None:
     """Also what was written after the notice, by a program that ends by itself, and by one that has to be killed."""
     there, here = tmp_path / "there", tmp_path / "here"
-    far.link.ship(there, here)
-    far.start("wind_up", there / "log" / "polite.log")
-    far.start("defy", there / "journal" / "defiant.jsonl")
-    wait_until(lambda: far.link.is_open() and copied(here, "journal/defiant.jsonl") > 2000, "its first lines")
+    far.link.ship(there, here, "node0")
+    far.start("wind_up", there / "log" / "node0.log")
+    far.start("defy", there / "journal" / "node0.0.jsonl")
+    wait_until(lambda: far.link.is_open() and copied(here, "journal/node0.0.jsonl") > 2000, "its first lines")
     far.process.send_signal(signal.SIGTERM)
     wait_until(lambda: not far.link.is_open(), "the end of the supervisor")
     assert far.link.leaves
     assert far.link.has_left
     assert far.process.wait(30) == 0
     assert files_of(here) == files_of(there)
-    assert (here / "log" / "polite.log").read_text().endswith("the end\n")
+    assert (here / "log" / "node0.log").read_text().endswith("the end\n")
 
 
 def test_a_supervisor_without_programs_ends_at_once(far: Started) -> None:
@@ -245,6 +333,38 @@ def test_a_source_that_is_too_large_is_refused_by_its_largest_files(job: Path, m
     with pytest.raises(BadInput, match=r"large6.bin \(6 MiB\), large5.bin .* large2.bin \(2 MiB\)$") as refused:
         Source(job)
     assert IGNORE_FILE in str(refused.value)
+
+
+def test_a_source_keeps_what_runs_and_what_links_lead_to(job: Path, tmp_path: Path) -> None:
+    """A helper stays a program, a linked folder comes along, and a link to a folder above ends nothing."""
+    (job / "helper.sh").write_text("#!/bin/sh\n")
+    (job / "helper.sh").chmod(0o750)
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "common.py").write_text("x = 1\n")
+    (job / "linked").symlink_to("../shared")
+    (job / "lib" / "up").symlink_to("..")
+    source, store = Source(job), SourceStore()
+    store.take(tmp_path, source.digest, source.data, is_last=True)
+    unpacked = tmp_path / source.digest
+    assert (unpacked / "linked" / "common.py").read_text() == "x = 1\n"
+    assert os.access(unpacked / "helper.sh", os.X_OK)
+    assert not (unpacked / "lib" / "up").exists()
+
+
+@pytest.mark.parametrize(("ignored", "told"), [(b"!keep\n", "leave !keep out"), (b"\xff", "text file")])
+def test_an_ignore_file_that_cannot_be_followed_is_refused(job: Path, ignored: bytes, told: str) -> None:
+    (job / IGNORE_FILE).write_bytes(ignored)
+    with pytest.raises(BadInput, match=told):
+        Source(job)
+
+
+def test_patterns_may_begin_with_the_directory(job: Path) -> None:
+    """Both ``/data`` and ``./data`` are the directory beside the job, as people write it."""
+    digests = set()
+    for pattern in ("data", "/data/", "./data"):
+        (job / IGNORE_FILE).write_text(f"{IGNORE_FILE}\n{pattern}\n")
+        digests.add(Source(job).digest)
+    assert len(digests) == 1
 
 
 def test_a_source_that_is_damaged_or_reaches_out_is_not_unpacked(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Iterable
 from pathlib import Path
@@ -55,13 +54,20 @@ class AwaySubstrate(SupervisedSubstrate):
         link = self.link(station)
         if self._source is not None:
             link.store(self._source, self.files / "source")
-        link.ship(self.home(run_directory), run_directory)
+        link.ship(self.home(run_directory), run_directory, station)
 
     def collect(self, run_directory: Path) -> None:
+        home, failures = self.home(run_directory), list[HarnessError]()
         for link in self.links():
-            with contextlib.suppress(SupervisorGone):  # what it had not shipped is lost
-                link.settle(self.home(run_directory))
-        self._homes.pop(run_directory, None)
+            try:
+                link.settle(home)
+            except SupervisorGone:
+                pass  # its node was lost, and with it what it had not shipped
+            except HarnessError as error:
+                failures.append(error)
+        del self._homes[run_directory]
+        if failures:
+            raise failures[0]
 
     def links(self) -> Iterable[SupervisorLink]:
         """The supervisors that there are."""

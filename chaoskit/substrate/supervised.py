@@ -143,11 +143,10 @@ class SupervisedSubstrate:
             return made
 
     def _start_coordinator(self, network: Network, config: RunConfig, token: str, run_directory: Path) -> Process:
-        home = str(self.home(run_directory))
-        arguments = msgspec.json.encode(CoordinatorSpec(self.seen_there(config), token, home))
-        entry = "chaoskit.control.coordinator:run_coordinator"
-        program = Program(entry, arguments, COORDINATOR, home, restarts=_RESTARTS, over=EXIT_OVER)
+        home, entry = str(self.home(run_directory)), "chaoskit.control.coordinator:run_coordinator"
         try:
+            arguments = msgspec.json.encode(CoordinatorSpec(self.seen_there(config), token, home))
+            program = Program(entry, arguments, COORDINATOR, home, restarts=_RESTARTS, over=EXIT_OVER)
             self.prepare(COORDINATOR, run_directory)
             return self.link(COORDINATOR).start(program, network.listeners, network.namespace(COORDINATOR))
         finally:

@@ -19,7 +19,7 @@ from support.waiting import wait_until
 
 TESTS = Path(__file__).parents[1]
 PLACE = "here"
-GRACE_S = 1.0
+GRACE_S = 5.0
 COMMAND = [sys.executable, "-m", "chaoskit.substrate.supervisor", "--cold", "--grace-s", str(GRACE_S)]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
 
@@ -32,7 +32,9 @@ class Started:
         assert link.await_ready()
 
     def program(self, name: str, arguments: object = "", **more: int) -> Program:
-        return Program(f"support.programs:{name}", str(arguments).encode(), name, str(self._directory), **more)
+        return Program(
+            f"support.programs:{name}", str(arguments).encode(), f"node0.{name}", str(self._directory), **more
+        )
 
     def start(self, name: str, arguments: object = "") -> Process:
         return self.link.start(self.program(name, arguments))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,11 +15,17 @@ from chaoskit.substrate.supervisor.messages import FileChunk
 
 #: Of the directory of a run. What else lies there stays on the node.
 FOLDERS = ("journal", "log")
-CHUNK_BYTES = 2**18
+CHUNK_BYTES = 2**14
+#: A runner says after so many bytes that it has taken them. More than twice as many are never on their way: they fit
+#: into the socket of a runner that does not read, so its kernel takes them, and the connection does not break.
+TAKEN_BYTES = 2**13
+IN_FLIGHT_BYTES = 2**15
 
 
 class RunFiles:
     """Journals and logs of one run, as far as they have been shipped. They only grow.
+
+    What is no plain file, or has a name that is no text, is not shipped.
 
     Attributes:
         settles: number of the request that wants to know when all is shipped; None until it comes.
@@ -28,42 +36,54 @@ class RunFiles:
         for folder in FOLDERS:
             (run_directory / folder).mkdir(parents=True, exist_ok=True)
         self._changes = DirectoryWatch(run_directory / folder for folder in FOLDERS)
-        self._behind = {*self._all()}  # of which something may not have been shipped
+        self._behind = set[Path]()  # of which something may not have been shipped
         self._shipped: dict[Path, int] = {}
         self.settles: int | None = None
+        self.look_at_all()
 
     def fileno(self) -> int:
         """Readable when something has been written."""
         return self._changes.fileno()
 
-    def _all(self) -> Iterator[Path]:
-        for folder in FOLDERS:
-            yield from (self._directory / folder).iterdir()
-
     def settle(self, number: int) -> None:
         """Nothing is written any more."""
-        self.settles, self._behind = number, {*self._all()}
+        self.settles = number
+        self.look_at_all()
 
     def look(self) -> None:
         """Take note of what has been written."""
         self._behind |= self._changes.changed()
 
+    def look_at_all(self) -> None:
+        """Take note of everything that is there."""
+        for folder in FOLDERS:
+            with contextlib.suppress(OSError):  # it was removed
+                self._behind.update((self._directory / folder).iterdir())
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something may not have been shipped."""
+        return bool(self._behind)
+
     def unshipped(self) -> Iterator[FileChunk]:
         """What is to be shipped now; what is taken of it counts as shipped."""
         for path in sorted(self._behind):
-            yield from self._rest(path)
+            if (file := _plain_file(path)) is not None:
+                try:
+                    yield from self._rest(path, file)
+                finally:
+                    os.close(file)
             self._behind.discard(path)
 
-    def _rest(self, path: Path) -> Iterator[FileChunk]:
+    def _rest(self, path: Path, file: int) -> Iterator[FileChunk]:
         name = str(path.relative_to(self._directory))
-        with contextlib.suppress(FileNotFoundError, IsADirectoryError), path.open("rb", buffering=0) as file:
-            while True:
-                offset = self._shipped.get(path, 0)
-                data = os.pread(file.fileno(), CHUNK_BYTES, offset)
-                if not data and path in self._shipped:
-                    return
-                self._shipped[path] = offset + len(data)
-                yield FileChunk(str(self._directory), name, offset, data)  # empty, too: then the file is there
+        while True:
+            offset = self._shipped.get(path, 0)
+            data = os.pread(file, CHUNK_BYTES, offset)
+            if not data and path in self._shipped:
+                return
+            self._shipped[path] = offset + len(data)
+            yield FileChunk(str(self._directory), name, offset, data)  # empty, too: then the file is there
 
     def sizes(self) -> dict[str, int]:
         """How much of each file was shipped."""
@@ -78,6 +98,19 @@ class RunFiles:
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
+def _plain_file(path: Path) -> int | None:
+    """A descriptor of it, for the caller to close; None if it is gone, or nothing to be shipped."""
+    try:
+        path.name.encode()
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, UnicodeEncodeError):
+        return None
+    if stat.S_ISREG(os.fstat(file).st_mode):
+        return file
+    os.close(file)
+    return None
+
+
 class FileMirror:
     """The runner's copies of the files that one supervisor ships.
 
@@ -85,14 +118,14 @@ class FileMirror:
 
     Args:
         run_directory: where the copies lie.
+        station: the node, or the coordinator, whose files they are: their names begin with it.
 
     Attributes:
         failure: why it goes on no more; "" while it does.
     """
 
-    def __init__(self, run_directory: Path) -> None:
-        self._directory, self.failure = run_directory, ""
-        self._files: dict[str, int] = {}  # name -> descriptor
+    def __init__(self, run_directory: Path, station: str) -> None:
+        self._directory, self._station, self.failure = run_directory, station, ""
         self._came: dict[str, int] = {}  # name -> bytes
 
     def take(self, chunk: FileChunk) -> None:
@@ -108,28 +141,26 @@ class FileMirror:
         if chunk.offset != came:
             raise ValueError(f"{chunk.name} goes on at byte {chunk.offset}, and {came} have come")
         data, file = chunk.data, self._open(chunk.name)
-        while data:
-            data = data[os.write(file, data) :]
+        try:
+            while data:
+                data = data[os.write(file, data) :]
+        finally:
+            os.close(file)
         self._came[chunk.name] = came + len(chunk.data)
 
     def _open(self, name: str) -> int:
-        if name not in self._files:
-            folder, _, last = name.partition("/")
-            if folder not in FOLDERS or "/" in last or last.strip(".") == "":
-                raise ValueError(f"{name!r} is no journal and no log")
-            path = self._directory / folder / last
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._files[name] = os.open(
-                path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644
-            )
-        return self._files[name]
+        folder, _, last = name.partition("/")
+        if folder not in FOLDERS or "/" in last or not last.startswith(f"{self._station}."):
+            raise ValueError(f"{name!r} is no journal and no log of {self._station}")
+        path = self._directory / folder / last
+        path.parent.mkdir(parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        file = os.open(path, flags, 0o644)
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            os.close(file)
+            raise OSError(errno.EINVAL, "no plain file", str(path))
+        return file
 
     def short(self, sizes: dict[str, int]) -> list[str]:
         """Names of files of which not all has come."""
         return sorted(name for name, size in sizes.items() if self._came.get(name, 0) != size)
-
-    def close(self) -> None:
-        """What has come stays."""
-        files, self._files = self._files, {}
-        for file in files.values():
-            os.close(file)

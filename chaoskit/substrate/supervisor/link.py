@@ -18,12 +18,13 @@ from chaoskit.journal.writer import own_version
 from chaoskit.osprocess import await_readable, socket_name
 from chaoskit.substrate.processes import HOST, Kernel, Process
 from chaoskit.substrate.supervisor.door import receive
-from chaoskit.substrate.supervisor.files import FileMirror
+from chaoskit.substrate.supervisor.files import TAKEN_BYTES, FileMirror
 from chaoskit.substrate.supervisor.messages import (
     ActionShown,
     CloseListener,
     EndPrograms,
     FileChunk,
+    FilesTaken,
     FindSource,
     LineClosed,
     LineData,
@@ -100,6 +101,7 @@ class SupervisorLink:
         self._is_over = self.leaves = self.has_left = False
         self.exits: dict[int, int] = {}  # pid -> wait status
         self.shown: dict[int, int] = {}  # applied -> count
+        self._untold_bytes = 0  # of chunks that have come since it was told so
         self._mirrors: dict[str, FileMirror] = {}  # by the directory of a run, there
         self._door = Path()  # to which lines through the supervisor's door go on
         self._lines: dict[int, socket.socket] = {}
@@ -157,29 +159,36 @@ class SupervisorLink:
             for data, is_last in source.pieces():
                 self.request(StoreSource, *where, data, is_last, value=None)
 
-    def ship(self, there: Path, here: Path) -> None:
-        """Have the journals and logs of a run copied from its directory there to the one here, as they are written."""
+    def ship(self, there: Path, here: Path, station: str) -> None:
+        """Have the journals and logs of a run copied from its directory there to the one here, as they are written.
+
+        ``station``: the node, or the coordinator, whose files they are. No others are taken.
+        """
         if str(there) not in self._mirrors:
-            self._mirrors[str(there)] = FileMirror(here)
+            self._mirrors[str(there)] = FileMirror(here, station)
             self.request(ShipFiles, str(there), value=None)
 
     def settle(self, there: Path) -> None:
         """Wait until all that was written there is here; then the directory there is removed.
 
         Raises:
-            HarnessError: if not all has come. SupervisorGone: if it is gone; what it had not shipped is lost.
+            HarnessError: if not all has come. SupervisorGone: if it is gone without having shipped everything; what it
+                had not shipped is lost.
         """
         mirror = self._mirrors.get(str(there))
         if mirror is None:
             return
+        sizes: dict[str, int] = {}
         try:
-            sizes = self.request(SettleFiles, str(there), value=dict[str, int])
-            if short := mirror.short(sizes):
-                reason = mirror.failure or "more was shipped than has come"
-                raise HarnessError(f"{', '.join(short)} of {self.name} could not be copied: {reason}")
+            self._hear_until(lambda: False, 0.0)  # of one that is gone all that has come
+            if not self.has_left:
+                sizes = self.request(SettleFiles, str(there), value=dict[str, int])
         finally:
             del self._mirrors[str(there)]
-            mirror.close()
+            if mirror.failure:
+                raise HarnessError(f"files of {self.name} could not be copied: {mirror.failure}")
+        if short := mirror.short(sizes):
+            raise HarnessError(f"{self.name} shipped more of {', '.join(short)} than has come")
 
     def request(self, kind: Callable[..., Request], *arguments: Any, value: Any) -> Any:
         """Ask something of this kind. Gives the answer, as a ``value``.
@@ -251,6 +260,7 @@ class SupervisorLink:
             if not await_readable([self._connection.fileno()], max(0.0, until_s - time.monotonic())):
                 return
             self._hear()
+            until_s = time.monotonic() + limit_s  # it lives
 
     def _hear(self) -> None:
         try:
@@ -278,8 +288,8 @@ class SupervisorLink:
                 self.exits[pid] = status
             case ActionShown(applied, count):
                 self.shown[applied] = count
-            case FileChunk(directory) if directory in self._mirrors:
-                self._mirrors[directory].take(report)
+            case FileChunk():
+                self._take_chunk(report)
             case LineOpened(line):
                 self._open_line(line)
             case LineData(line, data) if line in self._lines:
@@ -291,6 +301,15 @@ class SupervisorLink:
             case LineClosed(line):
                 self._hang_up(line)
 
+    def _take_chunk(self, chunk: FileChunk) -> None:
+        mirror = self._mirrors.get(chunk.run_directory)
+        self._untold_bytes += len(chunk.data)
+        if mirror is not None:
+            mirror.take(chunk)
+        if self._untold_bytes >= TAKEN_BYTES:
+            self.tell(FilesTaken(self._untold_bytes))
+            self._untold_bytes = 0
+
     def close(self) -> None:
         """Let go of it: it ends with everything that it has started."""
         if not self._is_over:
@@ -299,10 +318,10 @@ class SupervisorLink:
 
     def _let_go(self) -> None:
         self._is_over = True
-        for mirror in self._mirrors.values():
-            mirror.close()
         if self._loop is not None:
             self._loop.remove_reader(self._connection)
+        with contextlib.suppress(OSError):  # one that leaves waits for it
+            self._connection.shutdown(socket.SHUT_WR)
         for number in list(self._lines):
             self._hang_up(number)
 
@@ -338,7 +357,7 @@ class SupervisorLink:
                 self._loop.remove_reader(line)
             line.close()
 
-    def tell(self, message: LineData | LineClosed) -> None:
-        """Say something on a line."""
+    def tell(self, message: LineData | LineClosed | FilesTaken) -> None:
+        """Say something that is not answered."""
         with contextlib.suppress(SupervisorGone):  # its end is found elsewhere
             self._send(message)

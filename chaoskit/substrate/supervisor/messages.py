@@ -172,6 +172,12 @@ class ShipFiles(Message, frozen=True):
     run_directory: str
 
 
+class FilesTaken(Message, frozen=True):
+    """So many more bytes of chunks have been taken. Nothing answers it."""
+
+    size_bytes: int
+
+
 class SettleFiles(Message, frozen=True):
     """Nothing of a run writes any more: ship what is left, then remove its directory. Answered behind the last chunk,
     by the size of each file that was shipped."""
@@ -197,6 +203,7 @@ Request = (
     | FindSource
     | StoreSource
     | ShipFiles
+    | FilesTaken
     | SettleFiles
 )
 

@@ -26,7 +26,7 @@ from chaoskit.journal.writer import own_version
 from chaoskit.osprocess import adopt_orphans, set_name, socket_name
 from chaoskit.substrate.supervisor.acts import Acts
 from chaoskit.substrate.supervisor.door import LineDoor
-from chaoskit.substrate.supervisor.files import RunFiles
+from chaoskit.substrate.supervisor.files import IN_FLIGHT_BYTES, RunFiles
 from chaoskit.substrate.supervisor.messages import (
     ActionShown,
     ApplyAction,
@@ -34,6 +34,7 @@ from chaoskit.substrate.supervisor.messages import (
     AskWhyNot,
     CloseListener,
     EndPrograms,
+    FilesTaken,
     FindSource,
     LiftAction,
     LineClosed,
@@ -66,8 +67,8 @@ _RECEIVE_BYTES = 2**16
 _GRACE_S = 30.0
 _DESCRIPTORS_MAX = 8  # with one message
 _FAREWELL_S = 2.0  # at the end of the grace period, for what does not end by itself, and for the last files
+_RESERVE_S = 0.2  # before the very end
 _GRACE_SHARE = 0.5  # of a grace period that is shorter: what programs have of it
-_UNTOLD_BYTES = 2**20  # above which files wait, so that answers do not
 _decode = wire.decoder(Request)
 
 
@@ -82,7 +83,7 @@ class Supervisor:
 
     def __init__(self, connection: socket.socket, *, is_first: bool, grace_s: float) -> None:
         self._connection, self._is_first, self._grace_s = connection, is_first, grace_s
-        self._leaves_by_s = math.inf  # on the monotonic clock, once it was told to end
+        self._leaves_by_s = self._ends_by_s = math.inf  # on the monotonic clock, once it was told to end
         self._splitter, self._descriptors = wire.Splitter(_decode), deque[int]()
         self._untold = bytearray()
         self._listeners: dict[int, socket.socket] = {}  # for programs that are to be started
@@ -91,6 +92,7 @@ class Supervisor:
         self._door: LineDoor | None = None
         self._sources = SourceStore()
         self._files: dict[str, RunFiles] = {}  # by the directory of a run
+        self._in_flight_bytes = 0  # of files, that the runner has not said to have taken
         self._selector = selectors.DefaultSelector()
         self._wakes, self._woken = socket.socketpair()  # by SIGCHLD
         for one in (self._wakes, self._woken, connection):
@@ -109,16 +111,15 @@ class Supervisor:
             over.callback(self._programs.end_all)
             over.callback(self._acts.close)
             over.callback(self._close_door)
-            with contextlib.suppress(ConnectionError):
+            with contextlib.suppress(OSError):  # of the stream: the runner, or the way to it, is gone
                 while not self._is_leaving_now():
-                    self._serve_once()
+                    self._serve_once(self._patience_s())
                 self._leave()
 
-    def _serve_once(self) -> None:
-        for key, events in self._selector.select(self._patience_s()):
+    def _serve_once(self, limit_s: float | None) -> None:
+        for key, events in self._selector.select(limit_s):
             if events & selectors.EVENT_WRITE:
                 self._go_on_telling()
-                self._ship()
             if events & selectors.EVENT_READ:
                 key.data()
         for number, count in self._acts.counted():
@@ -136,6 +137,7 @@ class Supervisor:
     def _take_notice(self) -> None:
         """SIGTERM: have the programs end by themselves, which may take part of the time that is left."""
         if self._leaves_by_s == math.inf:
+            self._ends_by_s = time.monotonic() + self._grace_s - _RESERVE_S
             self._leaves_by_s = time.monotonic() + max(self._grace_s * _GRACE_SHARE, self._grace_s - _FAREWELL_S)
             self.tell(SupervisorLeaves(self._grace_s))
             self._programs.signal_all(signal.SIGTERM)
@@ -146,18 +148,23 @@ class Supervisor:
         return not self._programs.are_running() or time.monotonic() >= self._leaves_by_s
 
     def _leave(self) -> None:
-        """End what is left, then ship what it has written: whatever ends last is not cut short."""
+        """End what is left, then ship what it has written, and wait until the runner has it: what goes with the pod is
+        also what its kernel has not sent yet.
+        """
         self._acts.release_all()
         self._tell_exits(self._programs.end_all())
-        self._connection.settimeout(_FAREWELL_S)
-        with contextlib.suppress(OSError):
-            for files in self._files.values():
-                files.settle(0)
-                for chunk in files.unshipped():
-                    self._untold += wire.encode(chunk)
-                    self._connection.sendall(self._untold)
-                    self._untold.clear()
-            self._connection.sendall(self._untold + wire.encode(SupervisorLeft()))
+        for files in self._files.values():
+            files.look_at_all()
+        self._ship()
+        while self._untold or any(files.is_behind for files in self._files.values()):
+            if (left_s := self._ends_by_s - time.monotonic()) <= 0:
+                return
+            self._serve_once(left_s)
+        self._connection.settimeout(max(0.0, self._ends_by_s - time.monotonic()))
+        self._connection.sendall(wire.encode(SupervisorLeft()))
+        self._connection.shutdown(socket.SHUT_WR)
+        while self._connection.recv(_RECEIVE_BYTES):  # what it says now is nothing; that it hangs up is all
+            pass
 
     # -- the stream -----------------------------------------------------------------------------------------------
 
@@ -180,14 +187,15 @@ class Supervisor:
         self._selector.modify(self._connection, events, self._obey)
 
     def _ship(self) -> None:
-        """Tell what files have been given, as long as the runner reads; what is left then goes on with its reading."""
+        """Tell what files have been given, as long as the runner takes it; what is left follows when it has."""
         for directory, files in list(self._files.items()):
             files.look()
-            if len(self._untold) > _UNTOLD_BYTES:
+            if self._in_flight_bytes >= IN_FLIGHT_BYTES:
                 continue
             for chunk in files.unshipped():
+                self._in_flight_bytes += len(chunk.data)
                 self.tell(chunk)
-                if len(self._untold) > _UNTOLD_BYTES:
+                if self._in_flight_bytes >= IN_FLIGHT_BYTES:
                     break
             else:
                 self._settle(directory, files)
@@ -207,6 +215,9 @@ class Supervisor:
                 if isinstance(request, LineData | LineClosed):
                     if self._door is not None:
                         self._door.take(request)
+                elif isinstance(request, FilesTaken):
+                    self._in_flight_bytes -= request.size_bytes
+                    self._ship()
                 elif (answer := self._answer(request)) is not None:
                     self.tell(answer)
         except BlockingIOError:

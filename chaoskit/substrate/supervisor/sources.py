@@ -19,6 +19,7 @@ PIECE_BYTES = 2**20
 IGNORE_FILE = ".chaosignore"
 _NEVER = (".git", "__pycache__", ".venv", ".tox", ".mypy_cache", ".pytest_cache", ".ruff_cache")
 _NAMED = 5
+_PLAIN, _EXECUTABLE = 0o644, 0o755
 
 
 class Source:
@@ -32,7 +33,11 @@ class Source:
     """
 
     def __init__(self, directory: Path) -> None:
-        self.data = _pack(directory, _required_files(directory))
+        try:
+            self.data = _pack(directory, _required_files(directory))
+        except OSError as error:
+            remedy = f"make it readable, or name it in {directory / IGNORE_FILE}"
+            raise BadInput("job", str(error.filename or directory), f"{remedy}: {error.strerror}") from None
         self.digest = hashlib.sha256(self.data).hexdigest()
 
     def pieces(self) -> Iterator[tuple[bytes, bool]]:
@@ -42,10 +47,7 @@ class Source:
 
 
 def _required_files(directory: Path) -> list[Path]:
-    patterns = [*_NEVER]
-    if (directory / IGNORE_FILE).is_file():
-        lines = (directory / IGNORE_FILE).read_text(encoding="utf-8").splitlines()
-        patterns += [line.strip().rstrip("/") for line in lines if line.strip() and not line.startswith("#")]
+    patterns = [*_NEVER, *_ignored(directory / IGNORE_FILE)]
     found, size_bytes = list[Path](), 0
     for path in _walk(directory, directory, patterns):
         found.append(path)
@@ -59,15 +61,30 @@ def _required_files(directory: Path) -> list[Path]:
     return found
 
 
+def _ignored(path: Path) -> list[str]:
+    """The patterns of a file, relative to its directory. Raises BadInput."""
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput("job", str(path), f"make it a text file with a pattern a line: {error}") from None
+    lines = [line for line in lines if line and not line.startswith("#")]
+    if taken_back := next((line for line in lines if line.startswith("!")), ""):
+        raise BadInput("job", str(path), f"leave {taken_back} out: a pattern cannot be taken back")
+    return [line.removeprefix("./").strip("/") for line in lines]
+
+
 def _walk(directory: Path, top: Path, patterns: list[str]) -> Iterator[Path]:
     with os.scandir(directory) as entries:
         for entry in sorted(entries, key=lambda one: one.name):
             path = Path(entry.path)
             if any(fnmatch(entry.name, one) or fnmatch(str(path.relative_to(top)), one) for one in patterns):
                 continue
-            if entry.is_dir(follow_symlinks=False):
-                yield from _walk(path, top, patterns)
-            elif entry.is_file():  # what a link leads to travels in its place
+            if entry.is_dir():  # what a link leads to travels in its place
+                if path.resolve() not in (top.resolve(), *directory.resolve().parents, directory.resolve()):
+                    yield from _walk(path, top, patterns)
+            elif entry.is_file():
                 yield path
 
 
@@ -77,7 +94,8 @@ def _pack(directory: Path, files: list[Path]) -> bytes:
         for path in files:
             member = tarfile.TarInfo(str(path.relative_to(directory)))
             with path.open("rb") as file:
-                member.size = os.fstat(file.fileno()).st_size
+                found = os.fstat(file.fileno())
+                member.size, member.mode = found.st_size, _EXECUTABLE if found.st_mode & 0o100 else _PLAIN
                 archive.addfile(member, file)
     return packed.getvalue()
 

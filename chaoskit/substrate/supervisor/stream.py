@@ -11,7 +11,8 @@ _DEAD_S = 20.0
 def watch(connection: socket.socket) -> None:
     """Have the kernel find out within 20 s that the other machine, or the way to it, is gone; on TCP.
 
-    A process that is stopped is not gone: its kernel answers.
+    A process that is stopped is not gone: its kernel answers, as long as there is room for what comes. So little is
+    sent to a side that does not read (:data:`chaoskit.substrate.supervisor.files.IN_FLIGHT_BYTES`).
     """
     if connection.family == socket.AF_UNIX:
         return
