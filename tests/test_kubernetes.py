@@ -26,7 +26,10 @@ from chaoskit.substrate.kubernetes.substrate import KubernetesSubstrate
 from chaoskit.vocabulary import Event
 from faults import Cut, DeletePod, EvictPod, Fault, Hang, Kill, KillCoordinator, LimitCpu, NaN, ReplaceNode
 
-pytestmark = pytest.mark.skipif(bool(pods.unavailable()), reason=f"Kubernetes: {pods.unavailable()}")
+pytestmark = [
+    pytest.mark.skipif(bool(pods.unavailable()), reason=f"Kubernetes: {pods.unavailable()}"),
+    pytest.mark.usefixtures("kubeconfig"),
+]
 GONE_S = 30.0
 
 
@@ -50,7 +53,14 @@ def there() -> Namespace:
 
 
 @pytest.fixture(scope="module")
-def substrate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubernetesSubstrate]:
+def kubeconfig() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KUBECONFIG", os.environ[pods.VARIABLE_OF_TESTS])
+        yield
+
+
+@pytest.fixture(scope="module")
+def substrate(kubeconfig: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubernetesSubstrate]:
     made, there = KubernetesSubstrate(pods.options(tmp_path_factory.mktemp("pods"))), Namespace()
     yield made
     made.close()
@@ -234,6 +244,32 @@ def test_a_server_that_does_not_answer_is_told_in_a_line(tmp_path: Path, monkeyp
         substrate.warm_up()
     substrate.close()
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["3", "a: [", "{}", "contexts: 3"])
+def test_a_kubeconfig_that_is_none_is_told(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a line, whatever the client makes of it."""
+    (tmp_path / "config").write_text(text)
+    options = pods.options(tmp_path)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    substrate = KubernetesSubstrate(options)
+    with pytest.raises(BadInput, match="give a kubeconfig") as refused:
+        substrate.warm_up()
+    substrate.close()
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.costly
+@pytest.mark.slow
+def test_a_pod_that_could_not_be_made_is_made_for_the_next_run(
+    substrate: KubernetesSubstrate, harness: Harness, job: Path
+) -> None:
+    """One run fails with the server's words, and those behind it do not."""
+    run(harness, NaN(rank=1, at_step=8), job)
+    with pods.quota(pods=len(pods.pods())), pytest.raises(HarnessError, match="exceeded quota"):
+        harness.run(f"{job}:plain", nodes=4, steps=20, twin=False)
+    outcome = harness.run(f"{job}:plain", nodes=4, steps=20, twin=False, **DETECTION["relaxed"])
+    assert outcome.verdict.value == "passed", outcome.reasons
 
 
 @pytest.mark.costly

@@ -61,10 +61,10 @@ def test_everything_belongs_to_the_job(made: dict[str, Any]) -> None:
     assert made["metadata"]["labels"][manifests.SESSION] == "chaoskit-1"
 
 
-def test_the_job_ends_by_itself_and_begins_when_it_is_told() -> None:
-    """Its pod needs the token, which belongs to the job."""
+def test_the_job_ends_by_itself() -> None:
+    """Whatever becomes of the process that made it; a deadline does not count while a job is suspended."""
     job = manifests.job("chaoskit-1", pod(), started_by="me@here", deadline_s=60)
-    assert job["spec"]["suspend"]
+    assert "suspend" not in job["spec"]
     assert job["spec"]["backoffLimit"] == 0
     assert job["spec"]["activeDeadlineSeconds"] == 60
     assert job["spec"]["ttlSecondsAfterFinished"] == manifests.TTL_S
@@ -95,20 +95,24 @@ def test_a_template_adds_what_pods_do_not_have(tmp_path: Path) -> None:
                     "resources": {"limits": {"cpu": "2"}},
                     "volumeMounts": [{"name": "data", "mountPath": "/data"}],
                 },
-                {"name": "sidecar", "image": "side:1"},
             ],
+            "initContainers": [{"name": "sidecar", "image": "side:1", "restartPolicy": "Always"}],
+            "terminationGracePeriodSeconds": 7,
             "volumes": [{"name": "data", "emptyDir": {}}],
         },
     }
     made = pod(template.read(write(tmp_path, given)))
-    node, sidecar = made["spec"]["containers"]
+    (node,) = made["spec"]["containers"]
     assert node["image"] == "other:2"
     assert node["command"][0] == "python3"
     variables = {one["name"]: one.get("value") for one in node["env"]}
     assert (variables["HOME"], variables["MORE"], variables["OMP_NUM_THREADS"]) == ("/home", "1", "1")
     assert [mount["mountPath"] for mount in node["volumeMounts"]][-1] == "/data"
     assert len(node["volumeMounts"]) == len(pod()["spec"]["containers"][0]["volumeMounts"]) + 1
-    assert sidecar == {"name": "sidecar", "image": "side:1"}
+    assert made["spec"]["initContainers"] == given["spec"]["initContainers"]
+    assert node["command"][-2:] == ["--grace-s", "7"]
+    job = manifests.job("chaoskit-1", made, started_by="me@here", deadline_s=60)
+    assert job["spec"]["template"]["metadata"]["annotations"] == {"note": "b"}
     assert made["metadata"]["labels"]["team"] == "a"
     assert made["metadata"]["labels"][manifests.STATION] == "node0"
     assert made["spec"]["securityContext"]["runAsUser"] == 2000
@@ -126,10 +130,21 @@ def test_merging_changes_neither_side() -> None:
     assert json.dumps([ours, theirs]) == before
 
 
-@pytest.mark.parametrize("kind", ["Pod", "Deployment's template", "PodTemplate"])
+def test_a_variable_of_a_template_is_taken_whole() -> None:
+    """It has a value or a source of it, and not both."""
+    source = {"name": "HOME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
+    made = pod({"spec": {"containers": [{"name": "node", "env": [source]}]}})
+    assert source in made["spec"]["containers"][0]["env"]
+
+
+@pytest.mark.parametrize("kind", ["Pod", "a template", "PodTemplate", "Deployment"])
 def test_forms_of_a_template(tmp_path: Path, kind: str) -> None:
     inner = {"spec": {"nodeSelector": {"a": "b"}}}
-    forms = {"Pod": {"kind": "Pod", **inner}, "PodTemplate": {"kind": "PodTemplate", "template": inner}}
+    forms = {
+        "Pod": {"kind": "Pod", **inner},
+        "PodTemplate": {"kind": "PodTemplate", "template": inner},
+        "Deployment": {"kind": "Deployment", "spec": {"template": inner, "replicas": 3}},
+    }
     assert template.read(write(tmp_path, forms.get(kind, inner)))["spec"] == inner["spec"]
 
 
@@ -146,18 +161,35 @@ def test_forms_of_a_template(tmp_path: Path, kind: str) -> None:
         ({"spec": {"containers": [{"name": "node", "command": ["sh"]}]}}, "spec.containers[node].command"),
         ({"spec": {"containers": [{"name": "node", "args": []}]}}, "spec.containers[node].args"),
         ({"spec": {"volumes": [{"name": "chaoskit-token"}]}}, "spec.volumes[chaoskit-token]"),
+        ({"spec": {"containers": [{"name": "side"}]}}, "spec.containers[side] (make it an init container"),
     ],
 )
 def test_what_is_the_sessions_is_refused_by_its_path(tmp_path: Path, given: dict[str, Any], path: str) -> None:
     with pytest.raises(BadInput) as refused:
         template.read(write(tmp_path, given))
-    assert f"leave {path} out" in str(refused.value)
+    assert f"leave {path}" in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("text", ["", "a: [", "[]", "metadata: {}", "spec: 3", "spec: {containers: 3}", "\x00"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a: [",
+        "[]",
+        "metadata: {}",
+        "spec: 3",
+        "spec: {containers: 3}",
+        "\x00",
+        "spec: {}\n---\nspec: {}",
+        "spec: {containers: [{name: node, env: [A=b]}]}",
+        "spec: {containers: [{name: node, env: null}]}",
+    ],
+)
 def test_what_is_no_template_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(BadInput, match="template"):
+    with pytest.raises(BadInput, match="template") as refused:
         template.read(write(tmp_path, text))
+    assert "\n" not in str(refused.value)
 
 
 # -- options ----------------------------------------------------------------------------------------------------------
@@ -187,6 +219,9 @@ def test_a_variable_that_is_no_option_is_refused(variable: str, value: str, reme
         (KubernetesOptions(), "CHAOSKIT_KUBERNETES_IMAGE"),
         (KubernetesOptions(template="/not/there.yaml"), "template"),
         (KubernetesOptions(image="a", startup_s=0.0), "startup_s"),
+        (KubernetesOptions(image="a", startup_s=float("inf")), "startup_s"),
+        (KubernetesOptions(image="a", address="localhost"), "address"),
+        (KubernetesOptions(image="a", address="::1"), "address"),
     ],
 )
 def test_options_without_which_no_pod_can_be_made(options: KubernetesOptions, field: str) -> None:
@@ -229,7 +264,8 @@ def waiting(reason: str, message: str = "") -> dict[str, Any]:
         ({"status": {"phase": "Running", "containerStatuses": [{"state": {"running": {}}}]}}, None),
         (waiting("ContainerCreating"), None),
         (waiting("ErrImagePull", "no\nsuch  image"), Pending("n", "ErrImagePull", "no such image")),
-        (waiting("CreateContainerConfigError", "x"), Pending("n", "CreateContainerConfigError", "x", is_final=True)),
+        (waiting("CreateContainerConfigError", "x"), Pending("n", "CreateContainerConfigError", "x")),
+        (waiting("InvalidImageName", "x"), Pending("n", "InvalidImageName", "x", is_final=True)),
         (
             {
                 "status": {

@@ -21,7 +21,6 @@ from faults.node import NodeFault
 from faults.processes import all_gone, look_up
 from faults.target import Target
 
-
 #: A test that asks for the substrate.
 EXAMPLE = """import pytest
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from chaoskit.errors import BadInput, HarnessError
+from chaoskit.substrate.kubernetes.template import CONTAINER
 
 ANSWER_S = 10.0
 _PLACES = {
@@ -20,6 +24,10 @@ _PLACES = {
     "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
 }
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+#: What the client raises where a kubeconfig has another shape.
+_NO_CONFIG = (TypeError, AttributeError, KeyError, ValueError)
+_AGAIN = (429, 500, 502, 503, 504)
+_AGAIN_S = 0.5
 _EXTRA = "install chaoskit[kubernetes]"
 
 
@@ -41,39 +49,53 @@ class KubernetesApi:
     Args:
         context: of the kubeconfig; "" for its current one, or the service account of this pod.
         namespace: "" for that of the context.
+        kubeconfig: a file; "" for that of $KUBECONFIG, or the usual one.
+
+    Attributes:
+        place: arguments that give the same again, whatever the environment says by then.
 
     Raises:
         BadInput: if there is no such context, or no client for it.
     """
 
-    def __init__(self, context: str = "", namespace: str = "") -> None:
+    def __init__(self, context: str = "", namespace: str = "", kubeconfig: str = "") -> None:
         try:
             from kubernetes import client, config
             from kubernetes.config.config_exception import ConfigException
         except ImportError as error:
             raise BadInput("substrate", "kubernetes", f"{_EXTRA}: {error}") from None
         settings = client.Configuration()
-        settings.retries = False  # a limit is a limit: the caller tries again where that helps
-        file = os.environ.get("KUBECONFIG") or None  # as it is now; the client looked when it was imported
+        settings.retries = False  # they would add up behind a limit of ours
+        # as it is now: the client looked when it was imported
+        file = kubeconfig or os.environ.get("KUBECONFIG") or str(Path(config.KUBE_CONFIG_DEFAULT_LOCATION).expanduser())
         try:
+            if Path(file).is_file():
+                msgspec.yaml.decode(Path(file).read_bytes(), type=dict)
             try:
                 config.load_kube_config(file, context=context or None, client_configuration=settings)
-                found = _namespace_of(config, file, context)
+                context, found = _context_of(config, file, context)
             except ConfigException:
                 if context:
                     raise
                 config.load_incluster_config(client_configuration=settings)
-                found = _own_namespace()
-        except (ConfigException, OSError) as error:
+                found = _OWN_NAMESPACE.read_text(encoding="utf-8").strip()
+        except (ConfigException, OSError, msgspec.DecodeError, *_NO_CONFIG) as error:
             remedy = "give a kubeconfig (KUBECONFIG, ~/.kube/config) and a context of it, or run in a pod"
-            raise BadInput("context", context, f"{remedy}: {str(error).strip()}") from None
+            raise BadInput("context", context, f"{remedy}: {_line(str(error))}") from None
         self.namespace, self.server = namespace or found or "default", str(settings.host)
+        self.place = {"context": context, "namespace": self.namespace, "kubeconfig": file}
         self._client = client.ApiClient(settings)
 
     def create(self, manifest: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
         """Make an object. Fields that do not exist are refused. Raises ApiError."""
         query = [("fieldValidation", "Strict"), *([("dryRun", "All")] if dry_run else [])]
-        return self._ask("POST", self._path(manifest["kind"]), query, manifest)
+        path = self._path(manifest["kind"])
+        try:
+            return self._ask("POST", path, query, manifest)
+        except ApiError as error:
+            if error.status != HTTPStatus.CONFLICT:
+                raise
+            return self._ask("GET", f"{path}/{manifest['metadata']['name']}")  # names are ours: an answer was lost
 
     def get(self, kind: str, name: str) -> dict[str, Any]:
         """An object. Raises ApiError, with status 404 where there is none."""
@@ -105,17 +127,17 @@ class KubernetesApi:
         options = {"gracePeriodSeconds": grace_s}
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}, "deleteOptions": options}
         try:
-            self._ask("POST", f"{self._path('Pod')}/{pod}/eviction", body=body)
+            self._once("POST", f"{self._path('Pod')}/{pod}/eviction", body=body)
         except ApiError as error:
             if error.status == HTTPStatus.TOO_MANY_REQUESTS:
                 raise Forbidden(str(error), error.status) from None
             raise
 
     def log(self, pod: str, lines: int) -> str:
-        """The end of what the first container of a pod has printed; "" if it cannot be had."""
+        """The end of what the node in a pod has printed; "" if it cannot be had."""
+        query = [("container", CONTAINER), ("tailLines", str(lines))]
         try:
-            path = f"{self._path('Pod')}/{pod}/log"
-            return self._raw("GET", path, [("tailLines", str(lines))]).decode(errors="replace").strip()
+            return self._raw("GET", f"{self._path('Pod')}/{pod}/log", query).decode(errors="replace").strip()
         except ApiError:
             return ""
 
@@ -134,6 +156,19 @@ class KubernetesApi:
         return found
 
     def _raw(
+        self, method: str, path: str, query: list[tuple[str, str]] | None = None, body: Mapping[str, Any] | None = None
+    ) -> bytes:
+        """Ask again where the server is overloaded, or is being replaced, for a while."""
+        until_s = time.monotonic() + ANSWER_S
+        while True:
+            try:
+                return self._once(method, path, query, body)
+            except ApiError as error:
+                if error.status not in _AGAIN or time.monotonic() + _AGAIN_S > until_s:
+                    raise
+                time.sleep(_AGAIN_S)
+
+    def _once(
         self, method: str, path: str, query: list[tuple[str, str]] | None = None, body: Mapping[str, Any] | None = None
     ) -> bytes:
         from kubernetes.client.exceptions import ApiException
@@ -163,16 +198,18 @@ class KubernetesApi:
 def _told(error: Any) -> str:
     """What the server says, in its own words."""
     try:
-        return str(json.loads(error.body)["message"])
+        return _line(json.loads(error.body)["message"])
     except (TypeError, ValueError, KeyError):
         return f"{error.status} {error.reason}"
 
 
-def _namespace_of(config: Any, file: str | None, context: str) -> str:
+def _line(text: str) -> str:
+    """The words without what would break a line."""
+    return " ".join(text.split())
+
+
+def _context_of(config: Any, file: str, context: str) -> tuple[str, str]:
+    """The name of a context, and its namespace."""
     contexts, current = config.list_kube_config_contexts(file)
     chosen = next((one for one in contexts if one["name"] == context), current) if context else current
-    return str(chosen["context"].get("namespace", ""))
-
-
-def _own_namespace() -> str:
-    return _OWN_NAMESPACE.read_text(encoding="utf-8").strip()
+    return str(chosen["name"]), str(chosen["context"].get("namespace") or "")

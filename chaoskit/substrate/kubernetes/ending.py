@@ -10,4 +10,7 @@ from chaoskit.substrate.kubernetes.session import end
 
 if __name__ == "__main__":
     told = json.loads(sys.argv[1])
-    end(KubernetesApi(told["context"], told["namespace"]), told["session"])
+    api = KubernetesApi(told["context"], told["namespace"], told["kubeconfig"])
+    if api.server != told["server"]:
+        sys.exit(f"the session is on {told['server']}, and the kubeconfig is of {api.server}")
+    end(api, told["session"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
+from ipaddress import ip_network
 from typing import Any
 
 from chaoskit.substrate.kubernetes import template
@@ -45,7 +46,8 @@ def selector(session: str) -> str:
 
 def job(session: str, pod: Manifest, *, started_by: str, deadline_s: int) -> Manifest:
     """The owner of everything else, with the coordinator's pod in it: when that has ended, all goes."""
-    inside = {"metadata": {"labels": pod["metadata"]["labels"]}, "spec": pod["spec"]}
+    kept = {name: pod["metadata"][name] for name in ("labels", "annotations") if name in pod["metadata"]}
+    inside = {"metadata": kept, "spec": pod["spec"]}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -55,7 +57,6 @@ def job(session: str, pod: Manifest, *, started_by: str, deadline_s: int) -> Man
             "annotations": {"chaoskit.dev/started-by": started_by},
         },
         "spec": {
-            "suspend": True,  # until what its pod needs is there
             "backoffLimit": 0,
             "activeDeadlineSeconds": deadline_s,
             "ttlSecondsAfterFinished": TTL_S,
@@ -82,16 +83,15 @@ def secret(session: str, token: str, owned_by: Manifest) -> Manifest:
 
 def network_policy(session: str, runner: str, owned_by: Manifest) -> Manifest:
     """Pods of a session are reached by each other, and by the runner: its address."""
+    selected = {"matchLabels": {SESSION: session}}
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
         "metadata": {"name": session, "labels": labels(session, "network"), "ownerReferences": [owned_by]},
         "spec": {
-            "podSelector": {"matchLabels": {SESSION: session}},
+            "podSelector": selected,
             "policyTypes": ["Ingress"],
-            "ingress": [
-                {"from": [{"podSelector": {"matchLabels": {SESSION: session}}}, {"ipBlock": {"cidr": f"{runner}/32"}}]}
-            ],
+            "ingress": [{"from": [{"podSelector": selected}, {"ipBlock": {"cidr": str(ip_network(runner))}}]}],
         },
     }
 
@@ -161,4 +161,5 @@ def pod(
     if owned_by is not None:
         metadata["ownerReferences"] = [owned_by]
     made = template.merge({"metadata": metadata, "spec": spec}, given)
+    command += ["--grace-s", str(made["spec"]["terminationGracePeriodSeconds"])]
     return {"apiVersion": "v1", "kind": "Pod", **made}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from importlib.util import find_spec
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, Self
 
@@ -71,5 +73,10 @@ class KubernetesOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
             raise BadInput("substrate", "kubernetes", reason)
         if self.template and not Path(self.template).is_file():
             raise BadInput("template", self.template, "name a file with a Pod in YAML or JSON")
-        if not self.startup_s > 0:
-            raise BadInput("startup_s", self.startup_s, "use a time above 0")
+        if not 0 < self.startup_s < math.inf:
+            raise BadInput("startup_s", self.startup_s, "use a number of seconds above 0")
+        try:
+            if self.address:
+                IPv4Address(self.address)
+        except ValueError:
+            raise BadInput("address", self.address, "use an IPv4 address under which pods reach this machine") from None

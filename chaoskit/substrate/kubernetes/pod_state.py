@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 # Of a container that waits: the user has to change something, and nothing gets better by waiting.
-_FINAL = frozenset({"InvalidImageName", "CreateContainerConfigError", "RunContainerError", "CreateContainerError"})
+_FINAL = frozenset({"InvalidImageName"})
 _USUAL = frozenset({"ContainerCreating", "PodInitializing"})
 
 

@@ -7,6 +7,7 @@ it owns. Nothing has to come and clean up; what can does it sooner.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -33,7 +34,8 @@ from chaoskit.substrate.undo import CommandEntry, Undo, UndoLog
 
 _LOOK_S = 0.5  # between two looks at pods that do not come
 _WARM_S = 120.0
-_DEADLINE_S = 24 * 3600  # of a session
+_START_MORE_S = 60  # beyond what pods have to start
+_DEADLINE_S = 24 * 3600  # of a session whose pods run
 _SHOWN_LINES = 20
 _END_S = 30.0
 _END_LOOK_S = 0.02
@@ -88,7 +90,8 @@ class Session:
         self.name = f"chaoskit-{secrets.token_hex(4)}"
         self._runner = options.address or _address_towards(self.api.server)
         token = secrets.token_hex(16)
-        self._reception = Reception(self._runner, token)
+        # an address that was given may be one that is translated on its way here
+        self._reception = Reception("" if options.address else self._runner, token)
         self._numbers = itertools.count(1)
         self._owner: dict[str, Any] = {}
         self._ends: Undo | None = None
@@ -104,21 +107,30 @@ class Session:
     def _open(self, token: str) -> None:
         pod = Pod(COORDINATOR, f"{self.name}-{COORDINATOR}", self.is_over)
         inside = self._manifest(pod)
-        made = manifests.job(self.name, inside, started_by=user_at_host(), deadline_s=_DEADLINE_S)
+        start_s = math.ceil(self._options.startup_s) + _START_MORE_S
+        made = manifests.job(self.name, inside, started_by=user_at_host(), deadline_s=start_s)
         for manifest in (inside, made):
-            _dry_run(self.api, manifest)
-        self._ends = self._undo.plan(CommandEntry(shlex.join(end_command(self.name, self.api, self._options))))
+            self._dry_run(manifest)
+        self._ends = self._undo.plan(CommandEntry(shlex.join(end_command(self.name, self.api))))
+        self._reception.expect(pod.place)
         self._owner = manifests.owner(self.api.create(made))
+        self.pods[COORDINATOR] = pod
         self.api.create(manifests.secret(self.name, token, self._owner))
         self.api.create(manifests.network_policy(self.name, self._runner, self._owner))
-        self._reception.expect(pod.place)
-        self.api.patch("Job", self.name, {"spec": {"suspend": False}})
-        self.pods[COORDINATOR] = pod
+        self._await_arrivals([pod])
+        self.api.patch("Job", self.name, {"spec": {"activeDeadlineSeconds": _DEADLINE_S}})
 
     def _manifest(self, pod: Pod) -> manifests.Manifest:
-        host, port = self._reception.address
-        owner = self._owner or None
-        return manifests.pod(self.name, pod.station, pod.place, f"{host}:{port}", self._options, self._given, owner)
+        runner, owner = f"{self._runner}:{self._reception.address[1]}", self._owner or None
+        return manifests.pod(self.name, pod.station, pod.place, runner, self._options, self._given, owner)
+
+    def _dry_run(self, manifest: manifests.Manifest) -> None:
+        """Have the server check an object. Raises BadInput."""
+        try:
+            self.api.create(manifest, dry_run=True)
+        except ApiError as error:
+            remedy = "change the template, the image, or what you may do in the namespace"
+            raise BadInput("template", self._options.template, f"{remedy}: {error}") from None
 
     def stand_ready(self, stations: Iterable[str]) -> None:
         """Have a pod for each of these, with a supervisor that can start programs.
@@ -126,6 +138,8 @@ class Session:
         Raises:
             BadInput: if no pod can be made so. HarnessError: if one does not run in time, with the reason.
         """
+        for station in [station for station, pod in self.pods.items() if pod.link is None]:
+            self.remove(station)  # it did not come when it was made
         for station in stations:
             if station not in self.pods:
                 self._create(station)
@@ -137,8 +151,8 @@ class Session:
     def _create(self, station: str) -> None:
         pod = Pod(station, f"{self.name}-{station}-{next(self._numbers)}", self.is_over)
         self._reception.expect(pod.place)
-        self.pods[station] = pod
         self.api.create(self._manifest(pod))
+        self.pods[station] = pod
 
     def _await_arrivals(self, absent: Sequence[Pod]) -> None:
         """Wait for supervisors, and say why they do not come."""
@@ -171,9 +185,10 @@ class Session:
             raise BadInput("image", self._options.image, f"{remedy}: it has no chaoskit")
         reasons = "; ".join(map(str, told)) or f"no supervisor came to {self._runner}: can pods reach it?"
         printed = "".join(f"\n{log}" for log in logs[:1])
+        since = "" if any(one.is_final for one in told) else f" after {self._options.startup_s:g} s"
         if any(one.reason in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName") for one in told):
             raise BadInput("image", self._options.image, f"name one that nodes can pull: {reasons}")
-        raise HarnessError(f"pods do not run after {self._options.startup_s:g} s: {reasons}{printed}")
+        raise HarnessError(f"pods do not run{since}: {reasons}{printed}")
 
     def _log(self, pod: Pod) -> str:
         wanted = f"{manifests.selector(self.name)},{manifests.STATION}={pod.station}"
@@ -228,8 +243,10 @@ class Session:
         self._reception.give_up(pod.place)
         if pod.link is not None:
             pod.link.close()
-        self.api.delete("Pod", pod.place, grace_s=0)
-        pod.kernel.end()
+        try:
+            self.api.delete("Pod", pod.place, grace_s=0)
+        finally:
+            pod.kernel.end()  # it has ended with its stream, or does
 
     def replace(self, node: str) -> None:
         """Have another pod in the place of one that is lost: a spare one that stands ready, else a new one."""
@@ -238,7 +255,8 @@ class Session:
             pod = self.pods.pop(spare)
             if pod.lives():
                 self.pods[node] = pod
-                self.api.patch("Pod", pod.place, {"metadata": {"labels": {manifests.STATION: node}}})
+                with contextlib.suppress(ApiError):  # for people
+                    self.api.patch("Pod", pod.place, {"metadata": {"labels": {manifests.STATION: node}}})
                 return
             self.pods[spare] = pod
             self.remove(spare)
@@ -252,23 +270,25 @@ class Session:
             if pod.link is not None:
                 pod.link.close()
         self._reception.close()
-        if self._ends is not None:
-            end(self.api, self.name)
-            self._ends.done()
-            self._ends = None
-        self.api.close()
+        try:
+            if self._ends is not None:
+                end(self.api, self.name)
+                self._ends.done()
+                self._ends = None
+        finally:
+            self.api.close()
 
 
 def end(api: KubernetesApi, session: str) -> None:
-    """Delete what a session has made, and wait until its pods are gone. Raises ApiError."""
+    """Delete what a session has made: its job, with which everything goes, and its pods at once. Raises ApiError."""
     api.delete("Job", session)
     for pod in api.find("Pod", manifests.selector(session)):
         api.delete("Pod", pod["metadata"]["name"], grace_s=0)
 
 
-def end_command(session: str, api: KubernetesApi, options: KubernetesOptions) -> list[str]:
-    """What ends a session from outside, for a guard that knows no Kubernetes."""
-    told = json.dumps({"session": session, "context": options.context, "namespace": api.namespace})
+def end_command(session: str, api: KubernetesApi) -> list[str]:
+    """What ends a session from outside, for a guard that knows no Kubernetes, and may have another environment."""
+    told = json.dumps({"session": session, "server": api.server, **api.place})
     return [sys.executable, "-m", "chaoskit.substrate.kubernetes.ending", told]
 
 
@@ -286,14 +306,6 @@ def _require_allowed(api: KubernetesApi) -> None:
     if found["metadata"].get("labels", {}).get(manifests.ALLOWED) != manifests.ALLOWED_VALUE:
         remedy = f"kubectl label namespace {name} {manifests.ALLOWED}={manifests.ALLOWED_VALUE}"
         raise BadInput("namespace", name, f"allow runs that break things there: {remedy}")
-
-
-def _dry_run(api: KubernetesApi, manifest: manifests.Manifest) -> None:
-    """Have the server check an object. Raises BadInput."""
-    try:
-        api.create(manifest, dry_run=True)
-    except ApiError as error:
-        raise BadInput("template", "", f"change it, or what you may do there: {error}") from None
 
 
 def _address_towards(server: str) -> str:

@@ -119,10 +119,12 @@ class KubernetesSubstrate(AwaySubstrate):
 
     def close(self) -> None:
         """End everything in the pods, and delete them."""
-        if self._session is not None:
-            self._session.close()
-            self._session = None
-        super().close()
+        session, self._session = self._session, None
+        try:
+            if session is not None:
+                session.close()
+        finally:
+            super().close()
 
 
 class PodCluster(JobCluster):
@@ -147,7 +149,13 @@ class PodNetwork:
     def __init__(self, coordinator: SupervisorLink, port: int, address: Callable[[str], str]) -> None:
         self._address = address
         host = address(COORDINATOR)
-        self.listeners: tuple[Listener, Listener] = coordinator.listen(host, port), coordinator.listen(host, 0)
+        try:
+            first = coordinator.listen(host, port)
+        except SupervisorGone:
+            raise
+        except HarnessError as error:
+            raise BadInput("port", port, f"use another one, or 0 for any: {error}") from None
+        self.listeners: tuple[Listener, Listener] = first, coordinator.listen(host, 0)
         self.address, self.store = (listener.address for listener in self.listeners)
 
     def host(self, name: str) -> str:

@@ -30,6 +30,8 @@ _KEYS = {
     "topologySpreadConstraints": "topologyKey",
     "resourceClaims": "name",
 }
+#: Lists whose elements are taken whole: a variable has a value or a source, and not both.
+_WHOLE = ("env",)
 _SPEC = ("restartPolicy", "hostname", "subdomain", "shareProcessNamespace", "hostPID", "hostNetwork", "hostIPC")
 _METADATA = ("name", "generateName", "namespace", "ownerReferences", "finalizers")
 _CONTAINER = ("command", "args", "workingDir")
@@ -39,8 +41,17 @@ class _Named(msgspec.Struct, frozen=True):
     name: str
 
 
+class _Mounted(msgspec.Struct, frozen=True):
+    mountPath: str  # noqa: N815 - Kubernetes' own word
+
+
+class _Container(_Named, frozen=True):
+    env: list[_Named] = []
+    volumeMounts: list[_Mounted] = []  # noqa: N815
+
+
 class _ShapeOfSpec(msgspec.Struct, frozen=True):
-    containers: list[_Named] = []
+    containers: list[_Container] = []
     volumes: list[_Named] = []
 
 
@@ -64,9 +75,11 @@ def read(path: str) -> dict[str, Any]:
     try:
         found = msgspec.yaml.decode(Path(path).read_bytes())
     except (OSError, msgspec.DecodeError) as error:
-        raise BadInput("template", path, f"name a file with a Pod in YAML or JSON: {error}") from None
-    if isinstance(found, Mapping) and found.get("kind") == "PodTemplate":
-        found = found.get("template")
+        told = " ".join(str(error).split())
+        raise BadInput("template", path, f"name a file with one Pod, in YAML or JSON: {told}") from None
+    if isinstance(found, Mapping):
+        inner = found.get("template") or (found.get("spec") or {}).get("template") if _is_kind(found) else None
+        found = inner or found
     try:
         msgspec.convert(found, _Shape)
     except msgspec.ValidationError as error:
@@ -84,9 +97,16 @@ def _taken(template: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"metadata.labels[{name}]" for name in metadata.get("labels", {}) if name.startswith(f"{OURS}.dev/"))
     yield from (f"spec.{name}" for name in _SPEC if name in spec)
     for container in spec.get("containers", []):
-        if container.get("name") == CONTAINER:
+        if container["name"] == CONTAINER:
             yield from (f"spec.containers[{CONTAINER}].{name}" for name in _CONTAINER if name in container)
+        else:  # it would keep the pod, and with it the session, from ending
+            yield f"spec.containers[{container['name']}] (make it an init container with restartPolicy: Always)"
     yield from (f"spec.volumes[{one['name']}]" for one in spec.get("volumes", []) if one["name"].startswith(OURS))
+
+
+def _is_kind(found: Mapping[str, Any]) -> bool:
+    """Whether it is an object with the template of a pod in it."""
+    return found.get("kind") in ("PodTemplate", "Deployment", "StatefulSet", "DaemonSet", "Job")
 
 
 def merge(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,14 +117,14 @@ def merge(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(mine, Mapping) and isinstance(value, Mapping):
             merged[name] = merge(mine, value)
         elif isinstance(mine, list) and isinstance(value, list) and name in _KEYS:
-            merged[name] = _merge_lists(mine, value, _KEYS[name])
+            merged[name] = _merge_lists(mine, value, _KEYS[name], whole=name in _WHOLE)
         else:
             merged[name] = value
     return merged
 
 
-def _merge_lists(ours: list[Any], theirs: list[Any], key: str) -> list[Any]:
+def _merge_lists(ours: list[Any], theirs: list[Any], key: str, *, whole: bool) -> list[Any]:
     merged = {one.get(key): one for one in ours}
     for one in theirs:
-        merged[one.get(key)] = merge(merged.get(one.get(key), {}), one)
+        merged[one.get(key)] = one if whole else merge(merged.get(one.get(key), {}), one)
     return list(merged.values())
