@@ -198,6 +198,24 @@ def test_what_cannot_be_done_in_a_pod_is_refused(harness: Harness, job: Path, fa
         run(harness, fault, job)
 
 
+@pytest.mark.costly
+@pytest.mark.slow
+@pytest.mark.parametrize("suite", ["smoke", "cluster"])
+def test_a_suite_is_green_in_pods(suite: str, tmp_path: Path) -> None:
+    """As users run it, with the limits of a machine that is shared."""
+    command = [sys.executable, "-m", "pytest", str(pods.ROOT / "suites" / suite), "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, "--chaos-substrate", "kubernetes"],
+        env=pods.environment(tmp_path),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert " passed" in done.stdout
+    assert "skipped" not in done.stdout
+
+
 # -- bad input --------------------------------------------------------------------------------------------------------
 
 

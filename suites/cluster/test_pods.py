@@ -1,0 +1,48 @@
+"""Pods are deleted, evicted and replaced while they train: no step, no sample and no bit of a loss is lost by it."""
+
+from __future__ import annotations
+
+import pytest
+
+from chaoskit import Chaos, ElasticPolicy
+from chaoskit.suites.recovery.expect import AT, heals, survives
+from faults import DeletePod, EvictPod, Kill, KillCoordinator, ReplaceNode
+
+pytestmark = [pytest.mark.chaos(substrate="kubernetes"), pytest.mark.slow]
+
+
+@pytest.mark.parametrize("phase", ["forward", "reduce", "optimizer"])
+def test_a_deleted_pod_costs_nothing(chaos: Chaos, phase: str) -> None:
+    """A spare in another pod takes the rank."""
+    survives(chaos, DeletePod(rank=1, at_step=AT, phase=phase))
+
+
+def test_an_evicted_pod_costs_nothing(chaos: Chaos) -> None:
+    survives(chaos, EvictPod(rank=1, at_step=AT))
+
+
+def test_without_a_spare_the_world_is_smaller(chaos: Chaos) -> None:
+    outcome = survives(chaos, DeletePod(rank=1, at_step=AT), nodes=3, spares=0)
+    assert len(outcome.records("plan")[-1]["members"]) == 2
+
+
+def test_a_pod_is_deleted_in_a_recovery(chaos: Chaos) -> None:
+    survives(chaos, Kill(rank=1, at_step=AT), DeletePod(rank=2, during="restore"), nodes=3, spares=0)
+
+
+def test_a_pod_and_the_coordinator_are_lost_in_one_step(chaos: Chaos) -> None:
+    survives(chaos, DeletePod(rank=1, at_step=AT), KillCoordinator(rank=0, at_step=AT))
+
+
+def test_a_replaced_pod_is_fresh_capacity(chaos: Chaos) -> None:
+    """The world is whole again, with a pod that was not there before."""
+    heals(chaos, ReplaceNode(rank=1, at_step=AT, back_after_s=0.1), nodes=3, spares=0, steps=20)
+
+
+@pytest.mark.parametrize("fault", [DeletePod, EvictPod])
+def test_a_pod_that_is_told_to_go_leaves(chaos: Chaos, fault: type[DeletePod | EvictPod]) -> None:
+    """With time to end, and an elastic policy, it is no loss: no rank is given up."""
+    policy = ElasticPolicy(min_replicas=2, max_replicas=3)
+    outcome = survives(chaos, fault(rank=1, at_step=AT, grace_s=20), nodes=3, spares=0, steps=100, elastic=policy)
+    assert outcome.records("detected") == []
+    assert outcome.steps[-1].world == 2
