@@ -370,7 +370,7 @@ def test_a_test_fails_with_one_line(pytester: pytest.Pytester) -> None:
 @pytest.mark.parametrize(
     ("arguments", "ini", "says"),
     [
-        (["--chaos-substrate", "moon"], "", "chaos_substrate='moon': use one of local, netns, docker, or"),
+        (["--chaos-substrate", "moon"], "", "chaos_substrate='moon': use one of local, netns, docker, kubernetes, or"),
         (["--chaos-seed", "x"], "", "argument --chaos-seed: invalid int value: 'x'"),
         (["--chaos-repeats", "0"], "", "chaos_repeats=0: use 1 or more"),
         (

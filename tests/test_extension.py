@@ -149,7 +149,7 @@ def test_nodes_can_come_from_elsewhere(environment: dict[str, str], tmp_path: Pa
     assert said.stdout.splitlines()[1] == "passed", said.stderr
     assert [*tmp_path.glob("*/tidy")]
     unknown = ended(dict(os.environ), "-c", "from chaoskit.experiment.harness import Harness; Harness('tidy')")
-    assert "use one of local, netns, docker, or module:factory" in unknown.stderr
+    assert "use one of local, netns, docker, kubernetes, or module:factory" in unknown.stderr
 
 
 def test_it_is_refused_where_it_cannot_be_done(environment: dict[str, str], tmp_path: Path) -> None:

@@ -292,6 +292,19 @@ def test_a_pod_that_could_not_be_made_is_made_for_the_next_run(
 
 @pytest.mark.costly
 @pytest.mark.slow
+def test_a_session_whose_coordinator_is_gone_is_followed_by_another_one(harness: Harness, job: Path) -> None:
+    run(harness, NaN(rank=1, at_step=8), job)
+    (coordinator,) = pods.pods(f"{STATION}=coordinator").values()
+    pods.delete(coordinator["metadata"]["name"])
+    wait_until(lambda: not pods.pods(f"{STATION}=coordinator"), "the end of that pod")
+    outcome = run(harness, NaN(rank=1, at_step=8), job)
+    assert outcome.verdict.value == "passed", outcome.reasons
+    sessions = {one["metadata"]["labels"][SESSION] for one in pods.pods().values()}
+    assert coordinator["metadata"]["labels"][SESSION] not in sessions
+
+
+@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "error", "told"),
     [

@@ -111,6 +111,11 @@ def pods(selector: str = "") -> dict[str, Any]:
     return {one["metadata"]["name"]: one for one in found}
 
 
+def delete(pod: str) -> None:
+    """Delete a pod at once, as anything else on the cluster may."""
+    ask("DELETE", f"/api/v1/namespaces/{namespace()}/pods/{pod}", {"gracePeriodSeconds": 0})
+
+
 @contextlib.contextmanager
 def budget() -> Iterator[None]:
     """No pod of a session may be disrupted, as long as a ``with`` lasts."""
@@ -141,7 +146,9 @@ def quota(pods: int) -> Iterator[None]:
 
 def template(directory: Path, **node: Any) -> str:
     """A file with a template for pods with this Python. ``node``: more fields of their container."""
-    mounted = dict.fromkeys(["/usr", sys.base_prefix, sys.prefix, str(ROOT)])
+    # not the checkout as a whole: an environment in it may lie in a folder that only its owner may pass
+    sources = (str(ROOT / name) for name in ("chaoskit", "faults", "suites", "fixtures", "tests"))
+    mounted = dict.fromkeys(["/usr", sys.base_prefix, sys.prefix, *sources])
     names = {path: f"mount{number}" for number, path in enumerate(mounted)}
     container = {
         "name": "node",

@@ -47,12 +47,12 @@ class KubernetesSubstrate(AwaySubstrate):
         self._session: Session | None = None
 
     def warm_up(self) -> None:
+        if self._session is not None and not self._session.pods[COORDINATOR].lives():
+            self._session.close()  # it goes with the coordinator's pod
+            self._session = None
         if self._session is None:
             self._session = Session(self._options, self.undo, _tell)
-        lost = [station for station, pod in self._session.pods.items() if pod.link is not None and not pod.lives()]
-        for station in lost:
-            if station == COORDINATOR:
-                raise HarnessError("the pod of the coordinator is gone, and with it the session")
+        for station in [station for station, pod in self._session.pods.items() if not pod.lives()]:
             self._session.remove(station)
         self._session.stand_ready([COORDINATOR])
 
