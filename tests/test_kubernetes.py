@@ -140,7 +140,7 @@ def test_a_pod_is_taken_away(harness: Harness, fault: Fault, job: Path) -> None:
     assert outcome.verdict.value == "passed", outcome.reasons
     (record,) = outcome.faults
     assert record.state == "confirmed"
-    assert "the API server has no such pod any more" in record.evidence[1].observed
+    assert "the API server has no such pod any more, or says" in record.evidence[1].observed
     assert not pods.pods(f"{STATION}=node1")
 
 

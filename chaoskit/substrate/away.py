@@ -1,7 +1,8 @@
-"""What substrates have in common whose nodes only a stream reaches, such as pods: they see no file of the runner."""
+"""The base of substrates whose nodes share no files with the runner, such as pods: each is reached by one stream."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterable
 from pathlib import Path
@@ -57,17 +58,20 @@ class AwaySubstrate(SupervisedSubstrate):
         link.ship(self.home(run_directory), run_directory, station)
 
     def collect(self, run_directory: Path) -> None:
-        home, failures = self.home(run_directory), list[HarnessError]()
+        failures = list[HarnessError]()
         for link in self.links():
             try:
-                link.settle(home)
-            except SupervisorGone:
-                pass  # its node was lost, and with it what it had not shipped
+                self.settle(link, run_directory)
             except HarnessError as error:
                 failures.append(error)
-        del self._homes[run_directory]
+        self._homes.pop(run_directory, None)
         if failures:
             raise failures[0]
+
+    def settle(self, link: SupervisorLink, run_directory: Path) -> None:
+        """Have what a node has written here. Raises HarnessError if it came, and could not be written here."""
+        with contextlib.suppress(SupervisorGone):  # the node was lost, and with it what it had not shipped
+            link.settle(self.home(run_directory))
 
     def links(self) -> Iterable[SupervisorLink]:
         """The supervisors that there are."""

@@ -203,5 +203,5 @@ def workers_started(run_directory: Path, node: str) -> int:
 
 
 def node_names(count: int) -> tuple[str, ...]:
-    """Of a run's nodes."""
+    """Names of a run's nodes."""
     return tuple(f"node{number}" for number in range(count))

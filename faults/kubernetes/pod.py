@@ -21,6 +21,7 @@ from faults.node import NodeFault
 from faults.processes import all_gone, look_up
 from faults.target import Target
 
+_OVER = "; the API server has no such pod any more, or says that it has ended"
 #: A test that asks for the substrate.
 EXAMPLE = """import pytest
 
@@ -44,7 +45,8 @@ class PodFault(NodeFault):
     grace_s: int = 0
 
     evidence: ClassVar[str] = (
-        "the connection to the first process of the pod has ended, and the API server has no such pod any more"
+        "the connection to the first process of the pod has ended, and the API server has no such pod any more, "
+        "or says that it has ended"
     )
     impact: ClassVar[str] = "the workers of the node are given up; with grace and an elastic policy they leave"
     substrates: ClassVar[tuple[str, ...]] = ("kubernetes",)
@@ -84,7 +86,7 @@ class PodFault(NodeFault):
         seen = await all_gone(target, processes)
         found(await target.seen(lambda: removal.shown() or None))
         source = "the end of the pod's first process, and the API server"
-        yield msgspec.structs.replace(seen, source=source, more="; the API server has no such pod any more")
+        yield msgspec.structs.replace(seen, source=source, more=_OVER)
 
 
 @dataclass(frozen=True, kw_only=True)

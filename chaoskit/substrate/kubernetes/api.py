@@ -26,21 +26,26 @@ _PLACES = {
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 #: What the client raises where a kubeconfig has another shape.
 _NO_CONFIG = (TypeError, AttributeError, KeyError, ValueError)
+_BUDGET = "DisruptionBudget"
 _AGAIN = (429, 500, 502, 503, 504)
 _AGAIN_S = 0.5
 _EXTRA = "install chaoskit[kubernetes]"
 
 
 class ApiError(HarnessError):
-    """The API server refused a request. ``status``: of HTTP; 0 where it did not answer."""
+    """The API server refused a request.
 
-    def __init__(self, message: str, status: int = 0) -> None:
+    Attributes:
+        status: of HTTP; 0 where it did not answer. causes: reasons of the refusal, as the server names them.
+    """
+
+    def __init__(self, message: str, status: int = 0, causes: frozenset[str] = frozenset()) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.causes = status, causes
 
 
-class Forbidden(ApiError):
-    """A budget of disruptions forbids an eviction now."""
+class EvictionRefused(ApiError):
+    """A PodDisruptionBudget forbids an eviction now."""
 
 
 class KubernetesApi:
@@ -123,14 +128,14 @@ class KubernetesApi:
         return True
 
     def evict(self, pod: str, grace_s: int) -> None:
-        """Have a pod evicted. Raises Forbidden where a budget of disruptions forbids it, and ApiError."""
+        """Have a pod evicted. Raises EvictionRefused where a PodDisruptionBudget forbids it, and ApiError."""
         options = {"gracePeriodSeconds": grace_s}
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}, "deleteOptions": options}
         try:
             self._once("POST", f"{self._path('Pod')}/{pod}/eviction", body=body)
         except ApiError as error:
-            if error.status == HTTPStatus.TOO_MANY_REQUESTS:
-                raise Forbidden(str(error), error.status) from None
+            if _BUDGET in error.causes:
+                raise EvictionRefused(str(error), error.status, error.causes) from None
             raise
 
     def log(self, pod: str, lines: int) -> str:
@@ -189,18 +194,21 @@ class KubernetesApi:
             )
             data: bytes = answer.data
         except ApiException as error:
-            raise ApiError(_told(error), error.status or 0) from None
+            raise ApiError(*_refusal(error)) from None
         except (HTTPError, OSError) as error:
             raise ApiError(f"the API server {self.server} does not answer: {error}") from None
         return data
 
 
-def _told(error: Any) -> str:
-    """What the server says, in its own words."""
+def _refusal(error: Any) -> tuple[str, int, frozenset[str]]:
+    """The arguments of an :class:`ApiError` for what the client raised: the server's own words, where it gave any."""
+    status = error.status or 0
     try:
-        return _line(json.loads(error.body)["message"])
-    except (TypeError, ValueError, KeyError):
-        return f"{error.status} {error.reason}"
+        answer = json.loads(error.body)
+        causes = (answer.get("details") or {}).get("causes") or ()
+        return _line(answer["message"]), status, frozenset(str(cause.get("reason")) for cause in causes)
+    except (TypeError, ValueError, KeyError, AttributeError):
+        return f"{status} {error.reason}", status, frozenset()
 
 
 def _line(text: str) -> str:

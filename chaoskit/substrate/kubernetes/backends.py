@@ -7,7 +7,7 @@ import contextlib
 from chaoskit.errors import HarnessError
 from chaoskit.substrate.actions import Action, Applied
 from chaoskit.substrate.kubernetes.actions import POD_ACTIONS, PodDeletion, PodEviction
-from chaoskit.substrate.kubernetes.api import Forbidden
+from chaoskit.substrate.kubernetes.api import EvictionRefused
 from chaoskit.substrate.kubernetes.session import Pod, Session
 
 
@@ -27,7 +27,7 @@ class PodApi:
             case PodDeletion(grace_s):
                 self._session.delete(pod, grace_s)
             case PodEviction(grace_s):
-                with contextlib.suppress(Forbidden):  # then nothing ends, and so nothing will be shown
+                with contextlib.suppress(EvictionRefused):  # then nothing ends, and so nothing will be shown
                     self._session.evict(pod, grace_s)
             case _:
                 raise HarnessError(f"{type(action).__name__} is not done to pods")

@@ -29,7 +29,7 @@ TTL_S = 30
 
 
 def labels(session: str, component: str) -> dict[str, str]:
-    """Of an object of a session."""
+    """Labels of an object of a session."""
     return {
         "app.kubernetes.io/name": "chaoskit",
         "app.kubernetes.io/managed-by": "chaoskit",
@@ -40,7 +40,7 @@ def labels(session: str, component: str) -> dict[str, str]:
 
 
 def selector(session: str) -> str:
-    """Of all objects of a session."""
+    """The label selector of all objects of a session."""
     return f"{SESSION}={session}"
 
 
@@ -72,7 +72,7 @@ def owner(job: Manifest) -> Manifest:
 
 
 def secret(session: str, token: str, owned_by: Manifest) -> Manifest:
-    """What supervisors prove themselves with."""
+    """The token with which supervisors authenticate."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",

@@ -23,8 +23,8 @@ class KubernetesOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     Attributes:
         image: with Python, torch and this version of chaoskit.
         python: the command that runs Python in it.
-        template: file with a Pod, or the ``template`` of a Deployment, of which the pods take what they do not need
-            otherwise; "" for none.
+        template: file with a Pod, or an object with the template of one, such as a Deployment. It is merged over
+            chaoskit's pods: where both set a field, the template wins. "" for none.
         context: of the kubeconfig; "" for its current one, or the service account of the pod in which chaoskit runs.
         namespace: in which pods are made; "" for that of the context.
         address: under which pods reach this process; "" for its address on the way to the API server.

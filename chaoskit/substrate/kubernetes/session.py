@@ -1,8 +1,8 @@
 """One session on a cluster: the pods of its runs, and what goes with them.
 
 All objects belong to one Job, in whose pod the coordinator is. Supervisors end when their stream to the runner does, so
-the pod of that Job ends with the runner, the Job is removed a little later, and the collector of garbage takes all that
-it owns. Nothing has to come and clean up; what can does it sooner.
+the pod of that Job ends with the runner, Kubernetes removes the Job a little later, and its garbage collector removes
+all that the Job owns. The runner, its guard and ``chaoskit cleanup`` only delete the Job sooner.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 from chaoskit.errors import BadInput, HarnessError
@@ -40,8 +40,8 @@ _SHOWN_LINES = 20
 _END_S = 30.0
 _END_LOOK_S = 0.02
 _ASK_AGAIN_S = 0.1
-#: Names of spare pods begin so.
-SPARE = "spare"
+#: The station of a pod that may take the place of a lost one begins so.
+STANDBY = "standby"
 
 
 class Pod:
@@ -64,6 +64,12 @@ class Pod:
         self.address = arrival.address
         self.link = SupervisorLink(arrival.connection, f"the supervisor of {self.station}", self.kernel)
         self.kernel.reach_by(self.link)
+
+    def become(self, station: str) -> None:
+        """Take the place of the pod of another station."""
+        self.station = station
+        if self.link is not None:
+            self.link.name = f"the supervisor of {station}"
 
     def lives(self) -> bool:
         """Whether its supervisor still listens."""
@@ -178,7 +184,7 @@ class Session:
         told = [pending(one["metadata"]["labels"].get(manifests.STATION, ""), one) for one in found]
         return [one for one in told if one is not None and one.station in wanted]
 
-    def _refuse(self, told: Sequence[Pending], missing: Sequence[Pod]) -> None:
+    def _refuse(self, told: Sequence[Pending], missing: Sequence[Pod]) -> NoReturn:
         logs = [log for pod in missing if (log := self._log(pod))]
         if any("No module named 'chaoskit'" in log or "No module named chaoskit" in log for log in logs):
             remedy = "use one with Python, torch and chaoskit, and the option python for its interpreter"
@@ -209,7 +215,7 @@ class Session:
         until_s = time.monotonic() + _END_S
         while not self.is_over(pod):
             if time.monotonic() > until_s:
-                raise HarnessError(f"the pod of {station} was deleted, and its supervisor still answers")
+                raise HarnessError(f"the pod of {station} was deleted, and is not gone after {_END_S:g} s")
             time.sleep(_END_LOOK_S)
 
     def delete(self, pod: Pod, grace_s: int) -> None:
@@ -217,7 +223,7 @@ class Session:
         self.api.delete("Pod", pod.place, grace_s=grace_s)
 
     def evict(self, pod: Pod, grace_s: int) -> None:
-        """Have a pod evicted. Raises Forbidden where a budget of disruptions forbids it, and ApiError."""
+        """Have a pod evicted. Raises EvictionRefused where a PodDisruptionBudget forbids it, and ApiError."""
         self.api.evict(pod.place, grace_s)
 
     def is_over(self, pod: Pod) -> bool:
@@ -230,7 +236,7 @@ class Session:
         try:
             found = self.api.find("Pod", f"{manifests.PLACE}={pod.place}")
             ended = all(one.get("status", {}).get("phase") in ("Failed", "Succeeded") for one in found)
-        except ApiError:  # that nothing is known is no end
+        except ApiError:  # no answer is no proof
             ended = False
         if ended:
             pod.is_over = True
@@ -238,28 +244,26 @@ class Session:
         return ended
 
     def remove(self, station: str) -> None:
-        """Delete the pod of a station, which is lost; another one can be made."""
+        """Forget the pod of a station, which is lost, and delete it; another one can be made."""
         pod = self.pods.pop(station)
         self._reception.give_up(pod.place)
         if pod.link is not None:
             pod.link.close()
-        try:
-            self.api.delete("Pod", pod.place, grace_s=0)
-        finally:
-            pod.kernel.end()  # it has ended with its stream, or does
+        self.api.delete("Pod", pod.place, grace_s=0)
 
     def replace(self, node: str) -> None:
-        """Have another pod in the place of one that is lost: a spare one that stands ready, else a new one."""
+        """Have another pod in the place of one that is lost: one that stands by, else a new one."""
         self.remove(node)
-        for spare in [station for station in self.pods if station.startswith(SPARE)]:
-            pod = self.pods.pop(spare)
+        for standby in [station for station in self.pods if station.startswith(STANDBY)]:
+            pod = self.pods.pop(standby)
             if pod.lives():
+                pod.become(node)
                 self.pods[node] = pod
                 with contextlib.suppress(ApiError):  # for people
                     self.api.patch("Pod", pod.place, {"metadata": {"labels": {manifests.STATION: node}}})
                 return
-            self.pods[spare] = pod
-            self.remove(spare)
+            self.pods[standby] = pod
+            self.remove(standby)
         self.stand_ready([node])
 
     # -- its end --------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from chaoskit.substrate.kubernetes.actions import POD_ACTIONS
 from chaoskit.substrate.kubernetes.backends import PodApi
 from chaoskit.substrate.kubernetes.manifests import FILES
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
-from chaoskit.substrate.kubernetes.session import SPARE, Session
+from chaoskit.substrate.kubernetes.session import STANDBY, Session
 from chaoskit.substrate.network import COORDINATOR, Network
 from chaoskit.substrate.nodes import BaseCluster
 from chaoskit.substrate.processes import Process
@@ -83,8 +83,8 @@ class KubernetesSubstrate(AwaySubstrate):
         """
         if config.device != "cpu":
             raise BadInput("device", config.device, "use 'cpu': no GPU was tried in pods yet")
-        spares = [f"{SPARE}{number}" for number in range(replacements)]
-        self._stand_ready([*node_names(config.nodes_max), *spares])
+        standbys = [f"{STANDBY}{number}" for number in range(replacements)]
+        self._stand_ready([*node_names(config.nodes_max), *standbys])
         return super().launch(config, run_directory, **options)
 
     def start_agent(
@@ -93,6 +93,7 @@ class KubernetesSubstrate(AwaySubstrate):
         """Start an agent of a run, in a new pod if the node's own is lost."""
         assert self._session is not None
         if not self._session.pods[node].lives():
+            self.settle(self.link(node), run_directory)
             self._session.replace(node)
         return super().start_agent(network, node, token, run_directory, injection)
 

@@ -1,4 +1,4 @@
-"""A user's pod template under the pods of a session: what may be changed, and how the two are merged."""
+"""A user's pod template, which is merged over the pods of a session: what it may set, and what not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from chaoskit.errors import BadInput
 
-#: The container in which a node lives. A template that names it so changes that one; others run beside it.
+#: The container in which a node lives, and the only one of a template.
 CONTAINER = "node"
 #: Labels and volumes whose names begin so are the session's.
 OURS = "chaoskit"
@@ -110,7 +110,9 @@ def _is_kind(found: Mapping[str, Any]) -> bool:
 
 
 def merge(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """Theirs over ours, as ``kubectl patch`` does it: lists whose elements have a name by that name, others whole."""
+    """Ours, with everything that theirs sets, as ``kubectl patch`` does it: lists whose elements have a name are merged
+    by that name, others are replaced.
+    """
     merged = dict(ours)
     for name, value in theirs.items():
         mine = merged.get(name)

@@ -16,9 +16,10 @@ from chaoskit.substrate.supervisor.messages import FileChunk
 #: Of the directory of a run. What else lies there stays on the node.
 FOLDERS = ("journal", "log")
 CHUNK_BYTES = 2**14
-#: A runner says after so many bytes that it has taken them. More than twice as many are never on their way: they fit
-#: into the socket of a runner that does not read, so its kernel takes them, and the connection does not break.
+#: A runner says after so many bytes that it has taken them.
 TAKEN_BYTES = 2**13
+#: More are never on their way. They fit into the socket of a runner that does not read: its kernel takes them, and the
+#: connection does not break.
 IN_FLIGHT_BYTES = 2**15
 
 

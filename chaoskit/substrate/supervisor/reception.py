@@ -1,4 +1,4 @@
-"""Where supervisors come that dial the runner: those that know the token, each by the place that it says."""
+"""The listening socket for supervisors that dial the runner: each proves the token, and says which place it is of."""
 
 from __future__ import annotations
 

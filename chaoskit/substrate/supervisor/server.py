@@ -26,7 +26,7 @@ from chaoskit.journal.writer import own_version
 from chaoskit.osprocess import adopt_orphans, set_name, socket_name
 from chaoskit.substrate.supervisor.acts import Acts
 from chaoskit.substrate.supervisor.door import LineDoor
-from chaoskit.substrate.supervisor.files import IN_FLIGHT_BYTES, RunFiles
+from chaoskit.substrate.supervisor.files import CHUNK_BYTES, IN_FLIGHT_BYTES, RunFiles
 from chaoskit.substrate.supervisor.messages import (
     ActionShown,
     ApplyAction,
@@ -163,7 +163,7 @@ class Supervisor:
         self._connection.settimeout(max(0.0, self._ends_by_s - time.monotonic()))
         self._connection.sendall(wire.encode(SupervisorLeft()))
         self._connection.shutdown(socket.SHUT_WR)
-        while self._connection.recv(_RECEIVE_BYTES):  # what it says now is nothing; that it hangs up is all
+        while self._connection.recv(_RECEIVE_BYTES):  # until the runner has closed its side
             pass
 
     # -- the stream -----------------------------------------------------------------------------------------------
@@ -190,12 +190,12 @@ class Supervisor:
         """Tell what files have been given, as long as the runner takes it; what is left follows when it has."""
         for directory, files in list(self._files.items()):
             files.look()
-            if self._in_flight_bytes >= IN_FLIGHT_BYTES:
+            if self._in_flight_bytes > IN_FLIGHT_BYTES - CHUNK_BYTES:
                 continue
             for chunk in files.unshipped():
                 self._in_flight_bytes += len(chunk.data)
                 self.tell(chunk)
-                if self._in_flight_bytes >= IN_FLIGHT_BYTES:
+                if self._in_flight_bytes > IN_FLIGHT_BYTES - CHUNK_BYTES:
                     break
             else:
                 self._settle(directory, files)
