@@ -17,7 +17,7 @@ from chaoskit.substrate.supervisor.link import Listener
 COORDINATOR = "coordinator"
 _LOOPBACK = "127.0.0.1"
 _CONNECT_S = 10.0
-_NO_WAY = "all nodes share one network: there is no way between them"
+_NO_WAY = "nodes share one network as it is: no way between two of them is measured"
 
 
 class Network(Protocol):
@@ -58,25 +58,11 @@ class Network(Protocol):
         """Let go of what belongs to the network."""
 
 
-class Loopback:
-    """All nodes on one address. Raises BadInput if ``port`` is in use."""
-
-    interface = "lo"
-
-    def __init__(self, port: int) -> None:
-        require_free_port("port", _LOOPBACK, port)
-        listen = partial(socket.create_server, backlog=128)
-        self.listeners = listen((_LOOPBACK, port)), listen((_LOOPBACK, 0))
-        self.address, self.store = (listener.getsockname() for listener in self.listeners)
-
-    def host(self, name: str) -> str:
-        return _LOOPBACK
+class PlainNetwork:
+    """Base of networks that all nodes share as they are: nothing cuts, changes or measures a way in them."""
 
     def namespace(self, name: str) -> tuple[int, ...]:
         return ()
-
-    def connect(self) -> socket.socket:
-        return socket.create_connection(self.address, _CONNECT_S)
 
     def isolate(self, name: str) -> Applied | None:
         return None
@@ -92,3 +78,21 @@ class Loopback:
 
     def close(self) -> None:
         """Nothing to do."""
+
+
+class Loopback(PlainNetwork):
+    """All nodes on one address. Raises BadInput if ``port`` is in use."""
+
+    interface = "lo"
+
+    def __init__(self, port: int) -> None:
+        require_free_port("port", _LOOPBACK, port)
+        listen = partial(socket.create_server, backlog=128)
+        self.listeners = listen((_LOOPBACK, port)), listen((_LOOPBACK, 0))
+        self.address, self.store = (listener.getsockname() for listener in self.listeners)
+
+    def host(self, name: str) -> str:
+        return _LOOPBACK
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(self.address, _CONNECT_S)

@@ -19,11 +19,9 @@ from typing import Any
 from chaoskit.config import RunConfig
 from chaoskit.errors import HarnessError
 from chaoskit.osprocess import start_ticks
-from chaoskit.substrate.actions import Applied, Backend
 from chaoskit.substrate.away import AwaySubstrate
-from chaoskit.substrate.echo import EchoProbe
 from chaoskit.substrate.job_cluster import JobCluster
-from chaoskit.substrate.network import COORDINATOR
+from chaoskit.substrate.network import COORDINATOR, PlainNetwork
 from chaoskit.substrate.supervised import node_names
 from chaoskit.substrate.supervisor.away import KernelAway
 from chaoskit.substrate.supervisor.link import Listener, SupervisorLink
@@ -137,7 +135,7 @@ class FarSubstrate(AwaySubstrate):
         super().close()
 
 
-class FarNetwork:
+class FarNetwork(PlainNetwork):
     """One address for all nodes; the harness is as far from the coordinator as from its supervisor."""
 
     interface = "lo"
@@ -151,25 +149,10 @@ class FarNetwork:
     def host(self, name: str) -> str:
         return HOST
 
-    def namespace(self, name: str) -> tuple[int, ...]:
-        return ()
-
     def connect(self) -> socket.socket:
         if self._relay is None:
             self._relay, self._port = slow_relay(self.address[1], self._undo)
         return socket.create_connection((HOST, self._port), _START_S)
-
-    def isolate(self, name: str) -> Applied | None:
-        return None
-
-    def backends(self) -> Sequence[Backend]:
-        return ()
-
-    def round_trips_ms(self, source: str, target: str, count: int, timeout_s: float) -> tuple[float, ...]:
-        raise HarnessError("nodes have no networks of their own")
-
-    def probe(self, source: str, target: str, timeout_s: float) -> EchoProbe:
-        raise HarnessError("nodes have no networks of their own")
 
     def close(self) -> None:
         if self._relay is not None:

@@ -24,7 +24,7 @@ _ADDRESS = "CHAOSKIT_ADDRESS"
 _USER = 1000
 _SHM = "1Gi"
 _GRACE_S = 30
-#: An object whose session has ended stays for so long, for whoever looks.
+#: A Job that has ended stays for so many seconds, so that its state can be read.
 TTL_S = 30
 
 
@@ -96,23 +96,8 @@ def network_policy(session: str, runner: str, owned_by: Manifest) -> Manifest:
     }
 
 
-def pod(
-    session: str,
-    station: str,
-    name: str,
-    runner: str,
-    options: KubernetesOptions,
-    given: Mapping[str, Any],
-    owned_by: Manifest | None = None,
-) -> Manifest:
-    """A pod whose first process is a supervisor.
-
-    Args:
-        station: the node, or the coordinator. runner: ``host:port`` that the supervisor dials.
-        given: a template, as :func:`chaoskit.substrate.kubernetes.template.read` gives it.
-    """
-    command = [options.python, "-m", "chaoskit.substrate.supervisor", "--dial", runner]
-    command += ["--place", name, "--address", f"$({_ADDRESS})", "--token-file", f"{_TOKEN}/token"]
+def _container(command: list[str], image: str) -> Manifest:
+    """The container of a node, hardened."""
     container: Manifest = {
         "name": template.CONTAINER,
         "command": command,
@@ -135,8 +120,27 @@ def pod(
         ],
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
-    if options.image:
-        container["image"] = options.image
+    return container | ({"image": image} if image else {})
+
+
+def pod(
+    session: str,
+    station: str,
+    name: str,
+    runner: str,
+    options: KubernetesOptions,
+    given: Mapping[str, Any],
+    owned_by: Manifest | None = None,
+) -> Manifest:
+    """A pod whose first process is a supervisor.
+
+    Args:
+        station: the node, or the coordinator. runner: ``host:port`` that the supervisor dials.
+        given: a template, as :func:`chaoskit.substrate.kubernetes.template.read` gives it.
+    """
+    command = [options.python, "-m", "chaoskit.substrate.supervisor", "--dial", runner]
+    command += ["--place", name, "--address", f"$({_ADDRESS})", "--token-file", f"{_TOKEN}/token"]
+    container = _container(command, options.image)
     spec: Manifest = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": _GRACE_S,

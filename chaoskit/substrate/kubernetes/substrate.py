@@ -11,16 +11,15 @@ from typing import Any
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.injection_line import InjectionDoor
-from chaoskit.substrate.actions import Action, Applied, Backend
+from chaoskit.substrate.actions import Action, Backend
 from chaoskit.substrate.away import AwaySubstrate
-from chaoskit.substrate.echo import EchoProbe
 from chaoskit.substrate.job_cluster import JobCluster
 from chaoskit.substrate.kubernetes.actions import POD_ACTIONS
 from chaoskit.substrate.kubernetes.backends import PodApi
 from chaoskit.substrate.kubernetes.manifests import FILES
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.substrate.kubernetes.session import STANDBY, Session
-from chaoskit.substrate.network import COORDINATOR, Network
+from chaoskit.substrate.network import COORDINATOR, Network, PlainNetwork
 from chaoskit.substrate.nodes import BaseCluster
 from chaoskit.substrate.processes import Process
 from chaoskit.substrate.supervised import node_names
@@ -138,7 +137,7 @@ class PodCluster(JobCluster):
         self._substrate.kill(node)
 
 
-class PodNetwork:
+class PodNetwork(PlainNetwork):
     """The pods' own network: each has an address.
 
     Args:
@@ -162,26 +161,8 @@ class PodNetwork:
     def host(self, name: str) -> str:
         return self._address(name)
 
-    def namespace(self, name: str) -> tuple[int, ...]:
-        return ()
-
     def connect(self) -> socket.socket:
         return socket.create_connection(self.address, _CONNECT_S)
-
-    def isolate(self, name: str) -> Applied | None:
-        return None
-
-    def backends(self) -> Sequence[Backend]:
-        return ()
-
-    def round_trips_ms(self, source: str, target: str, count: int, timeout_s: float) -> tuple[float, ...]:
-        raise HarnessError("echoes between pods are not measured")
-
-    def probe(self, source: str, target: str, timeout_s: float) -> EchoProbe:
-        raise HarnessError("echoes between pods are not measured")
-
-    def close(self) -> None:
-        """The pods keep their network."""
 
 
 def _tell(line: str) -> None:
