@@ -135,6 +135,15 @@ def test_a_notice_waits_for_a_runner_that_reads_late(far: Started, tmp_path: Pat
     assert files_of(here) == files_of(there)
 
 
+def test_a_supervisor_ends_only_when_the_runner_has_read_its_last_word(far: Started) -> None:
+    """Though little is left to send: what its kernel still holds goes with the pod."""
+    far.process.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        far.process.wait(1.5)
+    wait_until(lambda: not far.link.is_open(), "the end of the supervisor")
+    assert far.process.wait(30) == 0
+
+
 def test_what_is_no_plain_file_is_not_shipped_and_ends_nothing(supervisor: Started, tmp_path: Path) -> None:
     """Sockets, pipes, links out of the directory, and names that are no text: a job may leave any of them."""
     there, here = tmp_path / "there", tmp_path / "here"
