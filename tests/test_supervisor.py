@@ -479,6 +479,7 @@ def test_lines_end_with_their_door(far: Started, tmp_path: Path) -> None:
     before = far.start("talk", tmp_path / "there")
     wait_until(lambda: far.link.is_open() and osprocess.await_readable([listeners[0].fileno()], 0.0), "the first line")
     old, _ = listeners[0].accept()
+    wait_until(lambda: far.link.is_open() and osprocess.await_readable([old.fileno()], 0.0), "what is said on it")
     far.link.open_door(tmp_path / "second", tmp_path / "there")
     assert os.waitstatus_to_exitcode(far.exit_of(before)) == 0
     assert [old.recv(100), old.recv(100)] == [b"hello", b""]
