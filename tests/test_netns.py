@@ -286,7 +286,7 @@ import pytest
 
 @pytest.mark.chaos(substrate="netns")
 def test_it(chaos):
-    assert chaos.harness._substrate.name == "netns"
+    assert chaos.harness.host.name == "netns"
 """
 
 

@@ -34,7 +34,7 @@ def twins(tmp_path: Path) -> TwinCache:
 @pytest.fixture
 def harness(chaos: Chaos, tmp_path: Path, twins: TwinCache) -> Iterator[Harness]:
     """A harness that knows no twin yet."""
-    harness = Harness(chaos.harness._substrate, tmp_path / "runs", twins)
+    harness = Harness(chaos.harness.host, tmp_path / "runs", twins)
     yield harness
     harness.close()
 

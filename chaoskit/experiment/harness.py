@@ -15,19 +15,20 @@ from chaoskit.errors import BadInput
 from chaoskit.experiment.blackbox import twin as command_twin
 from chaoskit.experiment.blackbox.judge import judge_command
 from chaoskit.experiment.blackbox.plan import CommandExperiment, plan_command
-from chaoskit.experiment.blackbox.run import CommandRun, execute_command
+from chaoskit.experiment.blackbox.run import CommandRun
 from chaoskit.experiment.blackbox.twin import CommandTwin
 from chaoskit.experiment.comparison import exactness
 from chaoskit.experiment.directory import keep
 from chaoskit.experiment.floor import Floor, floor_of
 from chaoskit.experiment.follow import Watch
 from chaoskit.experiment.history import History
+from chaoskit.experiment.host import ExperimentHost, LocalHost
 from chaoskit.experiment.judge import judge
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import Experiment, plan_experiment
 from chaoskit.experiment.planfile import FILE_NAME, Planned, save
 from chaoskit.experiment.reference import reference_of
-from chaoskit.experiment.run import LATER, RawRun, execute
+from chaoskit.experiment.run import LATER, RawRun
 from chaoskit.experiment.twin import Interrupted, Twin, TwinCache, UnbrokenFailed
 from chaoskit.hostchecks import require_writable
 from chaoskit.stacks import LogPatterns
@@ -40,10 +41,11 @@ Ran = TypeVar("Ran")
 
 
 class Harness:
-    """Runs experiments one after the other on one substrate. Each run's directory holds its plan.
+    """Runs experiments one after the other on one host. Each run's directory holds its plan.
 
     Args:
-        substrate: where nodes come from, by name (``local``, ``netns``, ``docker``), or one that was made before.
+        substrate: where nodes come from, by name (``local``, ``netns``, ``docker``), or one that was made before; or a
+            host of experiments that has one.
         directory: where runs leave journals and logs; a temporary one, removed at the end, where none is given.
 
     Raises:
@@ -52,15 +54,16 @@ class Harness:
 
     def __init__(
         self,
-        substrate: Substrate | str = choice.LOCAL,
+        substrate: Substrate | ExperimentHost | str = choice.LOCAL,
         directory: str | Path | None = None,
         twins: TwinCache | None = None,
     ) -> None:
         self._makes_substrate = isinstance(substrate, str)
-        self._substrate = choice.make(substrate) if isinstance(substrate, str) else substrate
+        made = choice.make(substrate) if isinstance(substrate, str) else substrate
+        self.host = made if isinstance(made, ExperimentHost) else LocalHost(made)
         self._temporary: Undo | None = None
         if directory is None:
-            self.directory, self._temporary = temporary_directory("runs", self._substrate.undo)
+            self.directory, self._temporary = temporary_directory("runs", self.host.undo)
         else:
             self.directory = Path(directory)
             require_writable("report directory", self.directory)
@@ -122,11 +125,11 @@ class Harness:
             unbroken = self._command_twin(experiment, watch_twin) if twin else None
             command_run = self._execute_command(experiment, watch, unbroken.run_id if unbroken else "")
             keep(command_run.directory, unbroken)
-            return judge_command(command_run, unbroken, self._substrate.name)
+            return judge_command(command_run, unbroken, self.host.name)
         try:
             return self._run_job(experiment, twin=twin, watch=watch, watch_twin=watch_twin, port=port)
         except UnbrokenFailed as error:  # the job's own fault, and none of chaoskit
-            return judge(error.run, None, self._substrate.name)
+            return judge(error.run, None, self.host.name)
 
     def _run_job(
         self, experiment: Experiment, *, twin: bool, watch: Watch | None, watch_twin: Watch | None, port: int
@@ -142,19 +145,17 @@ class Harness:
             schedule, steps = history.schedule() if follows else (), len(history.steps) if open_ended else None
             unbroken = self._job_twin(experiment.unbroken(schedule, steps), watch_twin)
         wanted = experiment.reference != "off"
-        reference = (
-            reference_of(experiment, History(run.records), run.directory, self._substrate.undo) if wanted else None
-        )
-        floor = _floor(run, self._substrate.undo) if unbroken is not None else None
+        reference = reference_of(experiment, History(run.records), run.directory, self.host.undo) if wanted else None
+        floor = _floor(run, self.host.undo) if unbroken is not None else None
         keep(run.directory, unbroken, reference, floor)
-        return judge(run, unbroken, self._substrate.name, reference, floor)
+        return judge(run, unbroken, self.host.name, reference, floor)
 
     def _require_able(self, faults: Sequence[Fault]) -> None:
         for fault in faults:
-            if self._substrate.name in choice.NAMES and self._substrate.name not in fault.substrates:
+            if self.host.name in choice.NAMES and self.host.name not in fault.substrates:
                 able = " or ".join(fault.substrates)
-                raise BadInput("faults", str(fault), f"use the substrate {able}: {self._substrate.name} cannot do it")
-            if reason := next(filter(None, map(self._substrate.why_not, fault.needs)), ""):
+                raise BadInput("faults", str(fault), f"use the substrate {able}: {self.host.name} cannot do it")
+            if reason := next(filter(None, map(self.host.why_not, fault.needs)), ""):
                 raise BadInput("faults", str(fault), f"leave it out, or use another form: {reason}")
 
     def twin(self, experiment: Planned, watch: Watch | None = None) -> Twin | CommandTwin:
@@ -190,14 +191,12 @@ class Harness:
             return found
 
     def _execute(self, experiment: Experiment, watch: Watch | None, port: int, twin_id: str = "") -> RawRun:
-        directory = self._directory(experiment)
-        more: dict[str, Any] = {"watch": watch or _ignore, "port": port, "twin_id": twin_id}
-        return _outside_loops(lambda: execute(experiment, self._substrate, directory, **more))
+        directory, watch = self._directory(experiment), watch or _ignore
+        return _outside_loops(lambda: self.host.execute(experiment, directory, watch=watch, port=port, twin_id=twin_id))
 
     def _execute_command(self, experiment: CommandExperiment, watch: Watch | None, twin_id: str = "") -> CommandRun:
-        directory = self._directory(experiment)
-        more: dict[str, Any] = {"watch": watch or _ignore, "twin_id": twin_id}
-        return _outside_loops(lambda: execute_command(experiment, self._substrate, directory, **more))
+        directory, watch = self._directory(experiment), watch or _ignore
+        return _outside_loops(lambda: self.host.execute_command(experiment, directory, watch=watch, twin_id=twin_id))
 
     def _directory(self, experiment: Planned) -> Path:
         """A new directory for a run, with its plan."""
@@ -215,12 +214,12 @@ class Harness:
         self.close()
 
     def close(self) -> None:
-        """End what the harness made. A substrate that was given is closed by its maker."""
+        """End what the harness made. A substrate, or a host, that was given is closed by its maker."""
         if self._temporary is not None:
             shutil.rmtree(self.directory, ignore_errors=True)
             self._temporary.done()
         if self._makes_substrate:
-            self._substrate.close()
+            self.host.close()
 
 
 def _floor(run: RawRun, undo: UndoLog) -> Floor | None:

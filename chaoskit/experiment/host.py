@@ -1,0 +1,64 @@
+"""The machine on which runs take place: this one, or one that a stream leads to (:mod:`chaoskit.experiment.remote`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from chaoskit.experiment.blackbox.plan import CommandExperiment
+from chaoskit.experiment.blackbox.run import CommandRun, execute_command
+from chaoskit.experiment.follow import Watch
+from chaoskit.experiment.plan import Experiment
+from chaoskit.experiment.run import RawRun, execute
+from chaoskit.substrate.actions import Action
+from chaoskit.substrate.base import Substrate
+from chaoskit.substrate.undo import UndoLog
+
+
+@runtime_checkable
+class ExperimentHost(Protocol):
+    """Executes experiments. When it has, all that was written down of them is in the run's directory here.
+
+    Attributes:
+        name: of the substrate from which nodes come there.
+        undo: what must be put back here if this process is killed.
+    """
+
+    name: str
+    undo: UndoLog
+
+    def why_not(self, action: type[Action]) -> str:
+        """Why an action of this kind cannot be done to nodes there; "" if it can."""
+
+    def execute(self, experiment: Experiment, directory: Path, *, watch: Watch, port: int, twin_id: str) -> RawRun:
+        """Run a job; see :func:`chaoskit.experiment.run.execute`."""
+
+    def execute_command(
+        self, experiment: CommandExperiment, directory: Path, *, watch: Watch, twin_id: str
+    ) -> CommandRun:
+        """Run a command; see :func:`chaoskit.experiment.blackbox.run.execute_command`."""
+
+    def close(self) -> None:
+        """End everything that it has started."""
+
+
+class LocalHost:
+    """This process, with nodes of a substrate."""
+
+    def __init__(self, substrate: Substrate) -> None:
+        self._substrate = substrate
+        self.name, self.undo = substrate.name, substrate.undo
+
+    def why_not(self, action: type[Action]) -> str:
+        return self._substrate.why_not(action)
+
+    def execute(self, experiment: Experiment, directory: Path, *, watch: Watch, port: int, twin_id: str) -> RawRun:
+        return execute(experiment, self._substrate, directory, watch=watch, port=port, twin_id=twin_id)
+
+    def execute_command(
+        self, experiment: CommandExperiment, directory: Path, *, watch: Watch, twin_id: str
+    ) -> CommandRun:
+        return execute_command(experiment, self._substrate, directory, watch=watch, twin_id=twin_id)
+
+    def close(self) -> None:
+        self._substrate.close()
