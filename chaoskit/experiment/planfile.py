@@ -28,7 +28,7 @@ from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
 from chaoskit.experiment.blackbox.plan import CommandExperiment, plan_command
 from chaoskit.experiment.plan import Experiment, Wish, plan_experiment
-from chaoskit.job import JobSpec
+from chaoskit.job import JobSpec, resolve_job
 from chaoskit.logrule import LogRule
 from chaoskit.stacks import LogPatterns
 from faults import CATALOGUE
@@ -196,6 +196,24 @@ def recall(path: Path, *, sharded: bool) -> Planned:
     faults = tuple(
         _recalled(entry) if "judged" in entry else _fault(number, entry) for number, entry in enumerate(plan.faults)
     )
+    target, _, function = plan.job.partition(":")
+    module = "" if target.endswith(".py") else f"chaoskit.fixtures.jobs.{target}"
+    return _assembled(plan, faults, JobSpec(target, function or "train", module, _options(plan), sharded))
+
+
+def receive(data: bytes) -> Planned:
+    """The experiment in a plan that was encoded elsewhere, and checked there. Files that it names are here.
+
+    Raises:
+        BadInput: if it needs what is not here, such as a fault of a user's own class.
+    """
+    plan = _parse(data)
+    faults = tuple(_fault(number, entry) for number, entry in enumerate(plan.faults))
+    return _assembled(plan, faults, None if plan.command is not None else resolve_job(plan.job, _options(plan)))
+
+
+def _assembled(plan: _PlanFile, faults: tuple[Fault, ...], job: JobSpec | None) -> Planned:
+    """The experiment of a plan that was saved: a job, or a command. Its settings were checked when it was."""
     deadline_s = _deadline(plan.deadline_s)
     assert deadline_s is not None, "a plan that was saved has a deadline"
     if plan.command is not None:
@@ -211,14 +229,16 @@ def recall(path: Path, *, sharded: bool) -> Planned:
             max_lost_steps=plan.max_lost_steps,
             **settings,
         )
-    options = {name: value for name, value in plan.options.items() if name != "until"}
-    options |= {"steps": plan.steps} if plan.steps is not None else {}
-    options |= {"until": plan.options["until"]} if "until" in plan.options else {}
-    target, _, function = plan.job.partition(":")
-    module = "" if target.endswith(".py") else f"chaoskit.fixtures.jobs.{target}"
-    job = JobSpec(target, function or "train", module, options, sharded)
+    assert job is not None
     config = msgspec.convert({"job": msgspec.to_builtins(job), **plan.settings}, RunConfig)
     return Experiment(plan.name, plan.job, config, faults, plan.steps, deadline_s, plan.max_lost_steps, plan.reference)
+
+
+def _options(plan: _PlanFile) -> dict[str, Any]:
+    """The options of its job, in the order in which a planned one has them."""
+    options = {name: value for name, value in plan.options.items() if name != "until"}
+    options |= {"steps": plan.steps} if plan.steps is not None else {}
+    return options | ({"until": plan.options["until"]} if "until" in plan.options else {})
 
 
 def _decode(data: bytes, directory: Path) -> Planned:

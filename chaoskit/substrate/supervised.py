@@ -6,7 +6,8 @@ import contextlib
 import glob
 import os
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ class SupervisedSubstrate:
 
     Attributes:
         undo: what must be put back if this process is killed.
+        tell: shows people a line, such as what is waited for.
     """
 
     name = ""
@@ -45,6 +47,7 @@ class SupervisedSubstrate:
     def __init__(self) -> None:
         sweep()  # what runs that were killed have left behind
         self.undo = UndoLog()
+        self.tell: Callable[[str], None] = tell_on_stderr
 
     # -- what each substrate has of its own -----------------------------------------------------------------------
 
@@ -205,3 +208,8 @@ def workers_started(run_directory: Path, node: str) -> int:
 def node_names(count: int) -> tuple[str, ...]:
     """Names of a run's nodes."""
     return tuple(f"node{number}" for number in range(count))
+
+
+def tell_on_stderr(line: str) -> None:
+    """Show people a line."""
+    print(f"chaoskit: {line}", file=sys.stderr)

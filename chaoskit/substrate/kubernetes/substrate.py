@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,7 +49,7 @@ class KubernetesSubstrate(AwaySubstrate):
             self._session.close()  # it goes with the coordinator's pod
             self._session = None
         if self._session is None:
-            self._session = Session(self._options, self.undo, _tell)
+            self._session = Session(self._options, self.undo, lambda line: self.tell(f"waiting for pods: {line}"))
         for station in [station for station, pod in self._session.pods.items() if not pod.lives()]:
             self._session.remove(station)
         self._session.stand_ready([COORDINATOR])
@@ -163,7 +162,3 @@ class PodNetwork(PlainNetwork):
 
     def connect(self) -> socket.socket:
         return socket.create_connection(self.address, _CONNECT_S)
-
-
-def _tell(line: str) -> None:
-    print(f"chaoskit: waiting for pods: {line}", file=sys.stderr)

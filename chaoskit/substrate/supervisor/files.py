@@ -119,7 +119,7 @@ class FileMirror:
 
     Args:
         run_directory: where the copies lie.
-        station: the node, or the coordinator, whose files they are: their names begin with it.
+        station: the node, or the coordinator, whose files they are: their names begin with it. "" for any.
 
     Attributes:
         failure: why it goes on no more; "" while it does.
@@ -151,7 +151,8 @@ class FileMirror:
 
     def _open(self, name: str) -> int:
         folder, _, last = name.partition("/")
-        if folder not in FOLDERS or "/" in last or not last.startswith(f"{self._station}."):
+        is_theirs = not self._station or last.startswith(f"{self._station}.")
+        if folder not in FOLDERS or "/" in last or not last or not is_theirs:
             raise ValueError(f"{name!r} is no journal and no log of {self._station}")
         path = self._directory / folder / last
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -162,7 +162,7 @@ class SupervisorLink:
     def ship(self, there: Path, here: Path, station: str) -> None:
         """Have the journals and logs of a run copied from its directory there to the one here, as they are written.
 
-        ``station``: the node, or the coordinator, whose files they are. No others are taken.
+        ``station``: the node, or the coordinator, whose files they are, and no others are taken; "" for a whole run.
         """
         if str(there) not in self._mirrors:
             self._mirrors[str(there)] = FileMirror(here, station)

@@ -1,0 +1,253 @@
+"""The client's side: plans and code go to a driver, journals and logs come back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import shutil
+import socket
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from chaoskit import wire
+from chaoskit.errors import BadInput, HarnessError
+from chaoskit.experiment.blackbox.plan import CommandExperiment
+from chaoskit.experiment.blackbox.run import CommandRun, load_command_run
+from chaoskit.experiment.follow import Watch
+from chaoskit.experiment.plan import Experiment
+from chaoskit.experiment.planfile import Planned, encode
+from chaoskit.experiment.remote.driver import say
+from chaoskit.experiment.remote.messages import (
+    Answer,
+    AskAble,
+    Done,
+    DriverSpec,
+    ExecutePlan,
+    NotDone,
+    Order,
+    Told,
+    Watched,
+)
+from chaoskit.experiment.run import RawRun, load_run
+from chaoskit.messages import AnyMessage, InjectionReport
+from chaoskit.osprocess import socket_name
+from chaoskit.substrate.actions import Action
+from chaoskit.substrate.processes import Process
+from chaoskit.substrate.supervisor.away import kind_name
+from chaoskit.substrate.supervisor.door import LINE_BYTES_MAX
+from chaoskit.substrate.supervisor.link import SupervisorGone, SupervisorLink
+from chaoskit.substrate.supervisor.messages import Program
+from chaoskit.substrate.supervisor.sources import Source
+from chaoskit.substrate.undo import UndoLog, temporary_directory
+from faults import CATALOGUE
+from faults.base import Fault
+
+_ENTRY = "chaoskit.experiment.remote.driver:run_driver"
+_LOOK_S = 0.5  # between two looks at a driver that does not ask for work
+_SHOWN_LINES = 20
+_PLAN_BYTES_MAX = 2**17  # what a line holds that is not read at once
+_decode = wire.decoder(Answer)
+_decode_watched = wire.decoder(AnyMessage | InjectionReport)
+
+
+class DriverPlace(Protocol):
+    """Where a driver runs.
+
+    Attributes:
+        substrate: from which it takes nodes, by name. files: directory there for what belongs to runs.
+    """
+
+    substrate: str
+    files: Path
+
+    def open(self) -> SupervisorLink:
+        """A supervisor there, which lasts as long as its stream. Raises BadInput, HarnessError."""
+
+    def close(self) -> None:
+        """End everything there."""
+
+
+class RemoteHost:
+    """A driver, and the supervisor that starts it when it is first needed.
+
+    Args:
+        tell: shows people a line, such as what is waited for.
+    """
+
+    def __init__(self, place: DriverPlace, tell: Callable[[str], None]) -> None:
+        self.name, self.undo = place.substrate, UndoLog()
+        self._place, self._tell = place, tell
+        self._numbers = itertools.count(1)
+        self._directory, _ = temporary_directory("driver", self.undo)
+        self._link: SupervisorLink | None = None
+        self._driver: Process | None = None
+        self._lines: socket.socket | None = None  # to which the driver comes for work
+
+    # -- what is asked of it --------------------------------------------------------------------------------------
+
+    def why_not(self, action: type[Action]) -> str:
+        return self._ask(self._reached(), AskAble(kind_name(action)))
+
+    def execute(self, experiment: Experiment, directory: Path, *, watch: Watch, port: int, twin_id: str) -> RawRun:
+        self._execute(experiment, directory, watch, twin_id, port)
+        return load_run(directory, experiment)
+
+    def execute_command(
+        self, experiment: CommandExperiment, directory: Path, *, watch: Watch, twin_id: str
+    ) -> CommandRun:
+        self._execute(experiment, directory, watch, twin_id)
+        return load_command_run(directory, experiment)
+
+    def _execute(self, experiment: Planned, directory: Path, watch: Watch, twin_id: str, port: int = 0) -> None:
+        there = self._place.files / "runs" / f"{next(self._numbers):03d}-{directory.name}"
+        saved = encode(experiment)
+        if len(saved) > _PLAN_BYTES_MAX:
+            raise BadInput("faults", f"{len(saved)} bytes", f"plan fewer: {_PLAN_BYTES_MAX} bytes of a plan travel")
+        link = self._reached()
+        plan = encode(self._seen_there(link, experiment))
+        modules = tuple(str(self._store(link, root)) for root in roots_of(experiment.faults))
+        link.ship(there, directory, "")
+        order = ExecutePlan(str(there), plan, saved, modules, port, twin_id, watched=True)
+        try:
+            self._ask(link, order, watch)
+        except BaseException:
+            with contextlib.suppress(HarnessError):  # as far as it was written, for people
+                link.settle(there)
+            raise
+        link.settle(there)
+
+    def _seen_there(self, link: SupervisorLink, experiment: Planned) -> Planned:
+        """The same, with the job's file where it is there."""
+        if isinstance(experiment, CommandExperiment) or experiment.config.job.module:
+            return experiment
+        job = experiment.config.job
+        path = self._store(link, Path(job.path).parent) / Path(job.path).name
+        config = msgspec.structs.replace(experiment.config, job=msgspec.structs.replace(job, path=str(path)))
+        return replace(experiment, config=config)
+
+    def _store(self, link: SupervisorLink, directory: Path) -> Path:
+        source, there = Source(directory), self._place.files / "source"
+        link.store(source, there)
+        return there / source.digest
+
+    # -- the driver -----------------------------------------------------------------------------------------------
+
+    def _reached(self) -> SupervisorLink:
+        """The supervisor of a driver that takes orders. Raises BadInput, HarnessError."""
+        if self._link is not None and not self._link.is_open():
+            self._place.close()
+            self._link = self._driver = None
+        if self._link is None:
+            self._link = self._place.open()
+            if not self._link.await_ready():
+                raise HarnessError(f"{self._link.name} did not start")
+        if self._driver is None or self._driver.pid in self._link.exits:
+            self._driver = self._start(self._link)
+        return self._link
+
+    def _start(self, link: SupervisorLink) -> Process:
+        here, home = self._directory / "door", self._place.files / "driver"
+        self._close_lines()
+        self._lines = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        with socket_name(here) as name:
+            self._lines.bind(name)
+        self._lines.listen()
+        link.open_door(here, home / "door")
+        link.ship(home, self._directory, "")
+        spec = DriverSpec(self._place.substrate, str(home / "door"))
+        return link.start(Program(_ENTRY, msgspec.json.encode(spec), "driver", str(home)))
+
+    def _close_lines(self) -> None:
+        if self._lines is not None:
+            self._lines.close()
+            (self._directory / "door").unlink(missing_ok=True)
+            self._lines = None
+
+    def _ask(self, link: SupervisorLink, order: Order, watch: Watch = lambda message: None) -> str:
+        """Have the driver carry out an order. Gives what was asked for.
+
+        Raises:
+            BadInput, HarnessError: as the driver did; and if it ended.
+        """
+        try:
+            answer = asyncio.run(self._converse(link, order, watch))
+        except BaseException:
+            self._end_driver(link)  # what it does would be in the way of the next order
+            raise
+        if isinstance(answer, Done):
+            return answer.reason
+        raise BadInput(answer.field, answer.value, answer.reason) if answer.field else HarnessError(answer.reason)
+
+    async def _converse(self, link: SupervisorLink, order: Order, watch: Watch) -> Done | NotDone:
+        loop, splitter = asyncio.get_running_loop(), wire.Splitter(_decode)
+        answer: Answer
+        with link.heard(), contextlib.closing(await self._next_line(link)) as line:
+            say(line, order)
+            line.setblocking(False)
+            while data := await loop.sock_recv(line, LINE_BYTES_MAX):
+                for answer in splitter.feed(data):
+                    match answer:
+                        case Told(text):
+                            self._tell(text)
+                        case Watched(frame):
+                            for message in wire.Splitter(_decode_watched).feed(frame):
+                                watch(message)
+                        case Done() | NotDone():
+                            return answer
+        raise self._lost(link)
+
+    async def _next_line(self, link: SupervisorLink) -> socket.socket:
+        loop = asyncio.get_running_loop()
+        assert self._lines is not None
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    line, _ = await loop.sock_accept(self._lines)
+                    return line
+            if self._driver is None or self._driver.pid in link.exits or not link.is_open():
+                raise self._lost(link)
+
+    def _lost(self, link: SupervisorLink) -> HarnessError:
+        if not link.is_open():
+            return SupervisorGone(f"{link.name} is gone, and with it the driver of the run")
+        log = self._directory / "log" / "driver.log"
+        lines = log.read_text(errors="replace").splitlines()[-_SHOWN_LINES:] if log.is_file() else []
+        return HarnessError("\n".join(["the driver of the run ended; its last words:", *lines]))
+
+    def _end_driver(self, link: SupervisorLink) -> None:
+        driver, self._driver = self._driver, None
+        with contextlib.suppress(HarnessError):  # its supervisor is gone, and has ended it
+            if driver is not None:
+                link.finish(link.begin_end([driver], 0.0))
+
+    def close(self) -> None:
+        """End the driver, and all that it has started."""
+        try:
+            if self._link is not None:
+                self._link.close()
+            self._place.close()
+        finally:
+            self._close_lines()
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self.undo.close()
+
+
+def roots_of(faults: Iterable[Fault]) -> list[Path]:
+    """Directories from which the modules of users' own faults are imported. Installed ones must be there, too."""
+    roots = dict[Path, None]()
+    installed = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")]
+    for kind in {type(fault): None for fault in faults if type(fault) not in CATALOGUE}:
+        module = sys.modules.get(kind.__module__)
+        if module is None or not getattr(module, "__file__", None):
+            continue
+        path = Path(str(module.__file__)).resolve()
+        if not any(path.is_relative_to(one) for one in installed):
+            roots[path.parents[kind.__module__.count(".") + (path.stem == "__init__")]] = None
+    return list(roots)

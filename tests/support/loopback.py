@@ -1,0 +1,59 @@
+"""A driver on this machine: plans, code, records and verdicts take the way that they take to another one."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+from chaoskit.experiment.remote.client import RemoteHost
+from chaoskit.osprocess import start_ticks
+from chaoskit.substrate.supervised import tell_on_stderr
+from chaoskit.substrate.supervisor.link import SupervisorLink
+from chaoskit.substrate.undo import EndEntry, UndoLog, temporary_directory
+
+_END_S = 30.0
+_COMMAND = [sys.executable, "-m", "chaoskit.substrate.supervisor", "--cold"]
+
+
+class Loopback:
+    """A supervisor that knows nothing but what its stream tells it.
+
+    Args:
+        substrate: from which the driver takes nodes.
+    """
+
+    def __init__(self, substrate: str = "local") -> None:
+        self.substrate, self._undo = substrate, UndoLog()
+        self.files, _ = temporary_directory("loopback", self._undo)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def open(self) -> SupervisorLink:
+        ours, theirs = socket.socketpair()
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        with theirs:
+            self.process = subprocess.Popen(
+                _COMMAND, stdin=theirs.fileno(), env=environment, cwd="/", start_new_session=True
+            )
+        self._undo.plan(EndEntry(self.process.pid, start_ticks(self.process.pid)))
+        return SupervisorLink(ours, "the supervisor of the driver")
+
+    def close(self) -> None:
+        if self.process is not None:
+            try:
+                self.process.wait(_END_S)
+            finally:
+                self.process.kill()
+                self.process.wait()
+                self.process = None
+
+
+def host() -> RemoteHost:
+    """A driver with nodes of the substrate ``local``, for ``--chaos-substrate support.loopback:host``."""
+    return RemoteHost(Loopback(), tell_on_stderr)
+
+
+def netns() -> RemoteHost:
+    """The same with ``netns``."""
+    return RemoteHost(Loopback("netns"), tell_on_stderr)
