@@ -21,14 +21,14 @@ import pytest
 from chaoskit.config import DETECTION
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.plaintext import printable
-from chaoskit.substrate.choice import make, names, unavailable
+from chaoskit.substrate.choice import names, unavailable
 from chaoskit.vocabulary import Verdict
 
 if TYPE_CHECKING:
     from chaoskit.experiment.harness import Harness
+    from chaoskit.experiment.host import ExperimentHost
     from chaoskit.experiment.outcome import Outcome
     from chaoskit.rules import Fired
-    from chaoskit.substrate.base import Substrate
     from faults.base import Fault
 
 _VERDICT_PROPERTY = "chaoskit.verdict"
@@ -195,7 +195,7 @@ def _asked(item: pytest.Item) -> dict[str, Any]:
 
 
 class Stock:
-    """The substrates of the session and a harness on each, made when a test needs them and kept warm over all tests.
+    """The hosts of the session and a harness on each, made when a test needs them and kept warm over all tests.
 
     Args:
         directory: where runs leave journals and logs.
@@ -204,24 +204,25 @@ class Stock:
 
     def __init__(self, directory: Path, docker_image: str = "") -> None:
         self._directory, self._docker_image = directory, docker_image
-        self._substrates: dict[str, Substrate] = {}
+        self._hosts: dict[str, ExperimentHost] = {}
         self._harnesses: dict[str, Harness] = {}
 
     def harness(self, name: str) -> Harness:
         """The harness on the substrate of that name."""
         from chaoskit.experiment.harness import Harness
+        from chaoskit.experiment.host import make_host
 
         if name not in self._harnesses:
-            self._substrates[name] = make(name, docker_image=self._docker_image)
-            self._harnesses[name] = Harness(self._substrates[name], self._directory)
+            self._hosts[name] = make_host(name, docker_image=self._docker_image)
+            self._harnesses[name] = Harness(self._hosts[name], self._directory)
         return self._harnesses[name]
 
     def close(self) -> None:
         """End everything."""
         for harness in self._harnesses.values():
             harness.close()
-        for substrate in self._substrates.values():
-            substrate.close()
+        for host in self._hosts.values():
+            host.close()
 
 
 @pytest.fixture(scope="session")

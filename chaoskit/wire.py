@@ -216,7 +216,8 @@ def connect(
 def introduce(connection: socket.socket, token: str, timeout_s: float = 10.0) -> None:
     """Show a server that we know the token, and have it show the same. Raises what :func:`connect` does."""
     connection.settimeout(timeout_s)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if connection.family != socket.AF_UNIX:  # one that another process carries on
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     handshake = Handshake(token)
     send(connection, handshake.answer(receive(connection, most_bytes=UNPROVEN_BYTES_MAX)))
     handshake.confirm(receive(connection, most_bytes=UNPROVEN_BYTES_MAX))

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
-from support.loopback import Loopback
+from support.loopback import LoopbackDriver
 from support.waiting import wait_until
 
 from chaoskit.config import DETECTION
@@ -42,12 +42,12 @@ class KillOfMine(Kill):
 
 
 @pytest.fixture(scope="module")
-def place() -> Loopback:
-    return Loopback()
+def place() -> LoopbackDriver:
+    return LoopbackDriver()
 
 
 @pytest.fixture(scope="module")
-def host(place: Loopback) -> Iterator[RemoteHost]:
+def host(place: LoopbackDriver) -> Iterator[RemoteHost]:
     made = RemoteHost(place, tell_on_stderr)
     yield made
     made.close()
@@ -63,7 +63,7 @@ def run(harness: Harness, *faults: Fault, job: str = JOB, **plan: Any) -> Any:
     return harness.run(job, faults=faults, **DETECTION["relaxed"], **{**settings, **plan})
 
 
-def driver(place: Loopback) -> psutil.Process:
+def driver(place: LoopbackDriver) -> psutil.Process:
     """The program that the supervisor has started."""
     assert place.process is not None
     (found,) = psutil.Process(place.process.pid).children()
@@ -71,7 +71,7 @@ def driver(place: Loopback) -> psutil.Process:
 
 
 @pytest.mark.costly
-def test_a_run_there_is_judged_here(harness: Harness, place: Loopback) -> None:
+def test_a_run_there_is_judged_here(harness: Harness, place: LoopbackDriver) -> None:
     """All that was written down of it is in its directory here, and only there when it is over."""
     outcome = run(harness, Kill(rank=1, at_step=8), twin=True)
     assert outcome.verdict == Verdict.PASSED, outcome.reasons
@@ -128,7 +128,9 @@ def test_what_is_refused_there_is_told_here(harness: Harness) -> None:
 
 
 @pytest.mark.costly
-def test_a_driver_that_dies_is_an_error_and_the_next_run_has_another_one(harness: Harness, place: Loopback) -> None:
+def test_a_driver_that_dies_is_an_error_and_the_next_run_has_another_one(
+    harness: Harness, place: LoopbackDriver
+) -> None:
     before = run(harness)
 
     def kill(message: Any) -> None:
@@ -142,7 +144,7 @@ def test_a_driver_that_dies_is_an_error_and_the_next_run_has_another_one(harness
 
 
 @pytest.mark.costly
-def test_a_run_that_is_broken_off_ends_there(harness: Harness, place: Loopback) -> None:
+def test_a_run_that_is_broken_off_ends_there(harness: Harness, place: LoopbackDriver) -> None:
     """As by Ctrl-C; nothing of it is in the way of the next one."""
 
     def interrupt(message: Any) -> None:
@@ -157,8 +159,8 @@ def test_a_run_that_is_broken_off_ends_there(harness: Harness, place: Loopback) 
 
 
 @pytest.mark.costly
-def test_a_supervisor_that_dies_is_an_error_and_the_next_run_has_another_one(tmp_path: Path) -> None:
-    place = Loopback()
+def test_a_supervisor_that_dies_is_an_error_of_its_run_only(tmp_path: Path) -> None:
+    place = LoopbackDriver()
     host = RemoteHost(place, tell_on_stderr)
     with contextlib.closing(host), Harness(host, tmp_path / "runs") as harness:
 

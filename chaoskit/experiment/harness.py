@@ -22,7 +22,7 @@ from chaoskit.experiment.directory import keep
 from chaoskit.experiment.floor import Floor, floor_of
 from chaoskit.experiment.follow import Watch
 from chaoskit.experiment.history import History
-from chaoskit.experiment.host import ExperimentHost, LocalHost
+from chaoskit.experiment.host import ExperimentHost, LocalHost, make_host
 from chaoskit.experiment.judge import judge
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import Experiment, plan_experiment
@@ -59,7 +59,7 @@ class Harness:
         twins: TwinCache | None = None,
     ) -> None:
         self._makes_substrate = isinstance(substrate, str)
-        made = choice.make(substrate) if isinstance(substrate, str) else substrate
+        made = make_host(substrate) if isinstance(substrate, str) else substrate
         self.host = made if isinstance(made, ExperimentHost) else LocalHost(made)
         self._temporary: Undo | None = None
         if directory is None:
@@ -68,7 +68,7 @@ class Harness:
             self.directory = Path(directory)
             require_writable("report directory", self.directory)
             self.directory.mkdir(parents=True, exist_ok=True)
-        self._twins = twins or TwinCache()
+        self._twins = twins or self.host.twins
         self._command_twins: dict[str, CommandTwin] = {}
         self._numbers = itertools.count(1)
 
@@ -191,11 +191,11 @@ class Harness:
             return found
 
     def _execute(self, experiment: Experiment, watch: Watch | None, port: int, twin_id: str = "") -> RawRun:
-        directory, watch = self._directory(experiment), watch or _ignore
+        directory = self._directory(experiment)
         return _outside_loops(lambda: self.host.execute(experiment, directory, watch=watch, port=port, twin_id=twin_id))
 
     def _execute_command(self, experiment: CommandExperiment, watch: Watch | None, twin_id: str = "") -> CommandRun:
-        directory, watch = self._directory(experiment), watch or _ignore
+        directory = self._directory(experiment)
         return _outside_loops(lambda: self.host.execute_command(experiment, directory, watch=watch, twin_id=twin_id))
 
     def _directory(self, experiment: Planned) -> Path:
@@ -238,7 +238,3 @@ def _outside_loops(run: Callable[[], Ran]) -> Ran:
         return run()
     with ThreadPoolExecutor(1, thread_name_prefix="ck-run") as pool:
         return pool.submit(run).result()
-
-
-def _ignore(message: Any) -> None:
-    """Drop the message."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from chaoskit.experiment.blackbox.plan import CommandExperiment
 from chaoskit.experiment.blackbox.run import CommandRun, execute_command
 from chaoskit.experiment.follow import Watch
 from chaoskit.experiment.plan import Experiment
 from chaoskit.experiment.run import RawRun, execute
+from chaoskit.experiment.twin import SessionTwins, TwinCache
+from chaoskit.substrate import choice
 from chaoskit.substrate.actions import Action
+from chaoskit.substrate.away import AwaySubstrate
 from chaoskit.substrate.base import Substrate
+from chaoskit.substrate.supervised import tell_on_stderr
 from chaoskit.substrate.undo import UndoLog
 
 
@@ -27,14 +32,20 @@ class ExperimentHost(Protocol):
     name: str
     undo: UndoLog
 
+    @property
+    def twins(self) -> TwinCache | SessionTwins:
+        """Unbroken runs on the same machines: their numbers depend on the processor."""
+
     def why_not(self, action: type[Action]) -> str:
         """Why an action of this kind cannot be done to nodes there; "" if it can."""
 
-    def execute(self, experiment: Experiment, directory: Path, *, watch: Watch, port: int, twin_id: str) -> RawRun:
+    def execute(
+        self, experiment: Experiment, directory: Path, *, watch: Watch | None, port: int, twin_id: str
+    ) -> RawRun:
         """Run a job; see :func:`chaoskit.experiment.run.execute`."""
 
     def execute_command(
-        self, experiment: CommandExperiment, directory: Path, *, watch: Watch, twin_id: str
+        self, experiment: CommandExperiment, directory: Path, *, watch: Watch | None, twin_id: str
     ) -> CommandRun:
         """Run a command; see :func:`chaoskit.experiment.blackbox.run.execute_command`."""
 
@@ -48,17 +59,44 @@ class LocalHost:
     def __init__(self, substrate: Substrate) -> None:
         self._substrate = substrate
         self.name, self.undo = substrate.name, substrate.undo
+        self.twins = SessionTwins() if isinstance(substrate, AwaySubstrate) else TwinCache()
 
     def why_not(self, action: type[Action]) -> str:
         return self._substrate.why_not(action)
 
-    def execute(self, experiment: Experiment, directory: Path, *, watch: Watch, port: int, twin_id: str) -> RawRun:
-        return execute(experiment, self._substrate, directory, watch=watch, port=port, twin_id=twin_id)
+    def execute(
+        self, experiment: Experiment, directory: Path, *, watch: Watch | None, port: int, twin_id: str
+    ) -> RawRun:
+        return execute(experiment, self._substrate, directory, watch=watch or _ignore, port=port, twin_id=twin_id)
 
     def execute_command(
-        self, experiment: CommandExperiment, directory: Path, *, watch: Watch, twin_id: str
+        self, experiment: CommandExperiment, directory: Path, *, watch: Watch | None, twin_id: str
     ) -> CommandRun:
-        return execute_command(experiment, self._substrate, directory, watch=watch, twin_id=twin_id)
+        return execute_command(experiment, self._substrate, directory, watch=watch or _ignore, twin_id=twin_id)
 
     def close(self) -> None:
         self._substrate.close()
+
+
+def make_host(name: str, *, docker_image: str = "") -> ExperimentHost:
+    """A host with nodes of the substrate of that name; see :func:`chaoskit.substrate.choice.make`.
+
+    On Kubernetes it is a pod of its own, unless this process is in the cluster: pods must reach what drives their runs.
+
+    Raises:
+        BadInput: if there is none, or this machine cannot have it.
+    """
+    if name == choice.KUBERNETES:
+        from chaoskit.experiment.remote.client import RemoteHost
+        from chaoskit.substrate.kubernetes.driver import DriverPod
+        from chaoskit.substrate.kubernetes.options import KubernetesOptions
+
+        options = KubernetesOptions.from_environment(os.environ)
+        if options.has_driver:
+            return RemoteHost(DriverPod(options, tell_on_stderr), tell_on_stderr)
+    made = choice.make(name, docker_image=docker_image)
+    return made if isinstance(made, ExperimentHost) else LocalHost(made)
+
+
+def _ignore(message: Any) -> None:
+    """Drop the message."""

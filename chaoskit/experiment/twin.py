@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 
@@ -129,10 +129,9 @@ class TwinCache:
         """The twin of ``experiment``, if it was run before with the code of today."""
         try:
             twin = msgspec.json.decode(self._path(experiment).read_bytes(), type=Twin)
-            changed = any(source_digest(Path(path)) != digest for path, digest in twin.sources.items())
         except (OSError, msgspec.MsgspecError):
             return None
-        return None if changed else twin
+        return twin if _is_current(twin, Path) else None
 
     @contextmanager
     def lock(self, experiment: Experiment) -> Iterator[None]:
@@ -145,6 +144,38 @@ class TwinCache:
 
     def _path(self, experiment: Experiment) -> Path:
         return self._directory / f"{_key(experiment)}.json"
+
+
+class SessionTwins:
+    """Twins of runs on other machines, for as long as these are used: numbers depend on the processor.
+
+    Args:
+        here: where a file that a job has imported there is on this machine.
+    """
+
+    def __init__(self, here: Callable[[str], Path] = Path) -> None:
+        self._twins: dict[str, Twin] = {}
+        self._here = here
+
+    def get(self, experiment: Experiment) -> Twin | None:
+        """The twin of ``experiment``, if it was run before with the code of today."""
+        twin = self._twins.get(_key(experiment))
+        return twin if twin is not None and _is_current(twin, self._here) else None
+
+    def lock(self, experiment: Experiment) -> AbstractContextManager[None]:
+        """No other process has these."""
+        return nullcontext()
+
+    def put(self, experiment: Experiment, twin: Twin) -> None:
+        self._twins[_key(experiment)] = twin
+
+
+def _is_current(twin: Twin, here: Callable[[str], Path]) -> bool:
+    """Whether the files that the job imported are what they were."""
+    try:
+        return all(source_digest(here(path)) == digest for path, digest in twin.sources.items())
+    except OSError:
+        return False
 
 
 def _key(experiment: Experiment) -> str:

@@ -17,7 +17,7 @@ _END_S = 30.0
 _COMMAND = [sys.executable, "-m", "chaoskit.substrate.supervisor", "--cold"]
 
 
-class Loopback:
+class LoopbackDriver:
     """A supervisor that knows nothing but what its stream tells it.
 
     Args:
@@ -51,9 +51,9 @@ class Loopback:
 
 def host() -> RemoteHost:
     """A driver with nodes of the substrate ``local``, for ``--chaos-substrate support.loopback:host``."""
-    return RemoteHost(Loopback(), tell_on_stderr)
+    return RemoteHost(LoopbackDriver(), tell_on_stderr)
 
 
 def netns() -> RemoteHost:
     """The same with ``netns``."""
-    return RemoteHost(Loopback("netns"), tell_on_stderr)
+    return RemoteHost(LoopbackDriver("netns"), tell_on_stderr)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import shutil
-import socket
 import sys
 import sysconfig
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -23,34 +22,32 @@ from chaoskit.experiment.blackbox.run import CommandRun, load_command_run
 from chaoskit.experiment.follow import Watch
 from chaoskit.experiment.plan import Experiment
 from chaoskit.experiment.planfile import Planned, encode
-from chaoskit.experiment.remote.driver import say
 from chaoskit.experiment.remote.messages import (
     Answer,
     AskAble,
-    Done,
+    DriverDone,
+    DriverFailed,
     DriverSpec,
+    DriverTold,
+    DriverWatched,
     ExecutePlan,
-    NotDone,
     Order,
-    Told,
-    Watched,
+    pieces,
 )
 from chaoskit.experiment.run import RawRun, load_run
+from chaoskit.experiment.twin import SessionTwins
 from chaoskit.messages import AnyMessage, InjectionReport
-from chaoskit.osprocess import socket_name
 from chaoskit.substrate.actions import Action
 from chaoskit.substrate.processes import Process
 from chaoskit.substrate.supervisor.away import kind_name
-from chaoskit.substrate.supervisor.door import LINE_BYTES_MAX
 from chaoskit.substrate.supervisor.link import SupervisorGone, SupervisorLink
-from chaoskit.substrate.supervisor.messages import Program
+from chaoskit.substrate.supervisor.messages import LineData, Program
 from chaoskit.substrate.supervisor.sources import Source
 from chaoskit.substrate.undo import UndoLog, temporary_directory
 from faults import CATALOGUE
 from faults.base import Fault
 
 _ENTRY = "chaoskit.experiment.remote.driver:run_driver"
-_LOOK_S = 0.5  # between two looks at a driver that does not ask for work
 _SHOWN_LINES = 20
 _PLAN_BYTES_MAX = 2**17  # what a line holds that is not read at once
 _decode = wire.decoder(Answer)
@@ -74,6 +71,25 @@ class DriverPlace(Protocol):
         """End everything there."""
 
 
+class Conversation:
+    """What a driver says on its line, which it opens when it starts."""
+
+    def __init__(self) -> None:
+        self.line: int | None = None
+        self.answers = deque[Answer]()
+        self._splitter = wire.Splitter(_decode)
+
+    def opened(self, line: int) -> None:
+        self.line = line
+
+    def said(self, line: int, data: bytes) -> None:
+        if line == self.line:
+            self.answers.extend(self._splitter.feed(data))
+
+    def closed(self, line: int) -> None:
+        """The driver has ended: its supervisor says so, too."""
+
+
 class RemoteHost:
     """A driver, and the supervisor that starts it when it is first needed.
 
@@ -86,26 +102,30 @@ class RemoteHost:
         self._place, self._tell = place, tell
         self._numbers = itertools.count(1)
         self._directory, _ = temporary_directory("driver", self.undo)
+        self._stored: dict[str, Path] = {}  # digest of a directory that has travelled -> the directory
+        self.twins = SessionTwins(self._here)
         self._link: SupervisorLink | None = None
         self._driver: Process | None = None
-        self._lines: socket.socket | None = None  # to which the driver comes for work
+        self._conversation = Conversation()
 
     # -- what is asked of it --------------------------------------------------------------------------------------
 
     def why_not(self, action: type[Action]) -> str:
         return self._ask(self._reached(), AskAble(kind_name(action)))
 
-    def execute(self, experiment: Experiment, directory: Path, *, watch: Watch, port: int, twin_id: str) -> RawRun:
+    def execute(
+        self, experiment: Experiment, directory: Path, *, watch: Watch | None, port: int, twin_id: str
+    ) -> RawRun:
         self._execute(experiment, directory, watch, twin_id, port)
         return load_run(directory, experiment)
 
     def execute_command(
-        self, experiment: CommandExperiment, directory: Path, *, watch: Watch, twin_id: str
+        self, experiment: CommandExperiment, directory: Path, *, watch: Watch | None, twin_id: str
     ) -> CommandRun:
         self._execute(experiment, directory, watch, twin_id)
         return load_command_run(directory, experiment)
 
-    def _execute(self, experiment: Planned, directory: Path, watch: Watch, twin_id: str, port: int = 0) -> None:
+    def _execute(self, experiment: Planned, directory: Path, watch: Watch | None, twin_id: str, port: int = 0) -> None:
         there = self._place.files / "runs" / f"{next(self._numbers):03d}-{directory.name}"
         saved = encode(experiment)
         if len(saved) > _PLAN_BYTES_MAX:
@@ -114,7 +134,7 @@ class RemoteHost:
         plan = encode(self._seen_there(link, experiment))
         modules = tuple(str(self._store(link, root)) for root in roots_of(experiment.faults))
         link.ship(there, directory, "")
-        order = ExecutePlan(str(there), plan, saved, modules, port, twin_id, watched=True)
+        order = ExecutePlan(str(there), plan, saved, modules, port, twin_id, watched=watch is not None)
         try:
             self._ask(link, order, watch)
         except BaseException:
@@ -135,7 +155,14 @@ class RemoteHost:
     def _store(self, link: SupervisorLink, directory: Path) -> Path:
         source, there = Source(directory), self._place.files / "source"
         link.store(source, there)
+        self._stored[source.digest] = directory
         return there / source.digest
+
+    def _here(self, path: str) -> Path:
+        """Where a file that has travelled is here."""
+        parts = Path(path).parts
+        at = next((at for at, part in enumerate(parts) if part in self._stored), None)
+        return Path(path) if at is None else self._stored[parts[at]].joinpath(*parts[at + 1 :])
 
     # -- the driver -----------------------------------------------------------------------------------------------
 
@@ -153,66 +180,51 @@ class RemoteHost:
         return self._link
 
     def _start(self, link: SupervisorLink) -> Process:
-        here, home = self._directory / "door", self._place.files / "driver"
-        self._close_lines()
-        self._lines = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
-        with socket_name(here) as name:
-            self._lines.bind(name)
-        self._lines.listen()
-        link.open_door(here, home / "door")
+        home = self._place.files / "driver"
+        self._conversation = Conversation()
+        link.open_door(self._conversation, home / "door")
         link.ship(home, self._directory, "")
         spec = DriverSpec(self._place.substrate, str(home / "door"))
         return link.start(Program(_ENTRY, msgspec.json.encode(spec), "driver", str(home)))
 
-    def _close_lines(self) -> None:
-        if self._lines is not None:
-            self._lines.close()
-            (self._directory / "door").unlink(missing_ok=True)
-            self._lines = None
-
-    def _ask(self, link: SupervisorLink, order: Order, watch: Watch = lambda message: None) -> str:
+    def _ask(self, link: SupervisorLink, order: Order, watch: Watch | None = None) -> str:
         """Have the driver carry out an order. Gives what was asked for.
 
         Raises:
             BadInput, HarnessError: as the driver did; and if it ended.
         """
         try:
-            answer = asyncio.run(self._converse(link, order, watch))
+            answer = self._carried_out(link, order, watch)
         except BaseException:
             self._end_driver(link)  # what it does would be in the way of the next order
             raise
-        if isinstance(answer, Done):
+        if isinstance(answer, DriverDone):
             return answer.reason
         raise BadInput(answer.field, answer.value, answer.reason) if answer.field else HarnessError(answer.reason)
 
-    async def _converse(self, link: SupervisorLink, order: Order, watch: Watch) -> Done | NotDone:
-        loop, splitter = asyncio.get_running_loop(), wire.Splitter(_decode)
-        answer: Answer
-        with link.heard(), contextlib.closing(await self._next_line(link)) as line:
-            say(line, order)
-            line.setblocking(False)
-            while data := await loop.sock_recv(line, LINE_BYTES_MAX):
-                for answer in splitter.feed(data):
-                    match answer:
-                        case Told(text):
-                            self._tell(text)
-                        case Watched(frame):
-                            for message in wire.Splitter(_decode_watched).feed(frame):
-                                watch(message)
-                        case Done() | NotDone():
-                            return answer
-        raise self._lost(link)
-
-    async def _next_line(self, link: SupervisorLink) -> socket.socket:
-        loop = asyncio.get_running_loop()
-        assert self._lines is not None
+    def _carried_out(self, link: SupervisorLink, order: Order, watch: Watch | None) -> DriverDone | DriverFailed:
+        conversation = self._conversation
+        self._hear(link, lambda: conversation.line is not None)
+        for piece in pieces(order):
+            link.tell(LineData(conversation.line or 0, piece))
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_S):
-                    line, _ = await loop.sock_accept(self._lines)
-                    return line
-            if self._driver is None or self._driver.pid in link.exits or not link.is_open():
-                raise self._lost(link)
+            self._hear(link, lambda: bool(conversation.answers))
+            match answer := conversation.answers.popleft():
+                case DriverTold(text):
+                    self._tell(text)
+                case DriverWatched(frame):
+                    for message in wire.Splitter(_decode_watched).feed(frame):
+                        if watch is not None:
+                            watch(message)
+                case DriverDone() | DriverFailed():
+                    return answer
+
+    def _hear(self, link: SupervisorLink, condition: Callable[[], bool]) -> None:
+        """Wait until a condition is met. Raises HarnessError if the driver ends before."""
+        assert self._driver is not None
+        pid = self._driver.pid
+        if not link.hear_until(lambda: condition() or pid in link.exits) or not condition():
+            raise self._lost(link)
 
     def _lost(self, link: SupervisorLink) -> HarnessError:
         if not link.is_open():
@@ -234,7 +246,6 @@ class RemoteHost:
                 self._link.close()
             self._place.close()
         finally:
-            self._close_lines()
             shutil.rmtree(self._directory, ignore_errors=True)
             self.undo.close()
 

@@ -7,7 +7,6 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,14 @@ from chaoskit.experiment.planfile import FILE_NAME, receive
 from chaoskit.experiment.remote.messages import (
     Answer,
     AskAble,
-    Done,
+    DriverDone,
+    DriverFailed,
     DriverSpec,
+    DriverTold,
+    DriverWatched,
     ExecutePlan,
-    NotDone,
     Order,
-    Told,
-    Watched,
+    pieces,
 )
 from chaoskit.messages import Message
 from chaoskit.osprocess import die_with_parent, set_name, socket_name
@@ -37,7 +37,6 @@ from chaoskit.substrate.supervised import SupervisedSubstrate
 from chaoskit.substrate.supervisor.door import LINE_BYTES_MAX
 
 _decode = wire.decoder(Order)
-_PIECE_BYTES = 2**15
 
 
 def run_driver(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) -> None:
@@ -46,57 +45,62 @@ def run_driver(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: i
     die_with_parent(parent_pid)
     set_name("ck-driver")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    substrate = choice.make(spec.substrate)
-    with contextlib.closing(substrate):
-        while True:  # until the supervisor ends it
-            with contextlib.closing(_knock(Path(spec.door))) as line:
-                if isinstance(substrate, SupervisedSubstrate):
-                    substrate.tell = partial(_tell, line)
-                _serve(line, LocalHost(substrate))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
+        with socket_name(Path(spec.door)) as name:
+            line.connect(name)
+        driver = Driver(spec.substrate, lambda answer: _say(line, answer))
+        with contextlib.closing(driver):
+            splitter = wire.Splitter(_decode)
+            while data := line.recv(LINE_BYTES_MAX):
+                for order in splitter.feed(data):
+                    _say(line, driver.carry_out(order))
 
 
-def _knock(door: Path) -> socket.socket:
-    line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with socket_name(door) as name:
-        line.connect(name)
-    return line
+def _say(line: socket.socket, answer: Answer) -> None:
+    for piece in pieces(answer):
+        line.send(piece)
 
 
-def _serve(line: socket.socket, host: LocalHost) -> None:
-    """Take one order, carry it out, and answer it."""
-    splitter = wire.Splitter(_decode)
-    while data := line.recv(LINE_BYTES_MAX):
-        for order in splitter.feed(data):
-            say(line, _carry_out(order, host, partial(say, line)))
+class Driver:
+    """Carries out orders, one after the other, with a substrate that it makes for the first one and then keeps.
 
+    Args:
+        tell: what happens meanwhile.
+    """
 
-def _tell(line: socket.socket, text: str) -> None:
-    say(line, Told(text))
+    def __init__(self, substrate: str, tell: Callable[[Answer], None]) -> None:
+        self._name, self._tell = substrate, tell
+        self._host: LocalHost | None = None
 
+    def _made(self) -> LocalHost:
+        if self._host is None:
+            substrate = choice.make(self._name)
+            if isinstance(substrate, SupervisedSubstrate):
+                substrate.tell = lambda line: self._tell(DriverTold(line))
+            self._host = LocalHost(substrate)
+        return self._host
 
-def say(line: socket.socket, message: Message) -> None:
-    """Send a message in pieces that a line takes. One that the other side has ended takes none."""
-    data = wire.encode(message)
-    with contextlib.suppress(OSError):
-        for at in range(0, len(data), _PIECE_BYTES):
-            line.sendall(data[at : at + _PIECE_BYTES])
+    def close(self) -> None:
+        """End what its runs have left warm."""
+        if self._host is not None:
+            self._host.close()
 
-
-def _carry_out(order: Order, host: LocalHost, tell: Callable[[Answer], None]) -> Done | NotDone:
-    try:
-        match order:
-            case AskAble(action):
-                module, _, kind = action.partition(":")
-                return Done(host.why_not(getattr(import_module(module), kind)))
-            case ExecutePlan():
-                _execute(order, host, tell)
-        return Done()
-    except BadInput as error:
-        return NotDone(error.remedy, error.field, str(error.value))
-    except ChaoskitError as error:
-        return NotDone(str(error))
-    except Exception as error:  # noqa: BLE001 - it is told there
-        return NotDone(f"{type(error).__name__}: {error}")
+    def carry_out(self, order: Order) -> DriverDone | DriverFailed:
+        """Do what is ordered. Gives what was asked for, or why it could not be done."""
+        try:
+            match order:
+                case AskAble(action):
+                    module, _, kind = action.partition(":")
+                    return DriverDone(self._made().why_not(getattr(import_module(module), kind)))
+                case ExecutePlan():
+                    _execute(order, self._made(), self._tell)
+            return DriverDone()
+        except BadInput as error:
+            return DriverFailed(error.remedy, error.field, str(error.value))
+        except ChaoskitError as error:
+            return DriverFailed(str(error))
+        except Exception as error:  # noqa: BLE001 - it is told there
+            return DriverFailed(f"{type(error).__name__}: {error}")
 
 
 def _execute(order: ExecutePlan, host: LocalHost, tell: Callable[[Answer], None]) -> None:
@@ -108,7 +112,7 @@ def _execute(order: ExecutePlan, host: LocalHost, tell: Callable[[Answer], None]
 
     def watch(message: Any) -> None:
         if order.watched and isinstance(message, Message):
-            tell(Watched(wire.encode(message)))
+            tell(DriverWatched(wire.encode(message)))
 
     if isinstance(experiment, CommandExperiment):
         host.execute_command(experiment, directory, watch=watch, twin_id=order.twin_id)

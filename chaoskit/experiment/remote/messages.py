@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 
+from chaoskit import wire
 from chaoskit.messages import Message
 
 
@@ -19,13 +22,13 @@ class DriverSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AskAble(Message, frozen=True):
-    """Ask why an action cannot be done to its nodes. ``action``: ``module:Class``. Answered by :class:`Done`."""
+    """Ask why an action cannot be done to its nodes. ``action``: ``module:Class``. Answered by :class:`DriverDone`."""
 
     action: str
 
 
 class ExecutePlan(Message, frozen=True):
-    """Run a plan. Answered by :class:`Done` once all of it is written down.
+    """Run a plan. Answered by :class:`DriverDone` once all of it is written down.
 
     ``saved``: the plan as it lies in the run's directory. ``plan``: the same, where the files that it names are there
     under other paths. ``modules``: directories in which modules of its faults are found.
@@ -40,25 +43,25 @@ class ExecutePlan(Message, frozen=True):
     watched: bool = False
 
 
-class Told(Message, frozen=True):
+class DriverTold(Message, frozen=True):
     """A line for people, such as what is waited for."""
 
     line: str
 
 
-class Watched(Message, frozen=True):
+class DriverWatched(Message, frozen=True):
     """A message of the run's coordinator, in its frame; of a command what its watch is shown, as JSON."""
 
     data: bytes
 
 
-class Done(Message, frozen=True):
+class DriverDone(Message, frozen=True):
     """It is done. ``reason``: what was asked for."""
 
     reason: str = ""
 
 
-class NotDone(Message, frozen=True):
+class DriverFailed(Message, frozen=True):
     """It could not be done. ``field``: what is wrong with the plan; "" where the plan is not to blame."""
 
     reason: str
@@ -66,5 +69,15 @@ class NotDone(Message, frozen=True):
     value: str = ""
 
 
+_PIECE_BYTES = 2**15
+
+
+def pieces(message: Message) -> Iterator[bytes]:
+    """A message in pieces that a line takes; they are joined by :class:`chaoskit.wire.Splitter`."""
+    data = wire.encode(message)
+    for at in range(0, len(data), _PIECE_BYTES):
+        yield data[at : at + _PIECE_BYTES]
+
+
 Order = AskAble | ExecutePlan
-Answer = Told | Watched | Done | NotDone
+Answer = DriverTold | DriverWatched | DriverDone | DriverFailed

@@ -13,20 +13,25 @@ from typing import Any
 import msgspec
 
 from chaoskit.errors import BadInput, HarnessError
+from chaoskit.substrate.kubernetes.options import SERVICE_ACCOUNT
 from chaoskit.substrate.kubernetes.template import CONTAINER
 
 ANSWER_S = 10.0
 _PLACES = {
     "Pod": ("/api/v1", "pods"),
     "Secret": ("/api/v1", "secrets"),
+    "ServiceAccount": ("/api/v1", "serviceaccounts"),
+    "Role": ("/apis/rbac.authorization.k8s.io/v1", "roles"),
+    "RoleBinding": ("/apis/rbac.authorization.k8s.io/v1", "rolebindings"),
     "Namespace": ("/api/v1", "namespaces"),
     "Job": ("/apis/batch/v1", "jobs"),
     "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
 }
-_OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_OWN_NAMESPACE = Path(SERVICE_ACCOUNT) / "namespace"
 #: What the client raises where a kubeconfig has another shape.
 _NO_CONFIG = (TypeError, AttributeError, KeyError, ValueError)
 _BUDGET = "DisruptionBudget"
+_PORT_FORWARD = "v4.channel.k8s.io"
 _AGAIN = (429, 500, 502, 503, 504)
 _AGAIN_S = 0.5
 _EXTRA = "install chaoskit[kubernetes]"
@@ -145,6 +150,20 @@ class KubernetesApi:
             return self._raw("GET", f"{self._path('Pod')}/{pod}/log", query).decode(errors="replace").strip()
         except ApiError:
             return ""
+
+    def forward(self, pod: str, port: int) -> Any:
+        """A WebSocket to a port of a pod, through the API server; see :mod:`..port_forward`. Raises ApiError."""
+        from kubernetes.stream.ws_client import create_websocket, get_websocket_url
+        from websocket import WebSocketException
+
+        headers: dict[str, str] = {}
+        self._client.update_params_for_auth(headers, [], ["BearerToken"])
+        headers = {name.lower(): value for name, value in headers.items()} | {"sec-websocket-protocol": _PORT_FORWARD}
+        url = f"{self.server}{self._path('Pod')}/{pod}/portforward"
+        try:
+            return create_websocket(self._client.configuration, get_websocket_url(url, [("ports", port)]), headers)
+        except (WebSocketException, OSError) as error:
+            raise ApiError(f"no stream to port {port} of {pod}: {_line(str(error))}") from None
 
     def close(self) -> None:
         """Let go of connections."""

@@ -47,7 +47,7 @@ class _Removal:
         self._session, self._pod = session, pod
 
     def shown(self) -> int:
-        return int(self._session.is_over(self._pod))
+        return int(self._session.is_pod_over(self._pod))
 
     def lift(self) -> bool:
         return True

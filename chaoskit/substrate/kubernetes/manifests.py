@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Mapping
+from copy import deepcopy
 from ipaddress import ip_network
 from typing import Any
 
 from chaoskit.substrate.kubernetes import template
-from chaoskit.substrate.kubernetes.options import KubernetesOptions
+from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions
 
 Manifest = dict[str, Any]
 
@@ -22,6 +24,17 @@ FILES = "/var/lib/chaoskit"
 _TOKEN = "/var/lib/chaoskit-token"
 _ADDRESS = "CHAOSKIT_ADDRESS"
 _USER = 1000
+#: On which the supervisor of a driver listens, on the loopback of its pod.
+DRIVER_PORT = 7070
+DRIVER = "driver"
+#: What a driver does to the pods of its session, and why.
+_DRIVER_RULES = [
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["create", "delete", "get", "list", "patch"]},
+    {"apiGroups": [""], "resources": ["pods/eviction"], "verbs": ["create"]},  # EvictPod
+    {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]},  # why a pod ended before its supervisor came
+]
+#: Resources that every machine has: a driver takes no others, such as GPUs.
+_PLAIN_RESOURCES = ("cpu", "memory", "ephemeral-storage")
 _SHM = "1Gi"
 _GRACE_S = 30
 #: A Job that has ended stays for so many seconds, so that its state can be read.
@@ -44,8 +57,11 @@ def selector(session: str) -> str:
     return f"{SESSION}={session}"
 
 
-def job(session: str, pod: Manifest, *, started_by: str, deadline_s: int) -> Manifest:
-    """The owner of everything else, with the coordinator's pod in it: when that has ended, all goes."""
+def job(session: str, pod: Manifest, *, started_by: str, deadline_s: int, parallelism: int = 1) -> Manifest:
+    """The owner of everything else, with a pod in it, the coordinator's or the driver's: when that has ended, all goes.
+
+    ``parallelism``: 0 for a job whose pod is to be made later. Its deadline counts; that of a suspended one does not.
+    """
     kept = {name: pod["metadata"][name] for name in ("labels", "annotations") if name in pod["metadata"]}
     inside = {"metadata": kept, "spec": pod["spec"]}
     return {
@@ -57,6 +73,7 @@ def job(session: str, pod: Manifest, *, started_by: str, deadline_s: int) -> Man
             "annotations": {"chaoskit.dev/started-by": started_by},
         },
         "spec": {
+            "parallelism": parallelism,
             "backoffLimit": 0,
             "activeDeadlineSeconds": deadline_s,
             "ttlSecondsAfterFinished": TTL_S,
@@ -65,25 +82,43 @@ def job(session: str, pod: Manifest, *, started_by: str, deadline_s: int) -> Man
     }
 
 
-def owner(job: Manifest) -> Manifest:
+def owner(job: str, uid: str) -> Manifest:
     """The reference by which the collector of garbage knows what belongs to a job."""
-    metadata = job["metadata"]
-    return {"apiVersion": "batch/v1", "kind": "Job", "name": metadata["name"], "uid": metadata["uid"]}
+    return {"apiVersion": "batch/v1", "kind": "Job", "name": job, "uid": uid}
 
 
-def secret(session: str, token: str, owned_by: Manifest) -> Manifest:
-    """The token with which supervisors authenticate."""
+def secret(session: str, token: str, owned_by: Manifest, given: Mapping[str, Any] | None = None) -> Manifest:
+    """The token with which supervisors authenticate; and what a driver makes pods with: their owner and template."""
+    data = {"token": token, "owner": owned_by["uid"]} | ({"template": json.dumps(given)} if given else {})
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {"name": session, "labels": labels(session, "token"), "ownerReferences": [owned_by]},
-        "data": {"token": base64.b64encode(token.encode()).decode()},
+        "data": {name: base64.b64encode(value.encode()).decode() for name, value in data.items()},
     }
 
 
+def driver_rights(session: str, namespace: str, owned_by: Manifest) -> list[Manifest]:
+    """What lets a driver make and end the pods of its session, and no more."""
+    metadata = {"name": session, "labels": labels(session, DRIVER), "ownerReferences": [owned_by]}
+    group = "rbac.authorization.k8s.io"
+    bound = {"apiVersion": f"{group}/v1", "metadata": metadata}
+    return [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata},
+        {"kind": "Role", **bound, "rules": _DRIVER_RULES},
+        {
+            "kind": "RoleBinding",
+            **bound,
+            "roleRef": {"apiGroup": group, "kind": "Role", "name": session},
+            "subjects": [{"kind": "ServiceAccount", "name": session, "namespace": namespace}],
+        },
+    ]
+
+
 def network_policy(session: str, runner: str, owned_by: Manifest) -> Manifest:
-    """Pods of a session are reached by each other, and by the runner: its address."""
+    """Pods of a session are reached by each other, and by the runner: its address; "" where that is one of them."""
     selected = {"matchLabels": {SESSION: session}}
+    outside = [{"ipBlock": {"cidr": str(ip_network(runner))}}] if runner else []
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -91,7 +126,7 @@ def network_policy(session: str, runner: str, owned_by: Manifest) -> Manifest:
         "spec": {
             "podSelector": selected,
             "policyTypes": ["Ingress"],
-            "ingress": [{"from": [{"podSelector": selected}, {"ipBlock": {"cidr": str(ip_network(runner))}}]}],
+            "ingress": [{"from": [{"podSelector": selected}, *outside]}],
         },
     }
 
@@ -138,8 +173,40 @@ def pod(
         station: the node, or the coordinator. runner: ``host:port`` that the supervisor dials.
         given: a template, as :func:`chaoskit.substrate.kubernetes.template.read` gives it.
     """
-    command = [options.python, "-m", "chaoskit.substrate.supervisor", "--dial", runner]
-    command += ["--place", name, "--address", f"$({_ADDRESS})", "--token-file", f"{_TOKEN}/token"]
+    dial = ["--dial", runner, "--place", name, "--address", f"$({_ADDRESS})"]
+    made, _ = _supervised(session, station, name, dial, options, given)
+    if owned_by is not None:
+        made["metadata"]["ownerReferences"] = [owned_by]
+    return made
+
+
+def driver(session: str, options: KubernetesOptions, given: Mapping[str, Any]) -> Manifest:
+    """The pod of a driver, which makes the others. Its supervisor listens, as the client comes to it."""
+    listen = ["--cold", "--listen", str(DRIVER_PORT)]
+    made, container = _supervised(session, DRIVER, f"{session}-{DRIVER}", listen, options, given)
+    account = {"serviceAccountName": options.service_account or session, "automountServiceAccountToken": True}
+    made["spec"] |= account
+    container["env"] = [
+        *container["env"],
+        *({"name": name, "value": value} for name, value in options.for_driver(session, _TOKEN).items()),
+        {"name": f"{VARIABLE}ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+    ]
+    for amounts in container.get("resources", {}).values():
+        for name in [name for name in amounts if name not in _PLAIN_RESOURCES]:
+            del amounts[name]
+    return made
+
+
+def _supervised(
+    session: str,
+    station: str,
+    name: str,
+    reached: list[str],
+    options: KubernetesOptions,
+    given: Mapping[str, Any],
+) -> tuple[Manifest, Manifest]:
+    """A pod whose first process is a supervisor, and its container. ``reached``: how runner and supervisor meet."""
+    command = [options.python, "-m", "chaoskit.substrate.supervisor", *reached, "--token-file", f"{_TOKEN}/token"]
     container = _container(command, options.image)
     spec: Manifest = {
         "restartPolicy": "Never",
@@ -162,8 +229,7 @@ def pod(
         ],
     }
     metadata: Manifest = {"name": name, "labels": {**labels(session, "node"), STATION: station, PLACE: name}}
-    if owned_by is not None:
-        metadata["ownerReferences"] = [owned_by]
-    made = template.merge({"metadata": metadata, "spec": spec}, given)
-    command += ["--grace-s", str(made["spec"]["terminationGracePeriodSeconds"])]
-    return {"apiVersion": "v1", "kind": "Pod", **made}
+    made = deepcopy(template.merge({"metadata": metadata, "spec": spec}, given))
+    container = next(one for one in made["spec"]["containers"] if one["name"] == template.CONTAINER)
+    container["command"] += ["--grace-s", str(made["spec"]["terminationGracePeriodSeconds"])]
+    return {"apiVersion": "v1", "kind": "Pod", **made}, container

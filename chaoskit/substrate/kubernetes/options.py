@@ -7,14 +7,27 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import msgspec
 
 from chaoskit.errors import BadInput
 
+#: Of a pod that may ask the API server.
+SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 #: Environment variables begin with it, and go on with the name of an option in capitals.
 VARIABLE = "CHAOSKIT_KUBERNETES_"
+
+
+class DrivenSession(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a client has made before it starts a driver. ``directory``: in which that finds it, as files."""
+
+    name: str
+    directory: str
+
+    def read(self, name: str) -> str:
+        """The ``token`` of the session's pods, or the ``owner``: the UID of its Job."""
+        return (Path(self.directory) / name).read_text(encoding="utf-8").strip()
 
 
 class KubernetesOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,8 +40,13 @@ class KubernetesOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
             chaoskit's pods: where both set a field, the template wins. "" for none.
         context: of the kubeconfig; "" for its current one, or the service account of the pod in which chaoskit runs.
         namespace: in which pods are made; "" for that of the context.
-        address: under which pods reach this process; "" for its address on the way to the API server.
+        harness: where runs are driven from. ``pod``: a pod of its own, the driver. ``here``: this process, which pods
+            must reach. "" for a pod, unless this process is in one.
+        service_account: under which a driver makes pods; "" for one of the session's own, with a role.
+        address: under which pods reach this process, where it drives runs; "" for its address on the way to the API
+            server.
         startup_s: pods must run within this time.
+        session: JSON of :class:`DrivenSession`. A driver finds it; users leave it out.
     """
 
     image: str = ""
@@ -36,8 +54,11 @@ class KubernetesOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     template: str = ""
     context: str = ""
     namespace: str = ""
+    harness: Literal["", "pod", "here"] = ""
+    service_account: str = ""
     address: str = ""
     startup_s: float = 120.0
+    session: str = ""
 
     @classmethod
     def from_environment(cls, variables: Mapping[str, str]) -> Self:
@@ -58,6 +79,23 @@ class KubernetesOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
             except msgspec.ValidationError as error:
                 raise BadInput(variable, value, f"give another value: {error}") from None
         return cls(**told)
+
+    def for_driver(self, session: str, directory: str) -> dict[str, str]:
+        """Variables that give a driver the same, and the session that it belongs to."""
+        driven = msgspec.json.encode(DrivenSession(session, directory)).decode()
+        told = {"image": self.image, "python": self.python, "startup_s": str(self.startup_s)}
+        told |= {"harness": "here", "session": driven, "template": f"{directory}/template" if self.template else ""}
+        return {f"{VARIABLE}{name.upper()}": value for name, value in told.items() if value}
+
+    @property
+    def driven(self) -> DrivenSession | None:
+        """The session of which this process is the driver."""
+        return msgspec.json.decode(self.session, type=DrivenSession) if self.session else None
+
+    @property
+    def has_driver(self) -> bool:
+        """Whether runs are driven by a pod of its own."""
+        return self.harness == "pod" or (not self.harness and not Path(SERVICE_ACCOUNT).is_dir())
 
     def unavailable(self) -> str:
         """Why no pod can be made with them here; "" if nothing is known against it."""

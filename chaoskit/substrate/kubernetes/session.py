@@ -1,8 +1,9 @@
 """One session on a cluster: the pods of its runs, and what goes with them.
 
-All objects belong to one Job, in whose pod the coordinator is. Supervisors end when their stream to the runner does, so
-the pod of that Job ends with the runner, Kubernetes removes the Job a little later, and its garbage collector removes
-all that the Job owns. The runner, its guard and ``chaoskit cleanup`` only delete the Job sooner.
+All objects belong to one Job. In its pod is the driver that runs are driven by (:mod:`.driver`), and without one the
+coordinator. Supervisors end when their stream to the runner does, so the pod of that Job ends with the runner,
+Kubernetes removes the Job a little later, and its garbage collector removes all that the Job owns. The runner, its
+guard and ``chaoskit cleanup`` only delete the Job sooner.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import urlsplit
 
 from chaoskit.errors import BadInput, HarnessError
@@ -25,7 +26,7 @@ from chaoskit.osprocess import user_at_host
 from chaoskit.substrate.kubernetes import manifests, template
 from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
-from chaoskit.substrate.kubernetes.pod_state import Pending, pending
+from chaoskit.substrate.kubernetes.waiting import PodWatch
 from chaoskit.substrate.network import COORDINATOR
 from chaoskit.substrate.supervisor.away import KernelAway
 from chaoskit.substrate.supervisor.link import SupervisorLink
@@ -34,9 +35,8 @@ from chaoskit.substrate.undo import CommandEntry, Undo, UndoLog
 
 _LOOK_S = 0.5  # between two looks at pods that do not come
 _WARM_S = 120.0
-_START_MORE_S = 60  # beyond what pods have to start
-_DEADLINE_S = 24 * 3600  # of a session whose pods run
-_SHOWN_LINES = 20
+START_MORE_S = 60  # beyond what pods have to start
+DEADLINE_S = 24 * 3600  # of a session whose pods run
 _END_S = 30.0
 _END_LOOK_S = 0.02
 _ASK_AGAIN_S = 0.1
@@ -92,10 +92,13 @@ class Session:
         self._options, self._undo, self._tell = options, undo, tell
         self._given = template.read(options.template) if options.template else {}
         self.api = KubernetesApi(options.context, options.namespace)
-        _require_allowed(self.api)
-        self.name = f"chaoskit-{secrets.token_hex(4)}"
+        self._driven = options.driven
+        if self._driven is None:
+            require_allowed(self.api)
+        self.name = new_name() if self._driven is None else self._driven.name
+        self._watch = PodWatch(self.api, self.name, options)
         self._runner = options.address or _address_towards(self.api.server)
-        token = secrets.token_hex(16)
+        token = secrets.token_hex(16) if self._driven is None else self._driven.read("token")
         # an address that was given may be one that is translated on its way here
         self._reception = Reception("" if options.address else self._runner, token)
         self._numbers = itertools.count(1)
@@ -103,7 +106,10 @@ class Session:
         self._ends: Undo | None = None
         self.pods: dict[str, Pod] = {}
         try:
-            self._open(token)
+            if self._driven is None:
+                self._open(token)
+            else:
+                self._owner = manifests.owner(self._driven.name, self._driven.read("owner"))
         except BaseException:
             self.close()
             raise
@@ -111,32 +117,24 @@ class Session:
     # -- what it makes --------------------------------------------------------------------------------------------
 
     def _open(self, token: str) -> None:
-        pod = Pod(COORDINATOR, f"{self.name}-{COORDINATOR}", self.is_over)
+        pod = Pod(COORDINATOR, f"{self.name}-{COORDINATOR}", self.is_pod_over)
         inside = self._manifest(pod)
-        start_s = math.ceil(self._options.startup_s) + _START_MORE_S
+        start_s = math.ceil(self._options.startup_s) + START_MORE_S
         made = manifests.job(self.name, inside, started_by=user_at_host(), deadline_s=start_s)
         for manifest in (inside, made):
-            self._dry_run(manifest)
+            self._watch.dry_run(manifest)
         self._ends = self._undo.plan(CommandEntry(shlex.join(end_command(self.name, self.api))))
         self._reception.expect(pod.place)
-        self._owner = manifests.owner(self.api.create(made))
+        self._owner = manifests.owner(self.name, self.api.create(made)["metadata"]["uid"])
         self.pods[COORDINATOR] = pod
         self.api.create(manifests.secret(self.name, token, self._owner))
         self.api.create(manifests.network_policy(self.name, self._runner, self._owner))
         self._await_arrivals([pod])
-        self.api.patch("Job", self.name, {"spec": {"activeDeadlineSeconds": _DEADLINE_S}})
+        self.api.patch("Job", self.name, {"spec": {"activeDeadlineSeconds": DEADLINE_S}})
 
     def _manifest(self, pod: Pod) -> manifests.Manifest:
         runner, owner = f"{self._runner}:{self._reception.address[1]}", self._owner or None
         return manifests.pod(self.name, pod.station, pod.place, runner, self._options, self._given, owner)
-
-    def _dry_run(self, manifest: manifests.Manifest) -> None:
-        """Have the server check an object. Raises BadInput."""
-        try:
-            self.api.create(manifest, dry_run=True)
-        except ApiError as error:
-            remedy = "change the template, the image, or what you may do in the namespace"
-            raise BadInput("template", self._options.template, f"{remedy}: {error}") from None
 
     def stand_ready(self, stations: Iterable[str]) -> None:
         """Have a pod for each of these, with a supervisor that can start programs.
@@ -152,10 +150,10 @@ class Session:
         self._await_arrivals([pod for pod in self.pods.values() if pod.link is None])
         for pod in self.pods.values():
             if pod.link is None or not pod.link.await_ready(_WARM_S):
-                raise HarnessError(f"the supervisor of {pod.station} did not start:\n{self._log(pod)}")
+                raise HarnessError(f"the supervisor of {pod.station} did not start:\n{self._watch.log(pod.station)}")
 
     def _create(self, station: str) -> None:
-        pod = Pod(station, f"{self.name}-{station}-{next(self._numbers)}", self.is_over)
+        pod = Pod(station, f"{self.name}-{station}-{next(self._numbers)}", self.is_pod_over)
         self._reception.expect(pod.place)
         self.api.create(self._manifest(pod))
         self.pods[station] = pod
@@ -168,41 +166,12 @@ class Session:
             if (arrived := self._reception.await_any(missing, _LOOK_S)) is not None:
                 missing.pop(arrived[0]).come(arrived[1])
                 continue
-            told = self._pending(missing.values())
+            told = self._watch.pending(pod.station for pod in missing.values())
             if told and (text := "; ".join(map(str, told))) != shown:
                 self._tell(shown := text)
             if time.monotonic() > until_s or any(one.is_final for one in told):
-                self._refuse(told, list(missing.values()))
-
-    def _pending(self, pods: Iterable[Pod]) -> list[Pending]:
-        """Why pods do not run yet, as the API server has it; nothing where it does not answer."""
-        wanted = {pod.station for pod in pods}
-        try:
-            found = list(self.api.find("Pod", manifests.selector(self.name)))
-        except ApiError as error:
-            return [Pending(", ".join(sorted(wanted)), "ApiServer", str(error))]
-        told = [pending(one["metadata"]["labels"].get(manifests.STATION, ""), one) for one in found]
-        return [one for one in told if one is not None and one.station in wanted]
-
-    def _refuse(self, told: Sequence[Pending], missing: Sequence[Pod]) -> NoReturn:
-        logs = [log for pod in missing if (log := self._log(pod))]
-        if any("No module named 'chaoskit'" in log or "No module named chaoskit" in log for log in logs):
-            remedy = "use one with Python, torch and chaoskit, and the option python for its interpreter"
-            raise BadInput("image", self._options.image, f"{remedy}: it has no chaoskit")
-        reasons = "; ".join(map(str, told)) or f"no supervisor came to {self._runner}: can pods reach it?"
-        printed = "".join(f"\n{log}" for log in logs[:1])
-        since = "" if any(one.is_final for one in told) else f" after {self._options.startup_s:g} s"
-        if any(one.reason in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName") for one in told):
-            raise BadInput("image", self._options.image, f"name one that nodes can pull: {reasons}")
-        raise HarnessError(f"pods do not run{since}: {reasons}{printed}")
-
-    def _log(self, pod: Pod) -> str:
-        wanted = f"{manifests.selector(self.name)},{manifests.STATION}={pod.station}"
-        try:
-            names = [one["metadata"]["name"] for one in self.api.find("Pod", wanted)]
-        except ApiError:
-            return ""
-        return "\n".join(filter(None, (self.api.log(name, _SHOWN_LINES) for name in names)))
+                absent_ones = [pod.station for pod in missing.values()]
+                self._watch.refuse(told, absent_ones, f"no supervisor came to {self._runner}: can pods reach it?")
 
     def kill(self, station: str) -> None:
         """Delete the pod of a station with no grace, and wait until nothing of it runs.
@@ -213,7 +182,7 @@ class Session:
         pod = self.pods[station]
         self.delete(pod, 0)
         until_s = time.monotonic() + _END_S
-        while not self.is_over(pod):
+        while not self.is_pod_over(pod):
             if time.monotonic() > until_s:
                 raise HarnessError(f"the pod of {station} was deleted, and is not gone after {_END_S:g} s")
             time.sleep(_END_LOOK_S)
@@ -226,7 +195,7 @@ class Session:
         """Have a pod evicted. Raises EvictionRefused where a PodDisruptionBudget forbids it, and ApiError."""
         self.api.evict(pod.place, grace_s)
 
-    def is_over(self, pod: Pod) -> bool:
+    def is_pod_over(self, pod: Pod) -> bool:
         """Whether nothing of a pod runs: the stream of its first process has ended, and with that process all others
         by the kernel's rule; and the API server has no such pod any more, or says that it has ended.
         """
@@ -268,6 +237,10 @@ class Session:
 
     # -- its end --------------------------------------------------------------------------------------------------
 
+    def is_over(self) -> bool:
+        """Whether it can have no runs any more. One without a driver goes with the coordinator's pod."""
+        return self._driven is None and not self.pods[COORDINATOR].lives()
+
     def close(self) -> None:
         """End everything in its pods, and delete all that it has made."""
         for pod in self.pods.values():
@@ -279,6 +252,9 @@ class Session:
                 end(self.api, self.name)
                 self._ends.done()
                 self._ends = None
+            elif self._driven is not None:
+                for pod in self.pods.values():
+                    self.delete(pod, 0)
         finally:
             self.api.close()
 
@@ -296,7 +272,12 @@ def end_command(session: str, api: KubernetesApi) -> list[str]:
     return [sys.executable, "-m", "chaoskit.substrate.kubernetes.ending", told]
 
 
-def _require_allowed(api: KubernetesApi) -> None:
+def new_name() -> str:
+    """Of a session, and of its objects."""
+    return f"chaoskit-{secrets.token_hex(4)}"
+
+
+def require_allowed(api: KubernetesApi) -> None:
     """Refuse a namespace whose owners have not said that runs may take place in it."""
     name = api.namespace
     if name.startswith("kube-"):

@@ -45,8 +45,8 @@ class KubernetesSubstrate(AwaySubstrate):
         self._session: Session | None = None
 
     def warm_up(self) -> None:
-        if self._session is not None and not self._session.pods[COORDINATOR].lives():
-            self._session.close()  # it goes with the coordinator's pod
+        if self._session is not None and self._session.is_over():
+            self._session.close()
             self._session = None
         if self._session is None:
             self._session = Session(self._options, self.undo, lambda line: self.tell(f"waiting for pods: {line}"))

@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -59,6 +59,19 @@ class SupervisorGone(HarnessError):
     """The stream to a supervisor has ended."""
 
 
+class Lines(Protocol):
+    """Takes the lines of a door. They are numbered."""
+
+    def opened(self, line: int) -> None:
+        """A process there has come to the door."""
+
+    def said(self, line: int, data: bytes) -> None:
+        """It says something."""
+
+    def closed(self, line: int) -> None:
+        """It has gone."""
+
+
 class Listener:
     """A socket that a supervisor has opened for a program, and keeps until that is started.
 
@@ -103,7 +116,7 @@ class SupervisorLink:
         self.shown: dict[int, int] = {}  # applied -> count
         self._untold_bytes = 0  # of chunks that have come since it was told so
         self._mirrors: dict[str, FileMirror] = {}  # by the directory of a run, there
-        self._door = Path()  # to which lines through the supervisor's door go on
+        self._door: Path | Lines = Path()  # to which lines through the supervisor's door go on
         self._lines: dict[int, socket.socket] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -147,8 +160,11 @@ class SupervisorLink:
         number, *address = self.request(OpenListener, host, port, value=tuple[int, str, int])
         return Listener(self, number, (address[0], address[1]))
 
-    def open_door(self, door: Path, at: Path) -> None:
-        """Have a Unix socket ``at`` a path there; its lines go on to the one at ``door`` here. Earlier lines end."""
+    def open_door(self, door: Path | Lines, at: Path) -> None:
+        """Have a Unix socket ``at`` a path there; its lines go on to the one at ``door`` here. Earlier lines end.
+
+        ``door``: or what takes their messages itself.
+        """
         self._door = door
         self.request(OpenDoor, str(at), value=None)
 
@@ -254,6 +270,12 @@ class SupervisorLink:
                 self.tell(LineClosed(number))
             self._loop = None
 
+    def hear_until(self, condition: Callable[[], bool]) -> bool:
+        """Hear it until a condition is met. False if the supervisor is gone before."""
+        while not condition() and not self._is_over:
+            self._hear_until(condition, _ANSWER_S)
+        return condition()
+
     def _hear_until(self, condition: Callable[[], bool], limit_s: float) -> None:
         until_s = time.monotonic() + limit_s
         while not condition() and not self._is_over:
@@ -290,6 +312,8 @@ class SupervisorLink:
                 self.shown[applied] = count
             case FileChunk():
                 self._take_chunk(report)
+            case LineOpened() | LineData() | LineClosed() if not isinstance(self._door, Path):
+                _pass(report, self._door)
             case LineOpened(line):
                 self._open_line(line)
             case LineData(line, data) if line in self._lines:
@@ -330,6 +354,7 @@ class SupervisorLink:
     def _open_line(self, number: int) -> None:
         line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         try:
+            assert isinstance(self._door, Path)
             with socket_name(self._door) as name:
                 line.connect(name)
         except OSError:  # the run is over
@@ -361,3 +386,13 @@ class SupervisorLink:
         """Say something that is not answered."""
         with contextlib.suppress(SupervisorGone):  # its end is found elsewhere
             self._send(message)
+
+
+def _pass(report: LineOpened | LineData | LineClosed, lines: Lines) -> None:
+    match report:
+        case LineOpened(line):
+            lines.opened(line)
+        case LineData(line, data):
+            lines.said(line, data)
+        case LineClosed(line):
+            lines.closed(line)

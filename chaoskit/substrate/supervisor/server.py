@@ -22,6 +22,7 @@ from typing import Any
 
 from chaoskit import wire
 from chaoskit.errors import ChaoskitError
+from chaoskit.handshakes import proven
 from chaoskit.journal.writer import own_version
 from chaoskit.osprocess import adopt_orphans, set_name, socket_name
 from chaoskit.substrate.supervisor.acts import Acts
@@ -334,14 +335,15 @@ def _arguments() -> argparse.Namespace:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--connect", metavar="PATH", help="to the runner's Unix socket, as first process of a container")
     where.add_argument("--dial", metavar="HOST:PORT", help="the runner, with a token from --token-file")
+    where.add_argument("--listen", metavar="PORT", type=int, help="for the runner on loopback, with the same token")
     parser.add_argument("--token-file", metavar="PATH", type=Path, help="what both sides must know; it is read once")
     parser.add_argument("--place", metavar="NAME", default="", help="which supervisor this is, for the runner it dials")
     parser.add_argument("--address", metavar="HOST", default="", help="under which processes here are reached")
     parser.add_argument("--grace-s", metavar="S", type=float, default=_GRACE_S, help="from SIGTERM to SIGKILL")
     parser.add_argument("--cold", action="store_true", help="import nothing beforehand")
     arguments = parser.parse_args()
-    if bool(arguments.dial) != bool(arguments.token_file):
-        parser.error("--dial needs --token-file, and nothing else does")
+    if bool(arguments.dial or arguments.listen) != bool(arguments.token_file):
+        parser.error("--dial and --listen need --token-file, and nothing else does")
     return arguments
 
 
@@ -352,6 +354,11 @@ def _runner(arguments: argparse.Namespace) -> socket.socket:
         connection = wire.connect((host, int(port)), arguments.token_file.read_text().strip())
         watch(connection)
         wire.send(connection, SupervisorHello(arguments.place, arguments.address))
+        return connection
+    if arguments.listen:
+        with socket.create_server(("127.0.0.1", arguments.listen)) as listener:
+            connection = next(proven(listener, arguments.token_file.read_text().strip()))
+        watch(connection)
         return connection
     if arguments.connect:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -370,6 +377,7 @@ def main() -> None:
     set_name("ck-supervisor")
     adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("chaoskit: it was told to end before its runner came"))
     try:
         connection = _runner(arguments)
     except (OSError, ChaoskitError) as error:
@@ -382,7 +390,7 @@ def main() -> None:
 
             zygote.preload()
         gc.freeze()  # a collection in a child would touch, and so copy, every page of these objects
-        is_first = bool(arguments.connect or arguments.dial)
+        is_first = bool(arguments.connect or arguments.dial or arguments.listen)
         Supervisor(connection, is_first=is_first, grace_s=arguments.grace_s).serve()
         status = 0
     except BaseException:  # noqa: BLE001 - nothing of it may go on

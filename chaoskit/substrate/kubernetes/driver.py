@@ -1,0 +1,154 @@
+"""The pod of a driver: where runs are driven from whose client the pods cannot reach, such as a laptop.
+
+The client makes the Job that owns everything, and in its pod a supervisor. It comes to it through the API server; then
+the program that the supervisor starts makes the pods of runs, and nothing of a run takes that way any more.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import shlex
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from chaoskit import wire
+from chaoskit.errors import ChaoskitError
+from chaoskit.osprocess import user_at_host
+from chaoskit.substrate.kubernetes import manifests, port_forward, template
+from chaoskit.substrate.kubernetes.api import KubernetesApi
+from chaoskit.substrate.kubernetes.options import KubernetesOptions
+from chaoskit.substrate.kubernetes.session import (
+    DEADLINE_S,
+    START_MORE_S,
+    end,
+    end_command,
+    new_name,
+    require_allowed,
+)
+from chaoskit.substrate.kubernetes.waiting import PodWatch
+from chaoskit.substrate.supervisor.away import KernelAway
+from chaoskit.substrate.supervisor.link import SupervisorLink
+from chaoskit.substrate.undo import CommandEntry, Undo, UndoLog
+
+_LOOK_S = 0.2  # between two looks at a pod that does not run yet
+_AGAIN_S = 0.5  # between two tries to come to a supervisor that does not listen yet
+_END_S = 10.0
+
+
+class DriverPod:
+    """One session: its Job with the driver's pod, and the stream to the supervisor in it.
+
+    Args:
+        tell: told in a line why pods are waited for.
+    """
+
+    substrate = "kubernetes"
+    files = Path(manifests.FILES)
+
+    def __init__(self, options: KubernetesOptions, tell: Callable[[str], None]) -> None:
+        options.require()
+        self._options, self._tell, self._undo = options, tell, UndoLog()
+        self._given = template.read(options.template) if options.template else {}
+        self._api: KubernetesApi | None = None
+        self._name = ""
+        self._stream: subprocess.Popen[bytes] | None = None
+        self._ends: Undo | None = None
+
+    def open(self) -> SupervisorLink:
+        """Make a session, and come to its supervisor.
+
+        Raises:
+            BadInput: if the cluster, the namespace or the template cannot be used; nothing is made then. HarnessError:
+                if the pod does not run in time, with the reason.
+        """
+        try:
+            api, token = self._make(), secrets.token_hex(16)
+            self._make_objects(api, token)
+            pod = self._await_running(api)
+            connection = self._reach(api, pod, token)
+            api.patch("Job", self._name, {"spec": {"activeDeadlineSeconds": DEADLINE_S}})
+        except BaseException:
+            self.close()
+            raise
+        kernel = KernelAway()
+        link = SupervisorLink(connection, "the supervisor of the driver", kernel)
+        kernel.reach_by(link)
+        return link
+
+    def _make(self) -> KubernetesApi:
+        self._api = api = KubernetesApi(self._options.context, self._options.namespace)
+        require_allowed(api)
+        self._name = new_name()
+        self._watch = PodWatch(api, self._name, self._options)
+        return api
+
+    def _make_objects(self, api: KubernetesApi, token: str) -> None:
+        """The owner first, with no pod yet; then what its pod needs, and then the pod."""
+        start_s = math.ceil(self._options.startup_s) + START_MORE_S
+        name, options, given = self._name, self._options, self._given
+        pod = manifests.driver(name, options, given)
+        job = manifests.job(name, pod, started_by=user_at_host(), deadline_s=start_s, parallelism=0)
+        for manifest in (manifests.pod(name, "node0", f"{name}-node0", "", options, given), job):
+            self._watch.dry_run(manifest)
+        self._ends = self._undo.plan(CommandEntry(shlex.join(end_command(name, api))))
+        owner = manifests.owner(name, api.create(job)["metadata"]["uid"])
+        if not options.service_account:
+            for made in manifests.driver_rights(name, api.namespace, owner):
+                api.create(made)
+        api.create(manifests.secret(name, token, owner, given))
+        api.create(manifests.network_policy(name, "", owner))
+        api.patch("Job", name, {"spec": {"parallelism": 1}})
+
+    def _await_running(self, api: KubernetesApi) -> str:
+        """The name of the driver's pod, once it runs. Says meanwhile why it does not."""
+        until_s, shown = time.monotonic() + self._options.startup_s, ""
+        selector = f"{manifests.selector(self._name)},{manifests.STATION}={manifests.DRIVER}"
+        while True:
+            for one in api.find("Pod", selector):
+                if one.get("status", {}).get("phase") == "Running":
+                    return str(one["metadata"]["name"])
+            told = self._watch.pending([manifests.DRIVER])
+            if told and (text := "; ".join(map(str, told))) != shown:
+                self._tell(f"waiting for pods: {(shown := text)}")
+            if time.monotonic() > until_s or any(one.is_final for one in told):
+                self._watch.refuse(told, [manifests.DRIVER], "no pod of the driver was made: see the events of its job")
+            time.sleep(_LOOK_S)
+
+    def _reach(self, api: KubernetesApi, pod: str, token: str) -> socket.socket:
+        """A stream to its supervisor, which takes a moment until it listens."""
+        until_s = time.monotonic() + self._options.startup_s
+        while True:
+            self._stream, connection = port_forward.start(api, pod, manifests.DRIVER_PORT)
+            try:
+                wire.introduce(connection, token)
+                return connection
+            except (OSError, ChaoskitError) as error:
+                connection.close()
+                self._end_stream()
+                told = self._watch.pending([manifests.DRIVER])
+                if time.monotonic() > until_s or any(one.is_final for one in told):
+                    self._watch.refuse(told, [manifests.DRIVER], f"its supervisor cannot be reached: {error}")
+            time.sleep(_AGAIN_S)
+
+    def _end_stream(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.kill()
+            stream.wait()
+
+    def close(self) -> None:
+        """Delete all that the session has made. Its stream has ended, or ends now."""
+        self._end_stream()
+        api, self._api = self._api, None
+        if api is not None:
+            try:
+                if self._ends is not None:
+                    end(api, self._name)
+                    self._ends.done()
+                    self._ends = None
+            finally:
+                api.close()

@@ -1,0 +1,62 @@
+"""Pods of a session that do not run yet: why, and when that is no use to wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NoReturn
+
+from chaoskit.errors import BadInput, HarnessError
+from chaoskit.substrate.kubernetes import manifests
+from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
+from chaoskit.substrate.kubernetes.options import KubernetesOptions
+from chaoskit.substrate.kubernetes.pod_state import Pending, pending
+
+_SHOWN_LINES = 20
+
+
+class PodWatch:
+    """What the API server says of pods that are waited for."""
+
+    def __init__(self, api: KubernetesApi, session: str, options: KubernetesOptions) -> None:
+        self._api, self._session, self._options = api, session, options
+
+    def dry_run(self, manifest: manifests.Manifest) -> None:
+        """Have the server check an object. Raises BadInput."""
+        try:
+            self._api.create(manifest, dry_run=True)
+        except ApiError as error:
+            remedy = "change the template, the image, or what you may do in the namespace"
+            raise BadInput("template", self._options.template, f"{remedy}: {error}") from None
+
+    def pending(self, stations: Iterable[str]) -> list[Pending]:
+        """Why pods do not run yet, as the API server has it; nothing where it does not answer."""
+        wanted = set(stations)
+        try:
+            found = list(self._api.find("Pod", manifests.selector(self._session)))
+        except ApiError as error:
+            return [Pending(", ".join(sorted(wanted)), "ApiServer", str(error))]
+        told = [pending(one["metadata"]["labels"].get(manifests.STATION, ""), one) for one in found]
+        return [one for one in told if one is not None and one.station in wanted]
+
+    def refuse(self, told: Iterable[Pending], stations: Iterable[str], otherwise: str) -> NoReturn:
+        """Give up. ``otherwise``: what is wrong where the server names no reason. Raises BadInput or HarnessError."""
+        told, image = list(told), self._options.image
+        logs = [log for station in stations if (log := self.log(station))]
+        if any("No module named 'chaoskit'" in log or "No module named chaoskit" in log for log in logs):
+            remedy = "use one with Python, torch and chaoskit, and the option python for its interpreter"
+            raise BadInput("image", image, f"{remedy}: it has no chaoskit")
+        reasons = "; ".join(map(str, told)) or otherwise
+        printed = "".join(f"\n{log}" for log in logs[:1])
+        since = "" if any(one.is_final for one in told) else f" after {self._options.startup_s:g} s"
+        if any(one.reason in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName") for one in told):
+            raise BadInput("image", image, f"name one that nodes can pull: {reasons}")
+        raise HarnessError(f"pods do not run{since}: {reasons}{printed}")
+
+    def log(self, station: str) -> str:
+        """The end of what a station's pods have printed."""
+        wanted = f"{manifests.selector(self._session)},{manifests.STATION}={station}"
+        try:
+            names = [one["metadata"]["name"] for one in self._api.find("Pod", wanted)]
+        except ApiError:
+            return ""
+        return "\n".join(filter(None, (self._api.log(name, _SHOWN_LINES) for name in names)))
