@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,9 +23,13 @@ from chaoskit.config import DETECTION
 from chaoskit.elastic.settings import ElasticPolicy
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.experiment.harness import Harness
+from chaoskit.experiment.remote.client import RemoteHost
 from chaoskit.journal import read_journals
+from chaoskit.substrate.kubernetes.driver import DriverPod
 from chaoskit.substrate.kubernetes.manifests import SESSION, STATION, TTL_S
+from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.substrate.kubernetes.substrate import KubernetesSubstrate
+from chaoskit.substrate.supervised import tell_on_stderr
 from chaoskit.vocabulary import Event
 from faults import Cut, DeletePod, EvictPod, Fault, Hang, Kill, KillCoordinator, LimitCpu, NaN, ReplaceNode
 
@@ -216,9 +223,112 @@ def test_a_suite_is_green_in_pods(suite: str, tmp_path: Path) -> None:
     assert "skipped" not in done.stdout
 
 
+# -- the driver's pod -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def driver(kubeconfig: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteHost]:
+    there = Namespace()
+    place = DriverPod(pods.options(tmp_path_factory.mktemp("driver")), tell_on_stderr)
+    made = RemoteHost(place, tell_on_stderr)
+    yield made
+    made.close()
+    there.await_nothing_left()
+
+
+@pytest.fixture(scope="module")
+def driven(driver: RemoteHost, tmp_path_factory: pytest.TempPathFactory) -> Harness:
+    return Harness(driver, tmp_path_factory.mktemp("driven"))
+
+
+@pytest.mark.costly
+@pytest.mark.promise("**What drives a run is a pod of its own, the *driver***")
+def test_a_run_is_driven_by_a_pod_of_its_own(driven: Harness, job: Path) -> None:
+    """It alone may ask the API server, and only for pods. Records of all pods are here."""
+    outcome = run(driven, Kill(rank=1, at_step=8), job)
+    assert outcome.verdict.value == "passed", outcome.reasons
+    journals = {path.stem for path in (Path(outcome.directory) / "journal").iterdir()}
+    assert {"harness", "coordinator", "node0", "node1", "node0.0", "node1.0", "node1.1"} <= journals
+    (session,) = {one["metadata"]["labels"][SESSION] for one in pods.pods(f"{STATION}=driver").values()}
+    found = pods.pods(f"{SESSION}={session}").values()
+    asks = {one["metadata"]["labels"][STATION]: one["spec"]["automountServiceAccountToken"] for one in found}
+    assert asks == {"driver": True, "coordinator": False, "node0": False, "node1": False}
+    assert {one["metadata"]["ownerReferences"][0]["name"] for one in found} == {session}
+
+
+@pytest.mark.costly
+@pytest.mark.slow
+def test_a_lost_coordinators_pod_is_replaced_by_its_driver(driven: Harness, job: Path) -> None:
+    """The session goes on, with the same pods of nodes."""
+    run(driven, NaN(rank=1, at_step=8), job)
+    before = pods.pods(f"{STATION}=node0")
+    (coordinator,) = [name for name in pods.pods(f"{STATION}=coordinator") if name.rpartition("-")[0] in str(before)]
+    pods.delete(coordinator)
+    wait_until(lambda: coordinator not in pods.pods(), "the end of that pod")
+    outcome = run(driven, NaN(rank=1, at_step=8), job)
+    assert outcome.verdict.value == "passed", outcome.reasons
+    assert pods.pods(f"{STATION}=node0").keys() == before.keys()
+
+
+@pytest.mark.costly
+@pytest.mark.slow
+def test_a_run_goes_on_while_the_api_server_stands_still(driven: Harness, job: Path) -> None:
+    """A rank that is killed meanwhile is replaced, and all that was written down comes when the server goes on."""
+    if (server := pods.api_server()) is None:
+        pytest.skip("the API server is no process of this machine")
+    run(driven, NaN(rank=1, at_step=8), job)
+    stopped: list[float] = []
+
+    def stop() -> None:
+        server.suspend()
+        stopped.append(time.monotonic_ns())
+        time.sleep(8.0)
+        stopped.append(time.monotonic_ns())
+        server.resume()
+
+    stopper = threading.Timer(2.0, stop)
+    stopper.start()
+    faults, options = [Kill(rank=1, at_step=200)], {"step_s": 0.02}
+    outcome = driven.run(
+        f"{job}:plain", nodes=2, steps=600, options=options, faults=faults, twin=False, **DETECTION["relaxed"]
+    )
+    stopper.join()
+    assert outcome.verdict.value == "passed", outcome.reasons
+    (killed,) = [one for one in read_journals(Path(outcome.directory) / "journal") if one.event == Event.DETECTED]
+    assert stopped[0] < killed.t_ns < stopped[1]
+    assert outcome.lost_steps == 0
+
+
+@pytest.mark.costly
+@pytest.mark.slow
+def test_a_session_whose_driver_is_gone_is_followed_by_another_one(driven: Harness, job: Path) -> None:
+    """The run that it drove is an error, and no verdict."""
+
+    def delete(message: Any) -> None:
+        if type(message).__name__ == "Formed":
+            for name in pods.pods(f"{STATION}=driver"):
+                pods.delete(name)
+
+    with pytest.raises(HarnessError, match="the driver of the run"):
+        driven.run(f"{job}:plain", nodes=2, steps=10**6, options={"step_s": 0.02}, twin=False, watch=delete)
+    outcome = run(driven, NaN(rank=1, at_step=8), job)
+    assert outcome.verdict.value == "passed", outcome.reasons
+
+
 # -- bad input --------------------------------------------------------------------------------------------------------
 
 
+def begin(options: KubernetesOptions, harness: str) -> None:
+    """Have the first pod of a session, and end it."""
+    if harness == "pod":
+        with contextlib.closing(DriverPod(options, tell_on_stderr)) as place:
+            place.open().close()
+    else:
+        with contextlib.closing(KubernetesSubstrate(options)) as substrate:
+            substrate.warm_up()
+
+
+@pytest.mark.parametrize("harness", ["here", "pod"])
 @pytest.mark.parametrize(
     ("given", "told"),
     [
@@ -233,16 +343,14 @@ def test_a_suite_is_green_in_pods(suite: str, tmp_path: Path) -> None:
     ids=lambda value: "" if isinstance(value, dict) else value[:20],
 )
 def test_bad_input_is_told_in_a_line_and_makes_nothing(
-    given: dict[str, Any], told: str, tmp_path: Path, there: Namespace
+    harness: str, given: dict[str, Any], told: str, tmp_path: Path, there: Namespace
 ) -> None:
     if isinstance(given.get("template"), dict):
         path = tmp_path / "given.json"
         path.write_text(json.dumps(given["template"]))
         given = {"template": str(path)}
-    substrate = KubernetesSubstrate(pods.options(tmp_path, **given))
     with pytest.raises(BadInput) as refused:
-        substrate.warm_up()
-    substrate.close()
+        begin(pods.options(tmp_path, **given), harness)
     assert told in str(refused.value)
     assert "\n" not in str(refused.value)
     assert not there.made()
@@ -305,6 +413,7 @@ def test_a_session_whose_coordinator_is_gone_is_followed_by_another_one(harness:
 
 @pytest.mark.costly
 @pytest.mark.slow
+@pytest.mark.parametrize("harness", ["here", "pod"])
 @pytest.mark.parametrize(
     ("given", "error", "told"),
     [
@@ -316,16 +425,14 @@ def test_a_session_whose_coordinator_is_gone_is_followed_by_another_one(harness:
     ids=["no image", "no python", "no chaoskit", "no room"],
 )
 def test_a_pod_that_cannot_run_is_told_with_the_reason_and_removed(
-    given: dict[str, str], error: type[Exception], told: str, tmp_path: Path, there: Namespace
+    harness: str, given: dict[str, str], error: type[Exception], told: str, tmp_path: Path, there: Namespace
 ) -> None:
-    cpu = given.pop("cpu", "")
-    more: dict[str, Any] = {**given, "startup_s": 15.0}
+    cpu = given.get("cpu", "")
+    more: dict[str, Any] = {**{name: value for name, value in given.items() if name != "cpu"}, "startup_s": 15.0}
     if cpu:
         more["template"] = pods.template(tmp_path, resources={"requests": {"cpu": cpu}})
-    substrate = KubernetesSubstrate(pods.options(tmp_path, **more))
     with pytest.raises(error, match=told):
-        substrate.warm_up()
-    substrate.close()
+        begin(pods.options(tmp_path, **more), harness)
     there.await_nothing_left()
 
 

@@ -13,7 +13,7 @@ import pytest
 from chaoskit.errors import BadInput
 from chaoskit.substrate import choice
 from chaoskit.substrate.kubernetes import manifests, template
-from chaoskit.substrate.kubernetes.options import KubernetesOptions
+from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions
 from chaoskit.substrate.kubernetes.pod_state import Pending, pending
 
 OPTIONS = KubernetesOptions(image="registry/train:1")
@@ -69,6 +69,50 @@ def test_the_job_ends_by_itself() -> None:
     assert job["spec"]["activeDeadlineSeconds"] == 60
     assert job["spec"]["ttlSecondsAfterFinished"] == manifests.TTL_S
     assert job["spec"]["template"]["spec"] == pod()["spec"]
+
+
+# -- the driver's pod -------------------------------------------------------------------------------------------------
+
+
+def driver(given: dict[str, Any] | None = None, **more: str) -> dict[str, Any]:
+    options = KubernetesOptions(image="registry/train:1", startup_s=30.0, **more)
+    return manifests.driver("chaoskit-1", options, given or {})
+
+
+def test_a_driver_has_a_role_for_pods_and_no_more() -> None:
+    """Never to run commands in them; and no pod but the driver's has it."""
+    account, role, binding = manifests.driver_rights("chaoskit-1", "chaos", OWNER)
+    verbs = {(resource, verb) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
+    assert {resource for resource, _ in verbs} == {"pods", "pods/eviction", "pods/log"}
+    assert ("pods/log", "create") not in verbs
+    assert binding["subjects"] == [
+        {"kind": "ServiceAccount", "name": account["metadata"]["name"], "namespace": "chaos"}
+    ]
+    assert (driver()["spec"]["serviceAccountName"], pod()["spec"].get("serviceAccountName")) == ("chaoskit-1", None)
+    assert driver(service_account="mine")["spec"]["serviceAccountName"] == "mine"
+
+
+def test_a_driver_finds_the_same_options_and_its_session() -> None:
+    given = {"spec": {"containers": [{"name": "node", "env": [{"name": "MINE", "value": "1"}]}]}}
+    (container,) = driver(given, template="here.yaml")["spec"]["containers"]
+    told = {one["name"]: one["value"] for one in container["env"] if "value" in one}
+    there = KubernetesOptions.from_environment(told)
+    assert (there.image, there.startup_s, there.harness) == ("registry/train:1", 30.0, "here")
+    assert there.driven is not None
+    assert there.driven.name == "chaoskit-1"
+    assert there.template.startswith(there.driven.directory)
+    assert told["MINE"] == "1"
+    assert {f"{VARIABLE}ADDRESS"} <= {one["name"] for one in container["env"] if "valueFrom" in one}
+
+
+def test_a_driver_asks_for_no_gpu() -> None:
+    """Whatever the template of its nodes says. It is hardened as they are."""
+    resources = {"limits": {"cpu": "2", "nvidia.com/gpu": "8"}}
+    given = {"spec": {"containers": [{"name": "node", "resources": resources}]}}
+    (container,) = driver(given)["spec"]["containers"]
+    assert container["resources"] == {"limits": {"cpu": "2"}}
+    assert pod(given)["spec"]["containers"][0]["resources"] == resources
+    assert container["securityContext"] == pod()["spec"]["containers"][0]["securityContext"]
 
 
 # -- templates --------------------------------------------------------------------------------------------------------

@@ -128,9 +128,7 @@ def test_what_is_refused_there_is_told_here(harness: Harness) -> None:
 
 
 @pytest.mark.costly
-def test_a_driver_that_dies_is_an_error_and_the_next_run_has_another_one(
-    harness: Harness, place: LoopbackDriver
-) -> None:
+def test_a_driver_that_dies_is_an_error_of_its_run_only(harness: Harness, place: LoopbackDriver) -> None:
     before = run(harness)
 
     def kill(message: Any) -> None:

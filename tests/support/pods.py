@@ -18,6 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from chaoskit.substrate.kubernetes.manifests import ALLOWED, ALLOWED_VALUE
 from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions
 from support.waiting import wait_until
@@ -114,6 +116,16 @@ def pods(selector: str = "") -> dict[str, Any]:
 def delete(pod: str) -> None:
     """Delete a pod at once, as anything else on the cluster may."""
     ask("DELETE", f"/api/v1/namespaces/{namespace()}/pods/{pod}", {"gracePeriodSeconds": 0})
+
+
+def api_server() -> psutil.Process | None:
+    """Its process, where that is on this machine."""
+    host, _, port = str(_client().configuration.host).removeprefix("https://").partition(":")
+    wanted = {f"--bind-address={host}", f"--secure-port={port}"}
+    for process in psutil.process_iter(["name", "cmdline"]):
+        if process.info["name"] == "kube-apiserver" and wanted <= set(process.info["cmdline"] or ()):
+            return process
+    return None
 
 
 @contextlib.contextmanager

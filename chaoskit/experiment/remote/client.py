@@ -229,6 +229,10 @@ class RemoteHost:
     def _lost(self, link: SupervisorLink) -> HarnessError:
         if not link.is_open():
             return SupervisorGone(f"{link.name} is gone, and with it the driver of the run")
+        if link.leaves:
+            return HarnessError(
+                "the driver of the run was told to go, as by a drain of its node or a deletion of its pod"
+            )
         log = self._directory / "log" / "driver.log"
         lines = log.read_text(errors="replace").splitlines()[-_SHOWN_LINES:] if log.is_file() else []
         return HarnessError("\n".join(["the driver of the run ended; its last words:", *lines]))
