@@ -30,6 +30,7 @@ from chaoskit.substrate.kubernetes.manifests import SESSION, STATION, TTL_S
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.substrate.kubernetes.substrate import KubernetesSubstrate
 from chaoskit.substrate.supervised import tell_on_stderr
+from chaoskit.substrate.supervisor.ferry import PATIENCE_S
 from chaoskit.vocabulary import Event
 from faults import Cut, DeletePod, EvictPod, Fault, Hang, Kill, KillCoordinator, LimitCpu, NaN, ReplaceNode
 
@@ -479,11 +480,13 @@ def test_nothing_is_left_of_a_runner_that_is_killed(
 def test_nothing_is_left_of_a_runner_and_its_guard_that_are_killed(
     there: Namespace, runner: subprocess.Popen[bytes]
 ) -> None:
-    """Nothing comes to clean up: supervisors end with their stream, the job with its pod, and all with the job."""
+    """And what carries its stream. Nothing comes to clean up: supervisors end with their stream, which none makes again,
+    the job with its pod, and all with the job.
+    """
     wait_until(lambda: sum(name.startswith("pods/") for name in there.made()) == 4, "the pods", limit_s=180.0)
     both = [psutil.Process(runner.pid), *psutil.Process(runner.pid).children(recursive=True)]
     for one in both:
         one.kill()
     runner.wait()
-    there.await_nothing_left(TTL_S + 60.0)
+    there.await_nothing_left(PATIENCE_S + TTL_S + 60.0)
     subprocess.run([sys.executable, "-m", "chaoskit", "cleanup"], check=True, capture_output=True)

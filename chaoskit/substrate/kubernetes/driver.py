@@ -6,17 +6,15 @@ the program that the supervisor starts makes the pods of runs, and nothing of a 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import secrets
 import shlex
-import socket
 import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from chaoskit import wire
-from chaoskit.errors import ChaoskitError
 from chaoskit.osprocess import user_at_host
 from chaoskit.substrate.kubernetes import manifests, port_forward, template
 from chaoskit.substrate.kubernetes.api import KubernetesApi
@@ -35,8 +33,7 @@ from chaoskit.substrate.supervisor.link import SupervisorLink
 from chaoskit.substrate.undo import CommandEntry, Undo, UndoLog
 
 _LOOK_S = 0.2  # between two looks at a pod that does not run yet
-_AGAIN_S = 0.5  # between two tries to come to a supervisor that does not listen yet
-_END_S = 10.0
+_FAREWELL_S = 2.0
 
 
 class DriverPod:
@@ -69,14 +66,11 @@ class DriverPod:
             api, token = self._make(), secrets.token_hex(16)
             self._make_objects(api, token)
             pod = self._await_running(api)
-            connection = self._reach(api, pod, token)
+            link = self._reach(api, pod, token)
             api.patch("Job", self._name, {"spec": {"activeDeadlineSeconds": DEADLINE_S}})
         except BaseException:
             self.close()
             raise
-        kernel = KernelAway()
-        link = SupervisorLink(connection, "the supervisor of the driver", kernel)
-        kernel.reach_by(link)
         return link
 
     def _make(self) -> KubernetesApi:
@@ -118,25 +112,27 @@ class DriverPod:
                 self._watch.refuse(told, [manifests.DRIVER], "no pod of the driver was made: see the events of its job")
             time.sleep(_LOOK_S)
 
-    def _reach(self, api: KubernetesApi, pod: str, token: str) -> socket.socket:
+    def _reach(self, api: KubernetesApi, pod: str, token: str) -> SupervisorLink:
         """A stream to its supervisor, which takes a moment until it listens."""
-        until_s = time.monotonic() + self._options.startup_s
-        while True:
-            self._stream, connection = port_forward.start(api, pod, manifests.DRIVER_PORT)
-            try:
-                wire.introduce(connection, token)
-                return connection
-            except (OSError, ChaoskitError) as error:
-                connection.close()
-                self._end_stream()
-                told = self._watch.pending([manifests.DRIVER])
-                if time.monotonic() > until_s or any(one.is_final for one in told):
-                    self._watch.refuse(told, [manifests.DRIVER], f"its supervisor cannot be reached: {error}")
-            time.sleep(_AGAIN_S)
+        limit_s = self._options.startup_s
+        self._stream, connection = port_forward.start(api, pod, manifests.DRIVER_PORT, token, limit_s)
+        kernel = KernelAway()
+        link = SupervisorLink(connection, "the supervisor of the driver", kernel)
+        kernel.reach_by(link)
+        try:
+            if link.await_ready(limit_s):
+                return link
+            told = self._watch.pending([manifests.DRIVER])
+            self._watch.refuse(told, [manifests.DRIVER], "its supervisor cannot be reached")
+        except BaseException:
+            link.close()
+            raise
 
     def _end_stream(self) -> None:
         stream, self._stream = self._stream, None
         if stream is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                stream.wait(_FAREWELL_S)  # it tells the pod that the stream is over
             stream.kill()
             stream.wait()
 

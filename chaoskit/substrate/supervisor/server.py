@@ -22,9 +22,9 @@ from typing import Any
 
 from chaoskit import wire
 from chaoskit.errors import ChaoskitError
-from chaoskit.handshakes import proven
 from chaoskit.journal.writer import own_version
 from chaoskit.osprocess import adopt_orphans, set_name, socket_name
+from chaoskit.substrate.supervisor import ferry
 from chaoskit.substrate.supervisor.acts import Acts
 from chaoskit.substrate.supervisor.door import LineDoor
 from chaoskit.substrate.supervisor.files import CHUNK_BYTES, IN_FLIGHT_BYTES, RunFiles
@@ -80,16 +80,20 @@ class Supervisor:
     Args:
         connection: to the runner. is_first: whether this is the first process of a container.
         grace_s: it has so long from SIGTERM to its end, where it is the first process.
+        carrier: pid of the process that carries the connection, if one does.
     """
 
-    def __init__(self, connection: socket.socket, *, is_first: bool, grace_s: float) -> None:
+    def __init__(
+        self, connection: socket.socket, *, is_first: bool, grace_s: float, carrier: int | None = None
+    ) -> None:
         self._connection, self._is_first, self._grace_s = connection, is_first, grace_s
         self._leaves_by_s = self._ends_by_s = math.inf  # on the monotonic clock, once it was told to end
         self._splitter, self._descriptors = wire.Splitter(_decode), deque[int]()
         self._untold = bytearray()
         self._listeners: dict[int, socket.socket] = {}  # for programs that are to be started
         self._acts = Acts()
-        self._programs = Programs(self._forget, self._acts.guards, is_first=is_first)
+        spared = set() if carrier is None else {carrier}
+        self._programs = Programs(self._forget, lambda: self._acts.guards() | spared, is_first=is_first)
         self._door: LineDoor | None = None
         self._sources = SourceStore()
         self._files: dict[str, RunFiles] = {}  # by the directory of a run
@@ -336,6 +340,7 @@ def _arguments() -> argparse.Namespace:
     where.add_argument("--connect", metavar="PATH", help="to the runner's Unix socket, as first process of a container")
     where.add_argument("--dial", metavar="HOST:PORT", help="the runner, with a token from --token-file")
     where.add_argument("--listen", metavar="PORT", type=int, help="for the runner on loopback, with the same token")
+    parser.add_argument("--patience-s", metavar="S", type=float, default=ferry.PATIENCE_S, help="without a runner")
     parser.add_argument("--token-file", metavar="PATH", type=Path, help="what both sides must know; it is read once")
     parser.add_argument("--place", metavar="NAME", default="", help="which supervisor this is, for the runner it dials")
     parser.add_argument("--address", metavar="HOST", default="", help="under which processes here are reached")
@@ -347,28 +352,31 @@ def _arguments() -> argparse.Namespace:
     return arguments
 
 
-def _runner(arguments: argparse.Namespace) -> socket.socket:
-    """The connection to the runner: standard input, unless an option names another one. Raises OSError, Refused."""
+def _runner(arguments: argparse.Namespace) -> tuple[socket.socket, int | None]:
+    """The connection to the runner: standard input, unless an option names another one; and the pid of what carries it.
+
+    Raises:
+        OSError, Refused: if there is none.
+    """
     if arguments.dial:
         host, _, port = arguments.dial.rpartition(":")
         connection = wire.connect((host, int(port)), arguments.token_file.read_text().strip())
         watch(connection)
         wire.send(connection, SupervisorHello(arguments.place, arguments.address))
-        return connection
+        return connection, None
     if arguments.listen:
-        with socket.create_server(("127.0.0.1", arguments.listen)) as listener:
-            connection = next(proven(listener, arguments.token_file.read_text().strip()))
-        watch(connection)
-        return connection
+        token = arguments.token_file.read_text().strip()
+        pid, connection = ferry.land(arguments.listen, token, arguments.patience_s)
+        return connection, pid
     if arguments.connect:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with socket_name(Path(arguments.connect)) as name:
             connection.connect(name)
-        return connection
+        return connection, None
     connection = socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
-    return connection
+    return connection, None
 
 
 def main() -> None:
@@ -377,9 +385,8 @@ def main() -> None:
     set_name("ck-supervisor")
     adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("chaoskit: it was told to end before its runner came"))
     try:
-        connection = _runner(arguments)
+        connection, carrier = _runner(arguments)
     except (OSError, ChaoskitError) as error:
         sys.exit(f"chaoskit: the runner cannot be reached: {error}")
     status = 1
@@ -391,7 +398,7 @@ def main() -> None:
             zygote.preload()
         gc.freeze()  # a collection in a child would touch, and so copy, every page of these objects
         is_first = bool(arguments.connect or arguments.dial or arguments.listen)
-        Supervisor(connection, is_first=is_first, grace_s=arguments.grace_s).serve()
+        Supervisor(connection, is_first=is_first, grace_s=arguments.grace_s, carrier=carrier).serve()
         status = 0
     except BaseException:  # noqa: BLE001 - nothing of it may go on
         traceback.print_exc()
