@@ -1,4 +1,5 @@
-# A node of the substrate `docker`: Python, torch (CPU) and this chaoskit. Build it here, and name it in a run:
+# A node of the substrates `docker` and `kubernetes`: Python, torch (CPU) and this chaoskit. Build it here, and name it
+# in a run:
 #
 #     docker build --tag chaoskit-node .
 #     pytest --chaos-substrate docker --chaos-docker-image chaoskit-node suites/smoke
@@ -17,6 +18,6 @@ COPY constraints.txt /tmp/
 RUN python3 -m pip install --constraint /tmp/constraints.txt ${TORCH_OPTIONS} torch
 
 COPY . /tmp/chaoskit
-RUN python3 -m pip install --constraint /tmp/constraints.txt '/tmp/chaoskit[jobs]' \
+RUN python3 -m pip install --constraint /tmp/constraints.txt '/tmp/chaoskit[jobs,kubernetes]' \
     && rm -rf /tmp/chaoskit /tmp/constraints.txt \
     && python3 -c 'import chaoskit.runtime.worker, chaoskit.substrate.supervisor.server'

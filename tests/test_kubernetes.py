@@ -480,8 +480,8 @@ def test_nothing_is_left_of_a_runner_that_is_killed(
 def test_nothing_is_left_of_a_runner_and_its_guard_that_are_killed(
     there: Namespace, runner: subprocess.Popen[bytes]
 ) -> None:
-    """And what carries its stream. Nothing comes to clean up: supervisors end with their stream, which none makes again,
-    the job with its pod, and all with the job.
+    """And what carries its stream. Nothing comes to clean up: supervisors end with their stream, when none makes it
+    again, the job with its pod, and all with the job.
     """
     wait_until(lambda: sum(name.startswith("pods/") for name in there.made()) == 4, "the pods", limit_s=180.0)
     both = [psutil.Process(runner.pid), *psutil.Process(runner.pid).children(recursive=True)]
