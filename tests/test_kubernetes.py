@@ -26,6 +26,7 @@ from chaoskit.experiment.harness import Harness
 from chaoskit.experiment.remote.client import RemoteHost
 from chaoskit.journal import read_journals
 from chaoskit.substrate.kubernetes.driver import DriverPod
+from chaoskit.substrate.kubernetes.installation import ACCOUNT, installation
 from chaoskit.substrate.kubernetes.manifests import SESSION, STATION, TTL_S
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.substrate.kubernetes.substrate import KubernetesSubstrate
@@ -314,6 +315,89 @@ def test_a_session_whose_driver_is_gone_is_followed_by_another_one(driven: Harne
         driven.run(f"{job}:plain", nodes=2, steps=10**6, options={"step_s": 0.02}, twin=False, watch=delete)
     outcome = run(driven, NaN(rank=1, at_step=8), job)
     assert outcome.verdict.value == "passed", outcome.reasons
+
+
+# -- what an administrator installs, and what people see ---------------------------------------------------------------
+
+
+@pytest.fixture
+def person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: Namespace) -> Iterator[None]:
+    with pods.person() as kubeconfig:
+        (tmp_path / "person.json").write_text(kubeconfig)
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "person.json"))
+        yield
+    there.await_nothing_left()
+
+
+def cluster(*words: str, directory: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """What ``chaoskit cluster`` says to the user of $KUBECONFIG."""
+    environment = pods.environment(directory) | {"KUBECONFIG": os.environ["KUBECONFIG"], **more}
+    command = [sys.executable, "-m", "chaoskit", "cluster", *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.costly
+@pytest.mark.promise("The role of people is all that they need")
+def test_the_role_of_people_is_all_that_they_need(person: None, tmp_path: Path, job: Path) -> None:
+    """To run with the installed account of drivers: no role is made, and the doctor finds nothing missing."""
+    told = cluster("doctor", "--no-trial", directory=tmp_path, CHAOSKIT_KUBERNETES_SERVICE_ACCOUNT=ACCOUNT)
+    assert told.returncode == 0, told.stdout + told.stderr
+    options = pods.options(tmp_path, service_account=ACCOUNT)
+    with (
+        contextlib.closing(RemoteHost(DriverPod(options, tell_on_stderr), tell_on_stderr)) as host,
+        Harness(host, tmp_path / "runs") as harness,
+    ):
+        outcome = run(harness, Kill(rank=1, at_step=8), job)
+    assert outcome.verdict.value == "passed", outcome.reasons
+
+
+@pytest.mark.costly
+def test_the_doctor_names_each_right_that_is_missing(person: None, tmp_path: Path) -> None:
+    """Without an installed account a session needs more than people have."""
+    told = cluster("doctor", "--no-trial", "--json", directory=tmp_path)
+    assert told.returncode == 1
+    missing = {one["name"] for one in json.loads(told.stdout)["findings"] if not one["is_there"]}
+    assert missing == {
+        "create serviceaccounts",
+        "create roles",
+        "create rolebindings",
+        "create pods/eviction",
+        "patch pods",
+    }
+
+
+@pytest.mark.costly
+@pytest.mark.slow
+def test_the_doctor_runs_a_job(tmp_path: Path, there: Namespace) -> None:
+    told = cluster("doctor", directory=tmp_path)
+    assert told.returncode == 0, told.stdout + told.stderr
+    assert "3 steps in a pod" in told.stdout
+    there.await_nothing_left()
+
+
+@pytest.mark.costly
+@pytest.mark.slow
+def test_sessions_are_listed_and_ended(driven: Harness, job: Path, tmp_path: Path) -> None:
+    """The next run begins another one."""
+    run(driven, NaN(rank=1, at_step=8), job)
+    (driver,) = pods.pods(f"{STATION}=driver").values()
+    name = driver["metadata"]["labels"][SESSION]
+    listed = json.loads(cluster("list", "--json", directory=tmp_path).stdout)["sessions"]
+    assert {"session": name, "pods": 4} in [{key: one[key] for key in ("session", "pods")} for one in listed]
+    assert cluster("end", "other", directory=tmp_path).returncode == 2
+    assert cluster("end", name, directory=tmp_path).returncode == 0
+    wait_until(lambda: not pods.pods(f"{SESSION}={name}"), "the end of its pods")
+    outcome = run(driven, NaN(rank=1, at_step=8), job)
+    assert outcome.verdict.value == "passed", outcome.reasons
+
+
+def test_what_is_installed_is_what_the_server_knows() -> None:
+    """Without a field that it does not have."""
+    for made in installation(pods.namespace(), "restricted"):
+        if made["kind"] != "Namespace":  # which is there
+            group = pods.GROUPS[made["kind"]]
+            place = f"{group}/namespaces/{pods.namespace()}/{made['kind'].lower()}s"
+            pods.ask("POST", f"{place}?dryRun=All&fieldValidation=Strict", made)
 
 
 # -- bad input --------------------------------------------------------------------------------------------------------

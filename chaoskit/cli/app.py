@@ -43,6 +43,7 @@ COMMANDS = {
     "trace": "Observe",
     "node": "Machine",
     "doctor": "Machine",
+    "cluster": "Machine",
     "cleanup": "Machine",
 }
 

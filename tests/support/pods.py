@@ -18,18 +18,23 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 
+from chaoskit.substrate.kubernetes.installation import USERS, installation
 from chaoskit.substrate.kubernetes.manifests import ALLOWED, ALLOWED_VALUE
 from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions
+from chaoskit.substrate.kubernetes.rights import RBAC
 from support.waiting import wait_until
 
 VARIABLE_OF_TESTS = "CHAOSKIT_TEST_KUBECONFIG"
 ROOT = Path(__file__).parents[2]
-NAMESPACE = "chaoskit-tests"
+NAMESPACE = os.environ.get("CHAOSKIT_TEST_NAMESPACE", "chaoskit-tests")
 IMAGE = "local.test/host:1"  # nothing but the links that make a mounted /usr work
 #: What the cluster itself puts into a namespace, and what tells of things that were there.
 _STANDING = {"configmaps/kube-root-ca.crt", "serviceaccounts/default"}
+#: Of kinds that are installed.
+GROUPS = {"ServiceAccount": "/api/v1", "Role": f"/apis/{RBAC}/v1", "RoleBinding": f"/apis/{RBAC}/v1"}
 _TELLING = ("events", "endpointslices")
 
 
@@ -140,6 +145,27 @@ def budget() -> Iterator[None]:
         yield
     finally:
         ask("DELETE", f"{path}/all")
+
+
+@contextlib.contextmanager
+def person() -> Iterator[str]:
+    """A kubeconfig of someone with the role of people and nothing else, beside what an administrator has installed."""
+    made = [one for one in installation(namespace(), "restricted") if one["kind"] != "Namespace"]
+    account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "person"}}
+    reference = {"apiGroup": RBAC, "kind": "Role", "name": USERS}
+    subject = {"kind": "ServiceAccount", "name": "person", "namespace": namespace()}
+    bound = {"metadata": {"name": "person"}, "roleRef": reference, "subjects": [subject]}
+    made += [account, {"apiVersion": f"{RBAC}/v1", "kind": "RoleBinding", **bound}]
+    paths = [f"{GROUPS[one['kind']]}/namespaces/{namespace()}/{one['kind'].lower()}s" for one in made]
+    with contextlib.ExitStack() as undone:
+        for path, one in zip(paths, made, strict=True):
+            ask("POST", path, one)
+            undone.callback(ask, "DELETE", f"{path}/{one['metadata']['name']}")
+        wanted = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+        token = ask("POST", f"/api/v1/namespaces/{namespace()}/serviceaccounts/person/token", wanted)["status"]["token"]
+        told = msgspec.yaml.decode(Path(os.environ[VARIABLE_OF_TESTS]).read_bytes())
+        told["users"] = [{"name": one["name"], "user": {"token": token}} for one in told["users"]]
+        yield json.dumps(told)
 
 
 @contextlib.contextmanager

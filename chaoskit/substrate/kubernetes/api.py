@@ -151,6 +151,19 @@ class KubernetesApi:
         except ApiError:
             return ""
 
+    def version(self) -> str:
+        """Of the server. Raises ApiError."""
+        return str(self._ask("GET", "/version")["gitVersion"])
+
+    def may(self, verb: str, group: str, resource: str) -> bool:
+        """Whether the server would let us do this in the namespace. Raises ApiError."""
+        name, _, part = resource.partition("/")
+        wanted = {"namespace": self.namespace, "verb": verb, "group": group, "resource": name, "subresource": part}
+        kind = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
+        asked = {**kind, "spec": {"resourceAttributes": wanted}}
+        answer = self._ask("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body=asked)
+        return bool(answer["status"]["allowed"])
+
     def forward(self, pod: str, port: int) -> Any:
         """A WebSocket to a port of a pod, through the API server; see :mod:`..port_forward`. Raises ApiError."""
         from kubernetes.stream.ws_client import create_websocket, get_websocket_url
@@ -163,7 +176,8 @@ class KubernetesApi:
         try:
             return create_websocket(self._client.configuration, get_websocket_url(url, [("ports", port)]), headers)
         except (WebSocketException, OSError) as error:
-            raise ApiError(f"no stream to port {port} of {pod}: {_line(str(error))}") from None
+            status = getattr(error, "status_code", 0)
+            raise ApiError(f"no stream to port {port} of {pod}: {_line(str(error))}", status) from None
 
     def close(self) -> None:
         """Let go of connections."""

@@ -123,7 +123,7 @@ class DriverPod:
             if link.await_ready(limit_s):
                 return link
             told = self._watch.pending([manifests.DRIVER])
-            self._watch.refuse(told, [manifests.DRIVER], "its supervisor cannot be reached")
+            self._watch.refuse(told, [manifests.DRIVER], "its supervisor cannot be reached; see above")
         except BaseException:
             link.close()
             raise

@@ -9,7 +9,7 @@ from copy import deepcopy
 from ipaddress import ip_network
 from typing import Any
 
-from chaoskit.substrate.kubernetes import template
+from chaoskit.substrate.kubernetes import rights, template
 from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions
 
 Manifest = dict[str, Any]
@@ -19,6 +19,8 @@ ALLOWED = "chaoskit.dev/chaos"
 ALLOWED_VALUE = "allowed"
 #: Labels of every object: the session; of a pod the node that it is now, and a name that no other pod ever has.
 SESSION, STATION, PLACE = "chaoskit.dev/session", "chaoskit.dev/station", "chaoskit.dev/place"
+#: An annotation of its Job.
+STARTED_BY = "chaoskit.dev/started-by"
 #: Where files of runs lie in a pod.
 FILES = "/var/lib/chaoskit"
 _TOKEN = "/var/lib/chaoskit-token"
@@ -27,12 +29,6 @@ _USER = 1000
 #: On which the supervisor of a driver listens, on the loopback of its pod.
 DRIVER_PORT = 7070
 DRIVER = "driver"
-#: What a driver does to the pods of its session, and why.
-_DRIVER_RULES = [
-    {"apiGroups": [""], "resources": ["pods"], "verbs": ["create", "delete", "get", "list", "patch"]},
-    {"apiGroups": [""], "resources": ["pods/eviction"], "verbs": ["create"]},  # EvictPod
-    {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]},  # why a pod ended before its supervisor came
-]
 #: Resources that every machine has: a driver takes no others, such as GPUs.
 _PLAIN_RESOURCES = ("cpu", "memory", "ephemeral-storage")
 _SHM = "1Gi"
@@ -70,7 +66,7 @@ def job(session: str, pod: Manifest, *, started_by: str, deadline_s: int, parall
         "metadata": {
             "name": session,
             "labels": labels(session, "session"),
-            "annotations": {"chaoskit.dev/started-by": started_by},
+            "annotations": {STARTED_BY: started_by},
         },
         "spec": {
             "parallelism": parallelism,
@@ -101,15 +97,14 @@ def secret(session: str, token: str, owned_by: Manifest, given: Mapping[str, Any
 def driver_rights(session: str, namespace: str, owned_by: Manifest) -> list[Manifest]:
     """What lets a driver make and end the pods of its session, and no more."""
     metadata = {"name": session, "labels": labels(session, DRIVER), "ownerReferences": [owned_by]}
-    group = "rbac.authorization.k8s.io"
-    bound = {"apiVersion": f"{group}/v1", "metadata": metadata}
+    bound = {"apiVersion": f"{rights.RBAC}/v1", "metadata": metadata}
     return [
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata},
-        {"kind": "Role", **bound, "rules": _DRIVER_RULES},
+        {"kind": "Role", **bound, "rules": rights.rules(rights.DRIVER)},
         {
             "kind": "RoleBinding",
             **bound,
-            "roleRef": {"apiGroup": group, "kind": "Role", "name": session},
+            "roleRef": {"apiGroup": rights.RBAC, "kind": "Role", "name": session},
             "subjects": [{"kind": "ServiceAccount", "name": session, "namespace": namespace}],
         },
     ]

@@ -24,6 +24,7 @@ from chaoskit.substrate.supervisor.ferry import cross
 from chaoskit.substrate.supervisor.stream import watch
 
 _DATA, _ERROR = 0, 1  # channels; on each the number of the port comes first
+_NEVER = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _RECEIVE_BYTES = 2**16
 _PING_S = 10.0  # some proxies cut what is silent for a minute
 
@@ -51,7 +52,12 @@ def main() -> None:
 
     def connect() -> socket.socket:
         _require_alive(api, pod)
-        connection = _carried(api.forward(pod, port))
+        try:
+            connection = _carried(api.forward(pod, port))
+        except ApiError as error:
+            if error.status in _NEVER:
+                raise LookupError(f"you may not: {error}") from None
+            raise
         wire.introduce(connection, token)
         return connection
 

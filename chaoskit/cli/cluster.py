@@ -1,0 +1,149 @@
+"""``chaoskit cluster``: whether a Kubernetes cluster can have runs, what it needs for them, and what is left there."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from contextlib import closing
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
+
+import msgspec
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from chaoskit.cli.output import EXIT_FAILED, Json, command_app, console, print_json
+from chaoskit.errors import BadInput, ChaoskitError
+from chaoskit.plaintext import echo
+from chaoskit.substrate.kubernetes import manifests
+from chaoskit.substrate.kubernetes.api import KubernetesApi
+from chaoskit.substrate.kubernetes.examination import ClusterFinding, examine_cluster
+from chaoskit.substrate.kubernetes.installation import installation
+from chaoskit.substrate.kubernetes.options import KubernetesOptions
+from chaoskit.substrate.kubernetes.session import end
+
+_MARKS = {True: ("ok", "green"), False: ("missing", "red")}
+_JOB, _STEPS = "gpt", 3
+
+app = command_app("Check a Kubernetes cluster, prepare a namespace of it, and end what is left of sessions there.")
+
+
+@app.command()
+def doctor(
+    trial: Annotated[
+        bool, typer.Option("--trial/--no-trial", help="Run a job of 3 steps in a pod, too; it takes about 20 s.")
+    ] = True,
+    machine: Json = False,
+) -> int:
+    """Check whether runs can take place on the cluster that the variables CHAOSKIT_KUBERNETES_... name.
+
+    It asks whether the namespace allows runs, and for each right that a session
+    needs. Then it runs a small job as pytest would, and removes it.
+
+    Exit code 0: runs can take place there, 1: they cannot.
+
+    Example: [cyan]CHAOSKIT_KUBERNETES_IMAGE=registry/train:1 chaoskit cluster doctor[/]
+    """
+    options = KubernetesOptions.from_environment(os.environ)
+    found = list(examine_cluster(options))
+    if trial and all(one.is_there for one in found):
+        found += _try()
+    if machine:
+        print_json({"findings": [asdict(one) for one in found]})
+    else:
+        table = Table.grid(padding=(0, 2, 0, 0))
+        for one in found:
+            table.add_row(Text(*_MARKS[one.is_there]), one.name, one.told)
+        console().print(table)
+    return 0 if all(one.is_there for one in found) else EXIT_FAILED
+
+
+def _try() -> list[ClusterFinding]:
+    from chaoskit.experiment.harness import Harness  # imports torch
+
+    began_s = time.monotonic()
+    try:
+        with tempfile.TemporaryDirectory() as directory, Harness("kubernetes", directory) as harness:
+            outcome = harness.run(_JOB, nodes=1, steps=_STEPS, options={"size": "tiny"}, twin=False)
+    except ChaoskitError as error:
+        return [ClusterFinding("a run", False, str(error))]
+    if outcome.reasons:
+        return [ClusterFinding("a run", False, "; ".join(outcome.reasons))]
+    return [ClusterFinding("a run", True, f"{_STEPS} steps in a pod, in {time.monotonic() - began_s:.0f} s")]
+
+
+@app.command("manifests")
+def show_manifests(
+    namespace: Annotated[str, typer.Option(help="In which runs are to take place.")] = "chaos",
+    security: Annotated[
+        Literal["restricted", "baseline", "privileged"],
+        typer.Option(help="The level of Pod Security that it enforces. chaoskit's own pods are restricted."),
+    ] = "restricted",
+) -> None:
+    """Print what an administrator makes once, so that others can run with few rights.
+
+    A namespace that allows runs, the service account of drivers, and a role for
+    people. It starts nothing, and nothing of it lies outside the namespace.
+
+    Examples: [cyan]chaoskit cluster manifests --namespace chaos | kubectl apply -f -[/],
+    [cyan]chaoskit cluster manifests --namespace chaos | kubectl delete -f -[/]
+    """
+    documents = [msgspec.yaml.encode(one).decode() for one in installation(namespace, security)]
+    sys.stdout.write("---\n".join(documents))
+
+
+@app.command("list")
+def list_sessions(machine: Json = False) -> None:
+    """List the sessions in the namespace: whose they are, and how many pods each has.
+
+    Example: [cyan]chaoskit cluster list[/]
+    """
+    with closing(_api()) as api:
+        found = _sessions(api)
+        pods = [one["metadata"]["labels"].get(manifests.SESSION) for one in api.find("Pod", manifests.SESSION)]
+    told = [
+        {
+            "session": name,
+            "started_by": one["metadata"].get("annotations", {}).get(manifests.STARTED_BY, ""),
+            "since": one["metadata"]["creationTimestamp"],
+            "pods": pods.count(name),
+        }
+        for name, one in found.items()
+    ]
+    if machine:
+        print_json({"sessions": told})
+    for session in () if machine else told:
+        echo("{session}  {pods} pods  since {since}  {started_by}".format(**session))
+    if not told and not machine:
+        echo("no sessions")
+
+
+@app.command("end")
+def end_sessions(
+    names: Annotated[list[str], typer.Argument(metavar="SESSION...", help="As chaoskit cluster list names them.")],
+) -> None:
+    """End sessions that are left, as of a machine that lost its power: delete all that they have made.
+
+    A session ends by itself when its pytest does. Runs of one that is ended are errors.
+
+    Example: [cyan]chaoskit cluster end chaoskit-1f2e3d4c[/]
+    """
+    with closing(_api()) as api:
+        known = _sessions(api)
+        for name in names:
+            if name not in known:
+                raise BadInput("session", name, "name one that chaoskit cluster list shows")
+        for name in names:
+            end(api, name)
+
+
+def _api() -> KubernetesApi:
+    options = KubernetesOptions.from_environment(os.environ)
+    return KubernetesApi(options.context, options.namespace)
+
+
+def _sessions(api: KubernetesApi) -> dict[str, Any]:
+    return {one["metadata"]["name"]: one for one in api.find("Job", manifests.SESSION)}

@@ -1,0 +1,55 @@
+"""Whether runs can take place on a cluster: what is asked of it before, and makes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from chaoskit.errors import ChaoskitError
+from chaoskit.substrate.kubernetes import rights
+from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
+from chaoskit.substrate.kubernetes.options import KubernetesOptions
+from chaoskit.substrate.kubernetes.session import require_allowed
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFinding:
+    """One thing that runs need. ``is_there``: whether the cluster has it."""
+
+    name: str
+    is_there: bool
+    told: str
+
+
+def examine_cluster(options: KubernetesOptions) -> Iterator[ClusterFinding]:
+    """What a session with a driver needs, one thing after the other, until the rest cannot be asked.
+
+    Raises:
+        BadInput: if there is no such cluster.
+    """
+    reason = options.unavailable()
+    yield ClusterFinding("options", not reason, reason or "an image, or a template, and the client")
+    api = KubernetesApi(options.context, options.namespace)
+    try:
+        yield from _answers(api, options)
+    finally:
+        api.close()
+
+
+def _answers(api: KubernetesApi, options: KubernetesOptions) -> Iterator[ClusterFinding]:
+    try:
+        yield ClusterFinding("API server", True, f"{api.server}, {api.version()}")
+    except ApiError as error:
+        yield ClusterFinding("API server", False, str(error))
+        return
+    try:
+        require_allowed(api)
+        yield ClusterFinding("namespace", True, f"{api.namespace}: runs are allowed there")
+    except ChaoskitError as error:
+        yield ClusterFinding("namespace", False, str(error))
+    wanted = rights.CLIENT + (() if options.service_account else rights.CLIENT_WITHOUT_ACCOUNT)
+    lacking = [(one, verb) for one in wanted for verb in one.verbs if not api.may(verb, one.group, one.resource)]
+    for one, verb in lacking:
+        yield ClusterFinding(f"{verb} {one.resource}", False, f"you may not, and it is needed: {one.why}")
+    if not lacking:
+        yield ClusterFinding("rights", True, f"all {sum(len(one.verbs) for one in wanted)} that a session needs")

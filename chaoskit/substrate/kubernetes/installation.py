@@ -1,0 +1,38 @@
+"""What an administrator makes once, so that others can run with few rights. No workload, and nothing of the cluster."""
+
+from __future__ import annotations
+
+from chaoskit.substrate.kubernetes import rights
+from chaoskit.substrate.kubernetes.manifests import ALLOWED, ALLOWED_VALUE, Manifest
+
+#: The service account of drivers, and the role of people.
+ACCOUNT, USERS = "chaoskit-driver", "chaoskit-user"
+_LABELS = {"app.kubernetes.io/name": "chaoskit", "app.kubernetes.io/component": "installation"}
+
+
+def installation(namespace: str, security: str) -> list[Manifest]:
+    """A namespace in which runs may take place, the account of drivers, and the role of people.
+
+    Args:
+        security: the level of Pod Security that the namespace enforces: ``restricted``, ``baseline`` or ``privileged``.
+    """
+    labels = _LABELS | {ALLOWED: ALLOWED_VALUE, "pod-security.kubernetes.io/enforce": security}
+    within = {"namespace": namespace, "labels": _LABELS}
+    return [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}},
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT, **within}},
+        _role(ACCOUNT, within, rights.DRIVER),
+        {
+            "apiVersion": f"{rights.RBAC}/v1",
+            "kind": "RoleBinding",
+            "metadata": {"name": ACCOUNT, **within},
+            "roleRef": {"apiGroup": rights.RBAC, "kind": "Role", "name": ACCOUNT},
+            "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": namespace}],
+        },
+        _role(USERS, within, rights.CLIENT),
+    ]
+
+
+def _role(name: str, within: Manifest, granted: tuple[rights.Right, ...]) -> Manifest:
+    metadata = {"name": name, **within}
+    return {"apiVersion": f"{rights.RBAC}/v1", "kind": "Role", "metadata": metadata, "rules": rights.rules(granted)}

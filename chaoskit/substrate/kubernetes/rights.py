@@ -1,0 +1,53 @@
+"""What may be asked of the API server, by which side, and why. Roles and the doctor are made of this."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+RBAC = "rbac.authorization.k8s.io"
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """Requests that a side makes in its namespace.
+
+    Attributes:
+        resource: in the plural, with its part behind a slash if it has one. group: of its API; "" for the core.
+    """
+
+    resource: str
+    verbs: tuple[str, ...]
+    why: str
+    group: str = ""
+
+
+#: A driver's.
+DRIVER = (
+    Right("pods", ("create", "delete", "get", "list", "patch"), "the pods of nodes and of the coordinator"),
+    Right("pods/eviction", ("create",), "the fault EvictPod"),
+    Right("pods/log", ("get",), "why a pod ended before its supervisor came"),
+)
+#: Of whoever runs pytest.
+CLIENT = (
+    Right("namespaces", ("get",), "whether runs are allowed there"),
+    Right("jobs", ("create", "delete", "get", "list", "patch"), "the session, which owns everything else", "batch"),
+    Right("pods", ("create", "delete", "get", "list"), "the driver's pod; a check of the template before it is made"),
+    Right("pods/log", ("get",), "why the driver's pod ended"),
+    Right("pods/portforward", ("create", "get"), "the stream to the driver"),
+    Right("secrets", ("create",), "the token of the session"),
+    Right("networkpolicies", ("create",), "pods are reached by those of their session", "networking.k8s.io"),
+)
+#: The same side's, unless an installed service account is named for drivers.
+CLIENT_WITHOUT_ACCOUNT = (
+    Right("serviceaccounts", ("create",), "the account of a session's driver"),
+    Right("roles", ("create",), "what it may do; more than the client may, it cannot get", RBAC),
+    Right("rolebindings", ("create",), "which account that is for", RBAC),
+    *DRIVER,
+)
+
+
+def rules(rights: Iterable[Right]) -> list[dict[str, Any]]:
+    """Rights as a Role has them."""
+    return [{"apiGroups": [one.group], "resources": [one.resource], "verbs": list(one.verbs)} for one in rights]
