@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -176,7 +177,9 @@ class KubernetesApi:
         try:
             return create_websocket(self._client.configuration, get_websocket_url(url, [("ports", port)]), headers)
         except (WebSocketException, OSError) as error:
-            status = getattr(error, "status_code", 0)
+            status, body = getattr(error, "status_code", 0), getattr(error, "resp_body", b"") or b""
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # the server's own words, where it gave any
+                raise ApiError(_line(json.loads(body)["message"]), status) from None
             raise ApiError(f"no stream to port {port} of {pod}: {_line(str(error))}", status) from None
 
     def close(self) -> None:

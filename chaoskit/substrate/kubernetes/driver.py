@@ -122,8 +122,8 @@ class DriverPod:
         try:
             if link.await_ready(limit_s):
                 return link
-            told = self._watch.pending([manifests.DRIVER])
-            self._watch.refuse(told, [manifests.DRIVER], "its supervisor cannot be reached; see above")
+            told, is_late = self._watch.pending([manifests.DRIVER]), link.is_open()
+            self._watch.refuse(told, [manifests.DRIVER], "its supervisor cannot be reached; see above", is_late=is_late)
         except BaseException:
             link.close()
             raise

@@ -38,8 +38,17 @@ class PodWatch:
         told = [pending(one["metadata"]["labels"].get(manifests.STATION, ""), one) for one in found]
         return [one for one in told if one is not None and one.station in wanted]
 
-    def refuse(self, told: Iterable[Pending], stations: Iterable[str], otherwise: str) -> NoReturn:
-        """Give up. ``otherwise``: what is wrong where the server names no reason. Raises BadInput or HarnessError."""
+    def refuse(
+        self, told: Iterable[Pending], stations: Iterable[str], otherwise: str, *, is_late: bool = True
+    ) -> NoReturn:
+        """Give up.
+
+        Args:
+            otherwise: what is wrong where the server names no reason. is_late: whether the time to start is over.
+
+        Raises:
+            BadInput, HarnessError: always.
+        """
         told, image = list(told), self._options.image
         logs = [log for station in stations if (log := self.log(station))]
         if any("No module named 'chaoskit'" in log or "No module named chaoskit" in log for log in logs):
@@ -47,7 +56,7 @@ class PodWatch:
             raise BadInput("image", image, f"{remedy}: it has no chaoskit")
         reasons = "; ".join(map(str, told)) or otherwise
         printed = "".join(f"\n{log}" for log in logs[:1])
-        since = "" if any(one.is_final for one in told) else f" after {self._options.startup_s:g} s"
+        since = "" if not is_late or any(one.is_final for one in told) else f" after {self._options.startup_s:g} s"
         if any(one.reason in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName") for one in told):
             raise BadInput("image", image, f"name one that nodes can pull: {reasons}")
         raise HarnessError(f"pods do not run{since}: {reasons}{printed}")
