@@ -22,3 +22,8 @@ def echo(text: str) -> None:
     """Write a line of text that comes from outside to standard output."""
     sys.stdout.write(f"{printable(text)}\n")
     sys.stdout.flush()
+
+
+def tell_on_stderr(line: str) -> None:
+    """Show people a line, beside what a command prints."""
+    print(f"chaoskit: {one_line(line)}", file=sys.stderr)

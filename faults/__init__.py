@@ -10,7 +10,7 @@ from faults.deadlock import Deadlock
 from faults.disk import DiskError, DiskFull, ReadOnlyDisk, SlowDisk
 from faults.hang import Hang
 from faults.kill import Kill
-from faults.kubernetes.pod import DeletePod, EvictPod
+from faults.kubernetes.pod import DeletePod, EvictPod, KillContainer
 from faults.leaving import Exit
 from faults.limits import LimitCpu, LimitIo, LimitMemory, LimitPids
 from faults.links import Flap, LinkDown
@@ -55,6 +55,7 @@ CATALOGUE: tuple[type[Fault], ...] = (
     Rack,
     DeletePod,
     EvictPod,
+    KillContainer,
     LimitCpu,
     LimitMemory,
     LimitPids,
@@ -111,6 +112,7 @@ __all__ = [
     "Hang",
     "Kill",
     "KillAgent",
+    "KillContainer",
     "KillCoordinator",
     "KillNode",
     "LimitCpu",

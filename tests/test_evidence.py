@@ -79,6 +79,7 @@ from faults import (
     Hang,
     Kill,
     KillAgent,
+    KillContainer,
     KillCoordinator,
     KillNode,
     LimitCpu,
@@ -914,7 +915,8 @@ MAY_LEAD_TO: list[tuple[type[Fault], dict[str, Any], set[str]]] = [
     (Preempt, {}, EXITED | {"node lost"}),  # its agent ends first: nobody is left to tell more
     (FreezeNode, {}, EXITED | HUNG | {"node lost", "stopped"}),
     (KillCoordinator, {}, set()),
-    *((kind, {}, EXITED | {"node lost", "unreachable"}) for kind in (LoseNode, ReplaceNode, Rack, DeletePod, EvictPod)),
+    *((kind, {}, EXITED | {"node lost", "unreachable"}) for kind in (LoseNode, ReplaceNode, Rack)),
+    *((kind, {}, EXITED | {"node lost", "unreachable"}) for kind in (DeletePod, EvictPod, KillContainer)),
     *((kind, {}, HUNG | {"node lost", "slow", "unreachable"}) for kind in (LimitCpu, LimitIo)),
     *((kind, {}, FAILED | {"node lost", "slow", "unreachable"}) for kind in (LimitMemory, LimitPids)),
     (CrashLoop, {}, EXITED),

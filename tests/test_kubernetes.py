@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -25,15 +26,30 @@ from chaoskit.errors import BadInput, HarnessError
 from chaoskit.experiment.harness import Harness
 from chaoskit.experiment.remote.client import RemoteHost
 from chaoskit.journal import read_journals
-from chaoskit.substrate.kubernetes.driver import DriverPod
+from chaoskit.plaintext import tell_on_stderr
+from chaoskit.substrate.kubernetes.driver_pod import DriverPod
 from chaoskit.substrate.kubernetes.installation import ACCOUNT, installation
 from chaoskit.substrate.kubernetes.manifests import SESSION, STATION, TTL_S
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.substrate.kubernetes.substrate import KubernetesSubstrate
-from chaoskit.substrate.supervised import tell_on_stderr
 from chaoskit.substrate.supervisor.ferry import PATIENCE_S
+from chaoskit.substrate.supervisor.link import SupervisorLink
+from chaoskit.substrate.supervisor.messages import CrashContainer
+from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event
-from faults import Cut, DeletePod, EvictPod, Fault, Hang, Kill, KillCoordinator, LimitCpu, NaN, ReplaceNode
+from faults import (
+    Cut,
+    DeletePod,
+    EvictPod,
+    Fault,
+    Hang,
+    Kill,
+    KillContainer,
+    KillCoordinator,
+    LimitCpu,
+    NaN,
+    ReplaceNode,
+)
 
 pytestmark = [
     pytest.mark.skipif(bool(pods.unavailable()), reason=f"Kubernetes: {pods.unavailable()}"),
@@ -142,7 +158,11 @@ def test_a_lost_pod_is_replaced_by_another_one(harness: Harness, job: Path) -> N
 
 @pytest.mark.costly
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", [DeletePod(rank=1, at_step=8), EvictPod(rank=1, at_step=8, grace_s=5)], ids=str)
+@pytest.mark.parametrize(
+    "fault",
+    [DeletePod(rank=1, at_step=8), EvictPod(rank=1, at_step=8, grace_s=5), KillContainer(rank=1, at_step=8)],
+    ids=str,
+)
 def test_a_pod_is_taken_away(harness: Harness, fault: Fault, job: Path) -> None:
     """The API server's word is evidence, and the end of the pod's processes."""
     outcome = run(harness, fault, job)
@@ -177,6 +197,20 @@ def test_an_eviction_that_a_budget_forbids_is_unknown(harness: Harness, job: Pat
         outcome = run(harness, EvictPod(rank=1, at_step=8), job)
     assert outcome.verdict.value == "unknown", outcome.reasons
     assert [record.state for record in outcome.faults] != ["confirmed"]
+
+
+@pytest.mark.costly
+@pytest.mark.slow
+def test_a_container_that_does_not_end_is_unknown(harness: Harness, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first process is told, and stays."""
+    tell = SupervisorLink.tell
+    monkeypatch.setattr(
+        SupervisorLink,
+        "tell",
+        lambda link, message: None if isinstance(message, CrashContainer) else tell(link, message),
+    )
+    outcome = run(harness, KillContainer(rank=1, at_step=8), job)
+    assert outcome.verdict.value == "unknown", outcome.reasons
 
 
 @pytest.mark.costly
@@ -301,6 +335,41 @@ def test_a_run_goes_on_while_the_api_server_stands_still(driven: Harness, job: P
     assert outcome.lost_steps == 0
 
 
+class KnownPlace(DriverPod):
+    """One whose supervisor a test can ask."""
+
+    link: SupervisorLink
+
+    def open(self, undo: UndoLog) -> SupervisorLink:
+        self.link = super().open(undo)
+        return self.link
+
+    def kill_driver(self) -> None:
+        first = self.link.kernel.find(1)
+        (driver,) = [one for one in self.link.kernel.tree(first) if one.name == "ck-driver"]
+        driver.signal(signal.SIGKILL)
+
+
+@pytest.mark.costly
+@pytest.mark.slow
+def test_a_driver_that_is_killed_is_an_error_of_its_run_only(tmp_path: Path, job: Path) -> None:
+    """Its pod and its session stay; the next driver makes the pods of nodes anew."""
+    place = KnownPlace(pods.options(tmp_path), tell_on_stderr)
+
+    def kill(message: Any) -> None:
+        if type(message).__name__ == "Formed":
+            place.kill_driver()
+
+    with (
+        contextlib.closing(RemoteHost(place, tell_on_stderr)) as host,
+        Harness(host, tmp_path / "runs") as harness,
+    ):
+        with pytest.raises(HarnessError, match="the driver of the run ended"):
+            harness.run(f"{job}:plain", nodes=2, steps=10**6, options={"step_s": 0.02}, twin=False, watch=kill)
+        outcome = run(harness, NaN(rank=1, at_step=8), job)
+        assert outcome.verdict.value == "passed", outcome.reasons
+
+
 @pytest.mark.costly
 @pytest.mark.slow
 def test_a_session_whose_driver_is_gone_is_followed_by_another_one(driven: Harness, job: Path) -> None:
@@ -371,7 +440,7 @@ def test_the_doctor_names_each_right_that_is_missing(person: None, tmp_path: Pat
 def test_the_doctor_runs_a_job(tmp_path: Path, there: Namespace) -> None:
     told = cluster("doctor", directory=tmp_path)
     assert told.returncode == 0, told.stdout + told.stderr
-    assert "3 steps in a pod" in told.stdout
+    assert "3 steps on one node" in told.stdout
     there.await_nothing_left()
 
 
@@ -406,8 +475,11 @@ def test_what_is_installed_is_what_the_server_knows() -> None:
 def begin(options: KubernetesOptions, harness: str) -> None:
     """Have the first pod of a session, and end it."""
     if harness == "pod":
-        with contextlib.closing(DriverPod(options, tell_on_stderr)) as place:
-            place.open().close()
+        with (
+            contextlib.closing(UndoLog()) as undo,
+            contextlib.closing(DriverPod(options, tell_on_stderr)) as place,
+        ):
+            place.open(undo).close()
     else:
         with contextlib.closing(KubernetesSubstrate(options)) as substrate:
             substrate.warm_up()

@@ -24,8 +24,8 @@ from chaoskit.experiment.directory import judge_directory
 from chaoskit.experiment.harness import Harness
 from chaoskit.experiment.plan import plan_experiment
 from chaoskit.experiment.remote.client import RemoteHost, roots_of
+from chaoskit.plaintext import tell_on_stderr
 from chaoskit.substrate.actions import CapProcessCpu
-from chaoskit.substrate.supervised import tell_on_stderr
 from chaoskit.vocabulary import Verdict
 from faults import Cut, Fault, Kill
 

@@ -34,7 +34,7 @@ app = command_app("Check a Kubernetes cluster, prepare a namespace of it, and en
 @app.command()
 def doctor(
     trial: Annotated[
-        bool, typer.Option("--trial/--no-trial", help="Run a job of 3 steps in a pod, too; it takes about 20 s.")
+        bool, typer.Option("--trial/--no-trial", help="Run a job of 3 steps on one node, too; it takes about 20 s.")
     ] = True,
     machine: Json = False,
 ) -> int:
@@ -72,7 +72,7 @@ def _try() -> list[ClusterFinding]:
         return [ClusterFinding("a run", False, str(error))]
     if outcome.reasons:
         return [ClusterFinding("a run", False, "; ".join(outcome.reasons))]
-    return [ClusterFinding("a run", True, f"{_STEPS} steps in a pod, in {time.monotonic() - began_s:.0f} s")]
+    return [ClusterFinding("a run", True, f"{_STEPS} steps on one node, in {time.monotonic() - began_s:.0f} s")]
 
 
 @app.command("manifests")
@@ -85,11 +85,10 @@ def show_manifests(
 ) -> None:
     """Print what an administrator makes once, so that others can run with few rights.
 
-    A namespace that allows runs, the service account of drivers, and a role for
-    people. It starts nothing, and nothing of it lies outside the namespace.
+    A namespace that allows runs, and in it the service account of drivers, and a
+    role for people. It starts nothing.
 
-    Examples: [cyan]chaoskit cluster manifests --namespace chaos | kubectl apply -f -[/],
-    [cyan]chaoskit cluster manifests --namespace chaos | kubectl delete -f -[/]
+    Example: [cyan]chaoskit cluster manifests --namespace chaos | kubectl apply -f -[/]
     """
     documents = [msgspec.yaml.encode(one).decode() for one in installation(namespace, security)]
     sys.stdout.write("---\n".join(documents))

@@ -1,4 +1,4 @@
-"""The machine on which runs take place: this one, or one that a stream leads to (:mod:`chaoskit.experiment.remote`)."""
+"""What executes experiments: this process, or a driver that a stream leads to (:mod:`chaoskit.experiment.remote`)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from chaoskit.experiment.follow import Watch
 from chaoskit.experiment.plan import Experiment
 from chaoskit.experiment.run import RawRun, execute
 from chaoskit.experiment.twin import SessionTwins, TwinCache
+from chaoskit.plaintext import tell_on_stderr
 from chaoskit.substrate import choice
 from chaoskit.substrate.actions import Action
-from chaoskit.substrate.away import AwaySubstrate
 from chaoskit.substrate.base import Substrate
-from chaoskit.substrate.supervised import tell_on_stderr
 from chaoskit.substrate.undo import UndoLog
 
 
@@ -59,7 +58,7 @@ class LocalHost:
     def __init__(self, substrate: Substrate) -> None:
         self._substrate = substrate
         self.name, self.undo = substrate.name, substrate.undo
-        self.twins = SessionTwins() if isinstance(substrate, AwaySubstrate) else TwinCache()
+        self.twins = SessionTwins() if getattr(substrate, "is_elsewhere", False) else TwinCache()
 
     def why_not(self, action: type[Action]) -> str:
         return self._substrate.why_not(action)
@@ -88,7 +87,7 @@ def make_host(name: str, *, docker_image: str = "") -> ExperimentHost:
     """
     if name == choice.KUBERNETES:
         from chaoskit.experiment.remote.client import RemoteHost
-        from chaoskit.substrate.kubernetes.driver import DriverPod
+        from chaoskit.substrate.kubernetes.driver_pod import DriverPod
         from chaoskit.substrate.kubernetes.options import KubernetesOptions
 
         options = KubernetesOptions.from_environment(os.environ)

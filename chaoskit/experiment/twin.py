@@ -162,6 +162,10 @@ class SessionTwins:
         twin = self._twins.get(_key(experiment))
         return twin if twin is not None and _is_current(twin, self._here) else None
 
+    def clear(self) -> None:
+        """Forget all: runs take place on other machines from now on."""
+        self._twins.clear()
+
     def lock(self, experiment: Experiment) -> AbstractContextManager[None]:
         """No other process has these."""
         return nullcontext()

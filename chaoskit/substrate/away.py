@@ -30,6 +30,8 @@ class AwaySubstrate(SupervisedSubstrate):
     written, into the run's directory.
     """
 
+    #: Numbers of runs are not those of this machine's processor.
+    is_elsewhere = True
     #: Where the files of runs lie on every node; a path that nodes have and the runner need not.
     files = Path("/var/lib/chaoskit")
 

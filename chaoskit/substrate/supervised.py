@@ -6,7 +6,6 @@ import contextlib
 import glob
 import os
 import secrets
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from chaoskit.control.coordinator import EXIT_OVER, CoordinatorSpec
 from chaoskit.errors import HarnessError, Refused
 from chaoskit.injection_line import InjectionDoor
 from chaoskit.messages import ObserverHello
+from chaoskit.plaintext import tell_on_stderr
 from chaoskit.substrate.actions import Action, Backend
 from chaoskit.substrate.bare import BareCluster
 from chaoskit.substrate.base import NOTHING, Needs
@@ -208,8 +208,3 @@ def workers_started(run_directory: Path, node: str) -> int:
 def node_names(count: int) -> tuple[str, ...]:
     """Names of a run's nodes."""
     return tuple(f"node{number}" for number in range(count))
-
-
-def tell_on_stderr(line: str) -> None:
-    """Show people a line."""
-    print(f"chaoskit: {line}", file=sys.stderr)

@@ -11,7 +11,7 @@ import msgspec
 
 from chaoskit.errors import BadInput
 from chaoskit.substrate.actions import Action
-from chaoskit.substrate.kubernetes.actions import PodDeletion, PodEviction
+from chaoskit.substrate.kubernetes.actions import ContainerCrash, PodDeletion, PodEviction
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from faults import incidents
 from faults.base import found
@@ -35,20 +35,13 @@ def test_{name}(chaos):
 
 @dataclass(frozen=True, kw_only=True)
 class PodFault(NodeFault):
-    """Base of the faults that take the pod of the rank's node away.
-
-    Args:
-        grace_s: its processes are told to end, and have so many whole seconds for it. A run with an elastic policy
-            uses them to leave without a loss.
-    """
-
-    grace_s: int = 0
+    """Base of the faults that take the pod of the rank's node away."""
 
     evidence: ClassVar[str] = (
         "the connection to the first process of the pod has ended, and the API server has no such pod any more, "
         "or says that it has ended"
     )
-    impact: ClassVar[str] = "the workers of the node are given up; with grace and an elastic policy they leave"
+    impact: ClassVar[str] = "the workers of the node are given up"
     substrates: ClassVar[tuple[str, ...]] = ("kubernetes",)
     ends_node: ClassVar[bool] = True
     example: ClassVar[str] = EXAMPLE
@@ -74,11 +67,6 @@ class PodFault(NodeFault):
     def leads_to(self) -> frozenset[str]:
         return super().leads_to | {"unreachable"}
 
-    def validate(self, *, nodes: int, steps: int | None) -> None:
-        super().validate(nodes=nodes, steps=steps)
-        if self.grace_s < 0 or self.grace_s != int(self.grace_s):
-            raise BadInput("grace_s", self.grace_s, "use a whole number of seconds, 0 or more")
-
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         processes = look_up(target)
         removal = target.cluster.apply(target.node, self.removal)
@@ -90,7 +78,39 @@ class PodFault(NodeFault):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeletePod(PodFault):
+class GracefulPodFault(PodFault):
+    """Base of those that tell its processes to end before.
+
+    Args:
+        grace_s: they have so many whole seconds for it. A run with an elastic policy uses them to leave without a loss.
+    """
+
+    grace_s: int = 0
+
+    impact: ClassVar[str] = "the workers of the node are given up; with grace and an elastic policy they leave"
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        if self.grace_s < 0 or self.grace_s != int(self.grace_s):
+            raise BadInput("grace_s", self.grace_s, "use a whole number of seconds, 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KillContainer(PodFault):
+    """Have the container of the rank's node end at once: its first process, and by the kernel's rule all others."""
+
+    family: ClassVar[str] = "node"
+    effect: ClassVar[str] = "the container of one node ends at once, and its pod with it"
+    stands_for: ClassVar[str] = "containers that run out of memory, and runtimes that crash"
+    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.CONTAINER, incidents.CPU_OOM)
+
+    @property
+    def removal(self) -> Action:
+        return ContainerCrash()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeletePod(GracefulPodFault):
     """Delete the pod of the rank's node, as ``kubectl delete pod`` does."""
 
     family: ClassVar[str] = "node"
@@ -104,7 +124,7 @@ class DeletePod(PodFault):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvictPod(PodFault):
+class EvictPod(GracefulPodFault):
     """Have the pod of the rank's node evicted, as ``kubectl drain`` does."""
 
     family: ClassVar[str] = "node"

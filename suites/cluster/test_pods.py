@@ -6,7 +6,7 @@ import pytest
 
 from chaoskit import Chaos, ElasticPolicy
 from chaoskit.suites.recovery.expect import AT, heals, survives
-from faults import DeletePod, EvictPod, Kill, KillCoordinator, ReplaceNode
+from faults import DeletePod, EvictPod, Kill, KillContainer, KillCoordinator, ReplaceNode
 
 pytestmark = [pytest.mark.chaos(substrate="kubernetes"), pytest.mark.slow]
 
@@ -15,6 +15,10 @@ pytestmark = [pytest.mark.chaos(substrate="kubernetes"), pytest.mark.slow]
 def test_a_deleted_pod_costs_nothing(chaos: Chaos, phase: str) -> None:
     """A spare in another pod takes the rank."""
     survives(chaos, DeletePod(rank=1, at_step=AT, phase=phase))
+
+
+def test_a_container_that_ends_costs_nothing(chaos: Chaos) -> None:
+    survives(chaos, KillContainer(rank=1, at_step=AT))
 
 
 def test_an_evicted_pod_costs_nothing(chaos: Chaos) -> None:

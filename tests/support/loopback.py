@@ -9,7 +9,7 @@ import sys
 
 from chaoskit.experiment.remote.client import RemoteHost
 from chaoskit.osprocess import start_ticks
-from chaoskit.substrate.supervised import tell_on_stderr
+from chaoskit.plaintext import tell_on_stderr
 from chaoskit.substrate.supervisor.link import SupervisorLink
 from chaoskit.substrate.undo import EndEntry, UndoLog, temporary_directory
 
@@ -29,14 +29,14 @@ class LoopbackDriver:
         self.files, _ = temporary_directory("loopback", self._undo)
         self.process: subprocess.Popen[bytes] | None = None
 
-    def open(self) -> SupervisorLink:
+    def open(self, undo: UndoLog) -> SupervisorLink:
         ours, theirs = socket.socketpair()
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         with theirs:
             self.process = subprocess.Popen(
                 _COMMAND, stdin=theirs.fileno(), env=environment, cwd="/", start_new_session=True
             )
-        self._undo.plan(EndEntry(self.process.pid, start_ticks(self.process.pid)))
+        undo.plan(EndEntry(self.process.pid, start_ticks(self.process.pid)))
         return SupervisorLink(ours, "the supervisor of the driver")
 
     def close(self) -> None:

@@ -64,8 +64,11 @@ class DriverPlace(Protocol):
     substrate: str
     files: Path
 
-    def open(self) -> SupervisorLink:
-        """A supervisor there, which lasts as long as its stream. Raises BadInput, HarnessError."""
+    def open(self, undo: UndoLog) -> SupervisorLink:
+        """A supervisor there, which lasts as long as its stream. Raises BadInput, HarnessError.
+
+        ``undo``: takes what must be put back if this process is killed.
+        """
 
     def close(self) -> None:
         """End everything there."""
@@ -87,7 +90,7 @@ class Conversation:
             self.answers.extend(self._splitter.feed(data))
 
     def closed(self, line: int) -> None:
-        """The driver has ended: its supervisor says so, too."""
+        """Do nothing: the supervisor says that the driver has ended."""
 
 
 class RemoteHost:
@@ -172,7 +175,8 @@ class RemoteHost:
             self._place.close()
             self._link = self._driver = None
         if self._link is None:
-            self._link = self._place.open()
+            self.twins.clear()  # it may be another processor
+            self._link = self._place.open(self.undo)
             if not self._link.await_ready():
                 raise HarnessError(f"{self._link.name} did not start")
         if self._driver is None or self._driver.pid in self._link.exits:
@@ -199,7 +203,7 @@ class RemoteHost:
             self._end_driver(link)  # what it does would be in the way of the next order
             raise
         if isinstance(answer, DriverDone):
-            return answer.reason
+            return answer.value
         raise BadInput(answer.field, answer.value, answer.reason) if answer.field else HarnessError(answer.reason)
 
     def _carried_out(self, link: SupervisorLink, order: Order, watch: Watch | None) -> DriverDone | DriverFailed:

@@ -1,4 +1,4 @@
-"""The driver: the harness of runs, on the machine that they take place on."""
+"""The driver: the process that executes plans, on the machine where their runs take place."""
 
 from __future__ import annotations
 

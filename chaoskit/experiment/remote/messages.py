@@ -50,15 +50,15 @@ class DriverTold(Message, frozen=True):
 
 
 class DriverWatched(Message, frozen=True):
-    """A message of the run's coordinator, in its frame; of a command what its watch is shown, as JSON."""
+    """A message of the run's coordinator, in its frame."""
 
     data: bytes
 
 
 class DriverDone(Message, frozen=True):
-    """It is done. ``reason``: what was asked for."""
+    """The order was carried out. ``value``: what was asked for."""
 
-    reason: str = ""
+    value: str = ""
 
 
 class DriverFailed(Message, frozen=True):

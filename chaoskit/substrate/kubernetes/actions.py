@@ -17,4 +17,8 @@ class PodEviction(Action, frozen=True):
     grace_s: int
 
 
-POD_ACTIONS: frozenset[type[Action]] = frozenset({PodDeletion, PodEviction})
+class ContainerCrash(Action, frozen=True):
+    """Have the first process of the container end at once, and so all of them. Shown: as for a deletion."""
+
+
+POD_ACTIONS: frozenset[type[Action]] = frozenset({PodDeletion, PodEviction, ContainerCrash})

@@ -98,7 +98,9 @@ class KubernetesApi:
         self._client = client.ApiClient(settings)
 
     def create(self, manifest: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
-        """Make an object. Fields that do not exist are refused. Raises ApiError."""
+        """Make an object, and give it; one of this name that is there already, too: names are never used again, so it
+        is ours, and an answer was lost. Fields that do not exist are refused. Raises ApiError.
+        """
         query = [("fieldValidation", "Strict"), *([("dryRun", "All")] if dry_run else [])]
         path = self._path(manifest["kind"])
         try:
@@ -106,7 +108,7 @@ class KubernetesApi:
         except ApiError as error:
             if error.status != HTTPStatus.CONFLICT:
                 raise
-            return self._ask("GET", f"{path}/{manifest['metadata']['name']}")  # names are ours: an answer was lost
+            return self._ask("GET", f"{path}/{manifest['metadata']['name']}")
 
     def get(self, kind: str, name: str) -> dict[str, Any]:
         """An object. Raises ApiError, with status 404 where there is none."""
@@ -153,7 +155,7 @@ class KubernetesApi:
             return ""
 
     def version(self) -> str:
-        """Of the server. Raises ApiError."""
+        """The version of the server. Raises ApiError."""
         return str(self._ask("GET", "/version")["gitVersion"])
 
     def may(self, verb: str, group: str, resource: str) -> bool:

@@ -1,4 +1,4 @@
-"""The backend of what is done to pods through the API server."""
+"""The backend of what is done to pods: through the API server, or by their first process."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import contextlib
 
 from chaoskit.errors import HarnessError
 from chaoskit.substrate.actions import Action, Applied
-from chaoskit.substrate.kubernetes.actions import POD_ACTIONS, PodDeletion, PodEviction
+from chaoskit.substrate.kubernetes.actions import POD_ACTIONS, ContainerCrash, PodDeletion, PodEviction
 from chaoskit.substrate.kubernetes.api import EvictionRefused
 from chaoskit.substrate.kubernetes.session import Pod, Session
+from chaoskit.substrate.supervisor.messages import CrashContainer
 
 
 class PodApi:
-    """Deletes and evicts the pods of nodes. Nothing of that can be lifted: a pod that is gone stays so."""
+    """Deletes and evicts the pods of nodes, and has their containers crash. Nothing of that can be lifted."""
 
     actions = POD_ACTIONS
 
@@ -29,6 +30,8 @@ class PodApi:
             case PodEviction(grace_s):
                 with contextlib.suppress(EvictionRefused):  # then nothing ends, and so nothing will be shown
                     self._session.evict(pod, grace_s)
+            case ContainerCrash() if pod.link is not None:
+                pod.link.tell(CrashContainer())
             case _:
                 raise HarnessError(f"{type(action).__name__} is not done to pods")
         return _Removal(self._session, pod)

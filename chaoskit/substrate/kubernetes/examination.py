@@ -47,7 +47,8 @@ def _answers(api: KubernetesApi, options: KubernetesOptions) -> Iterator[Cluster
         yield ClusterFinding("namespace", True, f"{api.namespace}: runs are allowed there")
     except ChaoskitError as error:
         yield ClusterFinding("namespace", False, str(error))
-    wanted = rights.CLIENT + (() if options.service_account else rights.CLIENT_WITHOUT_ACCOUNT)
+    more = rights.ACCOUNT_RIGHTS if options.has_driver else rights.DRIVER_RIGHTS
+    wanted = rights.CLIENT_RIGHTS + (() if options.has_driver and options.service_account else more)
     lacking = [(one, verb) for one in wanted for verb in one.verbs if not api.may(verb, one.group, one.resource)]
     for one, verb in lacking:
         yield ClusterFinding(f"{verb} {one.resource}", False, f"you may not, and it is needed: {one.why}")

@@ -21,7 +21,7 @@ def installation(namespace: str, security: str) -> list[Manifest]:
     return [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}},
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT, **within}},
-        _role(ACCOUNT, within, rights.DRIVER),
+        _role(ACCOUNT, within, rights.DRIVER_RIGHTS),
         {
             "apiVersion": f"{rights.RBAC}/v1",
             "kind": "RoleBinding",
@@ -29,7 +29,7 @@ def installation(namespace: str, security: str) -> list[Manifest]:
             "roleRef": {"apiGroup": rights.RBAC, "kind": "Role", "name": ACCOUNT},
             "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": namespace}],
         },
-        _role(USERS, within, rights.CLIENT),
+        _role(USERS, within, rights.CLIENT_RIGHTS),
     ]
 
 

@@ -28,7 +28,7 @@ _ADDRESS = "CHAOSKIT_ADDRESS"
 _USER = 1000
 #: On which the supervisor of a driver listens, on the loopback of its pod.
 DRIVER_PORT = 7070
-DRIVER = "driver"
+DRIVER_STATION = "driver"
 #: Resources that every machine has: a driver takes no others, such as GPUs.
 _PLAIN_RESOURCES = ("cpu", "memory", "ephemeral-storage")
 _SHM = "1Gi"
@@ -95,12 +95,12 @@ def secret(session: str, token: str, owned_by: Manifest, given: Mapping[str, Any
 
 
 def driver_rights(session: str, namespace: str, owned_by: Manifest) -> list[Manifest]:
-    """What lets a driver make and end the pods of its session, and no more."""
-    metadata = {"name": session, "labels": labels(session, DRIVER), "ownerReferences": [owned_by]}
+    """What lets a driver make, end and evict pods of the namespace, and read their logs."""
+    metadata = {"name": session, "labels": labels(session, DRIVER_STATION), "ownerReferences": [owned_by]}
     bound = {"apiVersion": f"{rights.RBAC}/v1", "metadata": metadata}
     return [
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata},
-        {"kind": "Role", **bound, "rules": rights.rules(rights.DRIVER)},
+        {"kind": "Role", **bound, "rules": rights.rules(rights.DRIVER_RIGHTS)},
         {
             "kind": "RoleBinding",
             **bound,
@@ -178,7 +178,7 @@ def pod(
 def driver(session: str, options: KubernetesOptions, given: Mapping[str, Any]) -> Manifest:
     """The pod of a driver, which makes the others. Its supervisor listens, as the client comes to it."""
     listen = ["--cold", "--listen", str(DRIVER_PORT)]
-    made, container = _supervised(session, DRIVER, f"{session}-{DRIVER}", listen, options, given)
+    made, container = _supervised(session, DRIVER_STATION, f"{session}-{DRIVER_STATION}", listen, options, given)
     account = {"serviceAccountName": options.service_account or session, "automountServiceAccountToken": True}
     made["spec"] |= account
     container["env"] = [

@@ -34,7 +34,7 @@ class KubernetesOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     """Where pods are made, and of what.
 
     Attributes:
-        image: with Python, torch and this version of chaoskit.
+        image: with Python, torch and this version of chaoskit; for a driver of chaoskit[kubernetes].
         python: the command that runs Python in it.
         template: file with a Pod, or an object with the template of one, such as a Deployment. It is merged over
             chaoskit's pods: where both set a field, the template wins. "" for none.

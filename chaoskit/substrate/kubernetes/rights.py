@@ -23,14 +23,14 @@ class Right:
     group: str = ""
 
 
-#: A driver's.
-DRIVER = (
+#: Rights of a driver; and of the user where pytest itself drives runs.
+DRIVER_RIGHTS = (
     Right("pods", ("create", "delete", "get", "list", "patch"), "the pods of nodes and of the coordinator"),
     Right("pods/eviction", ("create",), "the fault EvictPod"),
     Right("pods/log", ("get",), "why a pod ended before its supervisor came"),
 )
-#: Of whoever runs pytest.
-CLIENT = (
+#: Rights of the user that runs pytest, with an installed account for drivers.
+CLIENT_RIGHTS = (
     Right("namespaces", ("get",), "whether runs are allowed there"),
     Right("jobs", ("create", "delete", "get", "list", "patch"), "the session, which owns everything else", "batch"),
     Right("pods", ("create", "delete", "get", "list"), "the driver's pod; a check of the template before it is made"),
@@ -39,12 +39,12 @@ CLIENT = (
     Right("secrets", ("create",), "the token of the session"),
     Right("networkpolicies", ("create",), "pods are reached by those of their session", "networking.k8s.io"),
 )
-#: The same side's, unless an installed service account is named for drivers.
-CLIENT_WITHOUT_ACCOUNT = (
+#: What the user needs beside them to make an account for each session's driver.
+ACCOUNT_RIGHTS = (
     Right("serviceaccounts", ("create",), "the account of a session's driver"),
     Right("roles", ("create",), "what it may do; more than the client may, it cannot get", RBAC),
     Right("rolebindings", ("create",), "which account that is for", RBAC),
-    *DRIVER,
+    *DRIVER_RIGHTS,
 )
 
 

@@ -9,7 +9,6 @@ guard and ``chaoskit cleanup`` only delete the Job sooner.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import math
 import secrets
@@ -25,8 +24,8 @@ from chaoskit.errors import BadInput, HarnessError
 from chaoskit.osprocess import user_at_host
 from chaoskit.substrate.kubernetes import manifests, template
 from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
+from chaoskit.substrate.kubernetes.diagnosis import PodDiagnosis
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
-from chaoskit.substrate.kubernetes.waiting import PodWatch
 from chaoskit.substrate.network import COORDINATOR
 from chaoskit.substrate.supervisor.away import KernelAway
 from chaoskit.substrate.supervisor.link import SupervisorLink
@@ -96,12 +95,11 @@ class Session:
         if self._driven is None:
             require_allowed(self.api)
         self.name = new_name() if self._driven is None else self._driven.name
-        self._watch = PodWatch(self.api, self.name, options)
+        self._diagnosis = PodDiagnosis(self.api, self.name, options)
         self._runner = options.address or _address_towards(self.api.server)
         token = secrets.token_hex(16) if self._driven is None else self._driven.read("token")
         # an address that was given may be one that is translated on its way here
         self._reception = Reception("" if options.address else self._runner, token)
-        self._numbers = itertools.count(1)
         self._owner: dict[str, Any] = {}
         self._ends: Undo | None = None
         self.pods: dict[str, Pod] = {}
@@ -110,6 +108,7 @@ class Session:
                 self._open(token)
             else:
                 self._owner = manifests.owner(self._driven.name, self._driven.read("owner"))
+                self._end_former_pods()
         except BaseException:
             self.close()
             raise
@@ -122,7 +121,7 @@ class Session:
         start_s = math.ceil(self._options.startup_s) + START_MORE_S
         made = manifests.job(self.name, inside, started_by=user_at_host(), deadline_s=start_s)
         for manifest in (inside, made):
-            self._watch.dry_run(manifest)
+            self._diagnosis.dry_run(manifest)
         self._ends = self._undo.plan(CommandEntry(shlex.join(end_command(self.name, self.api))))
         self._reception.expect(pod.place)
         self._owner = manifests.owner(self.name, self.api.create(made)["metadata"]["uid"])
@@ -131,6 +130,12 @@ class Session:
         self.api.create(manifests.network_policy(self.name, self._runner, self._owner))
         self._await_arrivals([pod])
         self.api.patch("Job", self.name, {"spec": {"activeDeadlineSeconds": DEADLINE_S}})
+
+    def _end_former_pods(self) -> None:
+        """Delete what a driver has left that was killed, and its supervisor was not."""
+        others = f"{manifests.selector(self.name)},{manifests.STATION}!={manifests.DRIVER_STATION}"
+        for one in self.api.find("Pod", others):
+            self.api.delete("Pod", one["metadata"]["name"], grace_s=0)
 
     def _manifest(self, pod: Pod) -> manifests.Manifest:
         runner, owner = f"{self._runner}:{self._reception.address[1]}", self._owner or None
@@ -150,10 +155,12 @@ class Session:
         self._await_arrivals([pod for pod in self.pods.values() if pod.link is None])
         for pod in self.pods.values():
             if pod.link is None or not pod.link.await_ready(_WARM_S):
-                raise HarnessError(f"the supervisor of {pod.station} did not start:\n{self._watch.log(pod.station)}")
+                raise HarnessError(
+                    f"the supervisor of {pod.station} did not start:\n{self._diagnosis.log(pod.station)}"
+                )
 
     def _create(self, station: str) -> None:
-        pod = Pod(station, f"{self.name}-{station}-{next(self._numbers)}", self.is_pod_over)
+        pod = Pod(station, f"{self.name}-{station}-{secrets.token_hex(3)}", self.is_pod_over)
         self._reception.expect(pod.place)
         self.api.create(self._manifest(pod))
         self.pods[station] = pod
@@ -166,12 +173,14 @@ class Session:
             if (arrived := self._reception.await_any(missing, _LOOK_S)) is not None:
                 missing.pop(arrived[0]).come(arrived[1])
                 continue
-            told = self._watch.pending(pod.station for pod in missing.values())
+            told = self._diagnosis.pending(pod.station for pod in missing.values())
             if told and (text := "; ".join(map(str, told))) != shown:
                 self._tell(shown := text)
             if time.monotonic() > until_s or any(one.is_final for one in told):
                 absent_ones = [pod.station for pod in missing.values()]
-                self._watch.refuse(told, absent_ones, f"no supervisor came to {self._runner}: can pods reach it?")
+                self._diagnosis.raise_not_running(
+                    told, absent_ones, f"no supervisor came to {self._runner}: can pods reach it?"
+                )
 
     def kill(self, station: str) -> None:
         """Delete the pod of a station with no grace, and wait until nothing of it runs.
@@ -273,7 +282,7 @@ def end_command(session: str, api: KubernetesApi) -> list[str]:
 
 
 def new_name() -> str:
-    """Of a session, and of its objects."""
+    """A name for a session and its objects."""
     return f"chaoskit-{secrets.token_hex(4)}"
 
 

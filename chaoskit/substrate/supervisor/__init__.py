@@ -10,4 +10,5 @@ All that it is told and that it tells passes through one stream: a Unix socket, 
 * :mod:`.programs`, :mod:`.acts`, :mod:`.door`: what it starts, what it does to nodes, and its injection lines.
 * :mod:`.files`, :mod:`.sources`: journals and logs on their way here, and a job's code on its way there.
 * :mod:`.reception`: where the runner listens for supervisors that dial it.
+* :mod:`.ferry`: a stream to a supervisor that outlives the connections which carry it. :mod:`.stream`: keep-alive.
 """

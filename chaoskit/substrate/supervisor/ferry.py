@@ -33,7 +33,7 @@ _COUNT = struct.Struct("!Q")
 
 
 class Kind(IntEnum):
-    """Of a frame. ``RESUME`` is the first one on each connection: how many bytes this side has taken so far."""
+    """The kind of a frame. ``RESUME`` is the first on each connection: how many bytes this side has taken so far."""
 
     RESUME = 1
     DATA = 2
@@ -134,7 +134,7 @@ class Ferry:
         self._is_open = True  # the local end
 
     def carry(self, connection: socket.socket, wakes: int | None = None) -> bool:
-        """Over this connection. Whether it was the last one: the stream has ended.
+        """Carry the stream over this connection. Whether it was the last one: the stream has ended.
 
         Args:
             wakes: a descriptor: when that is readable, there is a newer connection.
@@ -151,7 +151,7 @@ class Ferry:
                 if self._local.fileno() in ready:
                     connection.sendall(self._read_here())
                 if connection.fileno() in ready and not self._read_there(connection):
-                    return not self._is_open  # what it was told to the end it has, or needs no more
+                    return not self._is_open  # it ended behind our own end
         except (OSError, ValueError):
             return False
         finally:

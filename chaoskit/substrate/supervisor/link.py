@@ -22,6 +22,7 @@ from chaoskit.substrate.supervisor.files import TAKEN_BYTES, FileMirror
 from chaoskit.substrate.supervisor.messages import (
     ActionShown,
     CloseListener,
+    CrashContainer,
     EndPrograms,
     FileChunk,
     FilesTaken,
@@ -382,7 +383,7 @@ class SupervisorLink:
                 self._loop.remove_reader(line)
             line.close()
 
-    def tell(self, message: LineData | LineClosed | FilesTaken) -> None:
+    def tell(self, message: LineData | LineClosed | FilesTaken | CrashContainer) -> None:
         """Say something that is not answered."""
         with contextlib.suppress(SupervisorGone):  # its end is found elsewhere
             self._send(message)

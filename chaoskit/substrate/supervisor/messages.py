@@ -70,6 +70,10 @@ class CloseListener(Message, frozen=True):
     listener: int
 
 
+class CrashContainer(Message, frozen=True):
+    """Exit at once, without a word: where this is the first process of a container, all others end with it."""
+
+
 class AskKernel(Message, frozen=True):
     """Ask what the kernel says of a process: one of the questions of :class:`chaoskit.substrate.processes.Kernel`."""
 
@@ -205,6 +209,7 @@ Request = (
     | ShipFiles
     | FilesTaken
     | SettleFiles
+    | CrashContainer
 )
 
 # -- the supervisor's ---------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from chaoskit.substrate.supervisor.messages import (
     AskKernel,
     AskWhyNot,
     CloseListener,
+    CrashContainer,
     EndPrograms,
     FilesTaken,
     FindSource,
@@ -63,6 +64,7 @@ from chaoskit.substrate.supervisor.programs import Programs
 from chaoskit.substrate.supervisor.sources import SourceStore
 from chaoskit.substrate.supervisor.stream import watch
 
+_KILLED = 128 + signal.SIGKILL  # the status of a container whose first process was killed
 _COUNT_S = 0.05  # between two looks at what actions in force have met
 _RECEIVE_BYTES = 2**16
 _GRACE_S = 30.0
@@ -220,6 +222,8 @@ class Supervisor:
                 if isinstance(request, LineData | LineClosed):
                     if self._door is not None:
                         self._door.take(request)
+                elif isinstance(request, CrashContainer):
+                    os._exit(_KILLED)
                 elif isinstance(request, FilesTaken):
                     self._in_flight_bytes -= request.size_bytes
                     self._ship()

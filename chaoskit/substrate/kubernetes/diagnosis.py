@@ -14,7 +14,7 @@ from chaoskit.substrate.kubernetes.pod_state import Pending, pending
 _SHOWN_LINES = 20
 
 
-class PodWatch:
+class PodDiagnosis:
     """What the API server says of pods that are waited for."""
 
     def __init__(self, api: KubernetesApi, session: str, options: KubernetesOptions) -> None:
@@ -38,7 +38,7 @@ class PodWatch:
         told = [pending(one["metadata"]["labels"].get(manifests.STATION, ""), one) for one in found]
         return [one for one in told if one is not None and one.station in wanted]
 
-    def refuse(
+    def raise_not_running(
         self, told: Iterable[Pending], stations: Iterable[str], otherwise: str, *, is_late: bool = True
     ) -> NoReturn:
         """Give up.

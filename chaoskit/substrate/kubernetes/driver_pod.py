@@ -1,7 +1,8 @@
-"""The pod of a driver: where runs are driven from whose client the pods cannot reach, such as a laptop.
+"""The pod of a driver. It drives runs where pods cannot reach the client, such as a laptop.
 
-The client makes the Job that owns everything, and in its pod a supervisor. It comes to it through the API server; then
-the program that the supervisor starts makes the pods of runs, and nothing of a run takes that way any more.
+The client makes the Job that owns everything, and in its pod a supervisor. The stream to that passes through the API
+server: plans take it, and copies of records. The driver, a program of that supervisor, makes the pods of runs, and
+reaches them directly: no decision of a run waits for the API server.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from chaoskit.osprocess import user_at_host
 from chaoskit.substrate.kubernetes import manifests, port_forward, template
 from chaoskit.substrate.kubernetes.api import KubernetesApi
+from chaoskit.substrate.kubernetes.diagnosis import PodDiagnosis
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.substrate.kubernetes.session import (
     DEADLINE_S,
@@ -27,7 +29,6 @@ from chaoskit.substrate.kubernetes.session import (
     new_name,
     require_allowed,
 )
-from chaoskit.substrate.kubernetes.waiting import PodWatch
 from chaoskit.substrate.supervisor.away import KernelAway
 from chaoskit.substrate.supervisor.link import SupervisorLink
 from chaoskit.substrate.undo import CommandEntry, Undo, UndoLog
@@ -48,15 +49,15 @@ class DriverPod:
 
     def __init__(self, options: KubernetesOptions, tell: Callable[[str], None]) -> None:
         options.require()
-        self._options, self._tell, self._undo = options, tell, UndoLog()
+        self._options, self._tell = options, tell
         self._given = template.read(options.template) if options.template else {}
         self._api: KubernetesApi | None = None
         self._name = ""
         self._stream: subprocess.Popen[bytes] | None = None
         self._ends: Undo | None = None
 
-    def open(self) -> SupervisorLink:
-        """Make a session, and come to its supervisor.
+    def open(self, undo: UndoLog) -> SupervisorLink:
+        """Make a session, whose end is written ahead, and come to its supervisor.
 
         Raises:
             BadInput: if the cluster, the namespace or the template cannot be used; nothing is made then. HarnessError:
@@ -64,7 +65,7 @@ class DriverPod:
         """
         try:
             api, token = self._make(), secrets.token_hex(16)
-            self._make_objects(api, token)
+            self._make_objects(api, token, undo)
             pod = self._await_running(api)
             link = self._reach(api, pod, token)
             api.patch("Job", self._name, {"spec": {"activeDeadlineSeconds": DEADLINE_S}})
@@ -77,18 +78,18 @@ class DriverPod:
         self._api = api = KubernetesApi(self._options.context, self._options.namespace)
         require_allowed(api)
         self._name = new_name()
-        self._watch = PodWatch(api, self._name, self._options)
+        self._diagnosis = PodDiagnosis(api, self._name, self._options)
         return api
 
-    def _make_objects(self, api: KubernetesApi, token: str) -> None:
+    def _make_objects(self, api: KubernetesApi, token: str, undo: UndoLog) -> None:
         """The owner first, with no pod yet; then what its pod needs, and then the pod."""
         start_s = math.ceil(self._options.startup_s) + START_MORE_S
         name, options, given = self._name, self._options, self._given
         pod = manifests.driver(name, options, given)
         job = manifests.job(name, pod, started_by=user_at_host(), deadline_s=start_s, parallelism=0)
         for manifest in (manifests.pod(name, "node0", f"{name}-node0", "", options, given), job):
-            self._watch.dry_run(manifest)
-        self._ends = self._undo.plan(CommandEntry(shlex.join(end_command(name, api))))
+            self._diagnosis.dry_run(manifest)
+        self._ends = undo.plan(CommandEntry(shlex.join(end_command(name, api))))
         owner = manifests.owner(name, api.create(job)["metadata"]["uid"])
         if not options.service_account:
             for made in manifests.driver_rights(name, api.namespace, owner):
@@ -100,16 +101,18 @@ class DriverPod:
     def _await_running(self, api: KubernetesApi) -> str:
         """The name of the driver's pod, once it runs. Says meanwhile why it does not."""
         until_s, shown = time.monotonic() + self._options.startup_s, ""
-        selector = f"{manifests.selector(self._name)},{manifests.STATION}={manifests.DRIVER}"
+        selector = f"{manifests.selector(self._name)},{manifests.STATION}={manifests.DRIVER_STATION}"
         while True:
             for one in api.find("Pod", selector):
                 if one.get("status", {}).get("phase") == "Running":
                     return str(one["metadata"]["name"])
-            told = self._watch.pending([manifests.DRIVER])
+            told = self._diagnosis.pending([manifests.DRIVER_STATION])
             if told and (text := "; ".join(map(str, told))) != shown:
                 self._tell(f"waiting for pods: {(shown := text)}")
             if time.monotonic() > until_s or any(one.is_final for one in told):
-                self._watch.refuse(told, [manifests.DRIVER], "no pod of the driver was made: see the events of its job")
+                self._diagnosis.raise_not_running(
+                    told, [manifests.DRIVER_STATION], "no pod of the driver was made: see the events of its job"
+                )
             time.sleep(_LOOK_S)
 
     def _reach(self, api: KubernetesApi, pod: str, token: str) -> SupervisorLink:
@@ -122,8 +125,10 @@ class DriverPod:
         try:
             if link.await_ready(limit_s):
                 return link
-            told, is_late = self._watch.pending([manifests.DRIVER]), link.is_open()
-            self._watch.refuse(told, [manifests.DRIVER], "its supervisor cannot be reached; see above", is_late=is_late)
+            told, is_late = self._diagnosis.pending([manifests.DRIVER_STATION]), link.is_open()
+            self._diagnosis.raise_not_running(
+                told, [manifests.DRIVER_STATION], "its supervisor cannot be reached; see above", is_late=is_late
+            )
         except BaseException:
             link.close()
             raise
