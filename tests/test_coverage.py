@@ -11,7 +11,9 @@ import pytest
 from chaoskit import Chaos, Verdict, judge_directory
 from chaoskit.experiment.coverage import NAME
 from chaoskit.experiment.outcome import Outcome
+from chaoskit.journal import Journal
 from chaoskit.suites.canary.journals import Journals
+from chaoskit.vocabulary import Event
 from faults import FreezeNode, Hang, Kill, KillCoordinator, KillNode, Scale
 
 TINY: dict[str, Any] = {"size": "tiny"}
@@ -19,6 +21,24 @@ TINY: dict[str, Any] = {"size": "tiny"}
 
 def whole(outcome: Outcome) -> bool:
     return next(check.verdict for check in outcome.checks if check.name == NAME) == Verdict.PASSED
+
+
+def test_what_went_with_a_node_is_unknown(chaos: Chaos) -> None:
+    """A check that fails for want of it says nothing; where nothing is known to have been lost it has failed."""
+    fault = KillNode(rank=1, at_step=3, phase="optimizer")
+    outcome = chaos.run("gpt", nodes=3, shards=4, steps=12, options=TINY, faults=[fault], twin=False)
+    directory = Path(outcome.directory)
+    path = directory / "journal" / "node1.0.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    last = max(number for number, line in enumerate(lines) if '"reduce"' in line)
+    path.write_text("".join(lines[:last]))
+    assert judge_directory(directory).verdict == Verdict.FAILED
+    journal = Journal(directory / "journal", "substrate", role="substrate")
+    journal.write(Event.RECORDS_CUT, node="node1")
+    journal.close()
+    cut = judge_directory(directory)
+    assert cut.verdict == Verdict.UNKNOWN
+    assert any("the last records of node1 were lost" in check.detail for check in cut.checks)
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ def test_a_lost_pod_is_replaced_by_another_one(harness: Harness, job: Path) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
-    [DeletePod(rank=1, at_step=8), EvictPod(rank=1, at_step=8, grace_s=5), KillContainer(rank=1, at_step=8)],
+    [DeletePod(rank=1, at_step=8), EvictPod(rank=1, at_step=8, grace_s=5)],
     ids=str,
 )
 def test_a_pod_is_taken_away(harness: Harness, fault: Fault, job: Path) -> None:
@@ -171,6 +171,21 @@ def test_a_pod_is_taken_away(harness: Harness, fault: Fault, job: Path) -> None:
     assert record.state == "confirmed"
     assert "the API server has no such pod any more, or says" in record.evidence[1].observed
     assert not pods.pods(f"{STATION}=node1")
+
+
+@pytest.mark.costly
+@pytest.mark.slow
+def test_a_container_ends_at_once(harness: Harness, job: Path) -> None:
+    """The API server says so too, some time later; and nothing that was written down is lost."""
+    faults, options = [KillContainer(rank=1, at_step=8)], {"step_s": 0.02}
+    outcome = harness.run(
+        f"{job}:plain", nodes=2, steps=300, options=options, faults=faults, twin=False, **DETECTION["relaxed"]
+    )
+    assert outcome.verdict.value == "passed", outcome.reasons
+    assert [record.state for record in outcome.faults] == ["confirmed"]
+    (pod,) = pods.pods(f"{STATION}=node1").values()
+    (container,) = pod["status"]["containerStatuses"]
+    assert container["state"]["terminated"]["exitCode"] == 137
 
 
 @pytest.mark.costly
@@ -335,35 +350,21 @@ def test_a_run_goes_on_while_the_api_server_stands_still(driven: Harness, job: P
     assert outcome.lost_steps == 0
 
 
-class KnownPlace(DriverPod):
-    """One whose supervisor a test can ask."""
-
-    link: SupervisorLink
-
-    def open(self, undo: UndoLog) -> SupervisorLink:
-        self.link = super().open(undo)
-        return self.link
-
-    def kill_driver(self) -> None:
-        first = self.link.kernel.find(1)
-        (driver,) = [one for one in self.link.kernel.tree(first) if one.name == "ck-driver"]
-        driver.signal(signal.SIGKILL)
-
-
 @pytest.mark.costly
 @pytest.mark.slow
 def test_a_driver_that_is_killed_is_an_error_of_its_run_only(tmp_path: Path, job: Path) -> None:
     """Its pod and its session stay; the next driver makes the pods of nodes anew."""
-    place = KnownPlace(pods.options(tmp_path), tell_on_stderr)
-
-    def kill(message: Any) -> None:
-        if type(message).__name__ == "Formed":
-            place.kill_driver()
-
+    place = DriverPod(pods.options(tmp_path), tell_on_stderr)
     with (
         contextlib.closing(RemoteHost(place, tell_on_stderr)) as host,
         Harness(host, tmp_path / "runs") as harness,
     ):
+
+        def kill(message: Any) -> None:
+            if type(message).__name__ == "Formed" and host.driver is not None:
+                with contextlib.suppress(ProcessLookupError):  # another such message was on its way
+                    host.driver.signal(signal.SIGKILL)
+
         with pytest.raises(HarnessError, match="the driver of the run ended"):
             harness.run(f"{job}:plain", nodes=2, steps=10**6, options={"step_s": 0.02}, twin=False, watch=kill)
         outcome = run(harness, NaN(rank=1, at_step=8), job)

@@ -92,6 +92,7 @@ def judge(
         checks.append(harness_lost())
     trace = RunTrace(run, told.history, told.recoveries)
     checks += summary(check_properties(trace, checks), compared=trace.has_replicas)
+    checks = coverage.spare(checks)
     return _outcome(told, twin, substrate, checks, compared.not_applied, coverage.verdict(checks))
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -12,6 +11,7 @@ import msgspec
 from chaoskit.config import RunConfig
 from chaoskit.errors import HarnessError
 from chaoskit.injection_line import InjectionDoor
+from chaoskit.journal import Journal
 from chaoskit.substrate.actions import CONTROLLERS, Action, Backend
 from chaoskit.substrate.bare import BareCluster
 from chaoskit.substrate.base import NOTHING, Needs
@@ -21,6 +21,7 @@ from chaoskit.substrate.supervised import SupervisedSubstrate
 from chaoskit.substrate.supervisor.away import BackendAway, why_not
 from chaoskit.substrate.supervisor.link import SupervisorGone, SupervisorLink
 from chaoskit.substrate.supervisor.sources import Source
+from chaoskit.vocabulary import Event
 
 
 class AwaySubstrate(SupervisedSubstrate):
@@ -61,22 +62,30 @@ class AwaySubstrate(SupervisedSubstrate):
 
     def collect(self, run_directory: Path) -> None:
         failures = list[HarnessError]()
-        for link in self.links():
+        for station in self.links():
             try:
-                self.settle(link, run_directory)
+                self.settle(station, run_directory)
             except HarnessError as error:
                 failures.append(error)
         self._homes.pop(run_directory, None)
         if failures:
             raise failures[0]
 
-    def settle(self, link: SupervisorLink, run_directory: Path) -> None:
-        """Have what a node has written here. Raises HarnessError if it came, and could not be written here."""
-        with contextlib.suppress(SupervisorGone):  # the node was lost, and with it what it had not shipped
-            link.settle(self.home(run_directory))
+    def settle(self, station: str, run_directory: Path) -> None:
+        """Have what a node has written here; what went with it is told in a journal of our own.
 
-    def links(self) -> Iterable[SupervisorLink]:
-        """The supervisors that there are."""
+        Raises:
+            HarnessError: if something came, and could not be written here.
+        """
+        try:
+            self.link(station).settle(self.home(run_directory))
+        except SupervisorGone:
+            journal = Journal(run_directory / "journal", "substrate", role="substrate")
+            journal.write(Event.RECORDS_CUT, node=station)
+            journal.close("told")
+
+    def links(self) -> Mapping[str, SupervisorLink]:
+        """The supervisors that there are, by the station of each."""
         raise NotImplementedError
 
     def door(self, station: str, injection: InjectionDoor | None) -> InjectionDoor | None:

@@ -71,8 +71,8 @@ class PodFault(NodeFault):
         processes = look_up(target)
         removal = target.cluster.apply(target.node, self.removal)
         target.release()
-        seen = await all_gone(target, processes)
         found(await target.seen(lambda: removal.shown() or None))
+        seen = await all_gone(target, processes)
         source = "the end of the pod's first process, and the API server"
         yield msgspec.structs.replace(seen, source=source, more=_OVER)
 
@@ -97,7 +97,7 @@ class GracefulPodFault(PodFault):
 
 @dataclass(frozen=True, kw_only=True)
 class KillContainer(PodFault):
-    """Have the container of the rank's node end at once: its first process, and by the kernel's rule all others."""
+    """Have all processes of the rank's container end at once, the first one last: a container that is killed."""
 
     family: ClassVar[str] = "node"
     effect: ClassVar[str] = "the container of one node ends at once, and its pod with it"

@@ -12,7 +12,7 @@ import secrets
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,8 +116,8 @@ class FarSubstrate(AwaySubstrate):
     def link(self, station: str) -> SupervisorLink:
         return self._nodes[station].link
 
-    def links(self) -> Iterable[SupervisorLink]:
-        return [node.link for node in self._nodes.values()]
+    def links(self) -> Mapping[str, SupervisorLink]:
+        return {station: node.link for station, node in self._nodes.items()}
 
     def kernel(self, station: str) -> KernelAway:
         return self._nodes[station].kernel

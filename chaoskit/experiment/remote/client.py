@@ -98,6 +98,9 @@ class RemoteHost:
 
     Args:
         tell: shows people a line, such as what is waited for.
+
+    Attributes:
+        driver: its process, as its supervisor knows it; None before it is needed.
     """
 
     def __init__(self, place: DriverPlace, tell: Callable[[str], None]) -> None:
@@ -108,7 +111,7 @@ class RemoteHost:
         self._stored: dict[str, Path] = {}  # digest of a directory that has travelled -> the directory
         self.twins = SessionTwins(self._here)
         self._link: SupervisorLink | None = None
-        self._driver: Process | None = None
+        self.driver: Process | None = None
         self._conversation = Conversation()
 
     # -- what is asked of it --------------------------------------------------------------------------------------
@@ -173,14 +176,14 @@ class RemoteHost:
         """The supervisor of a driver that takes orders. Raises BadInput, HarnessError."""
         if self._link is not None and not self._link.is_open():
             self._place.close()
-            self._link = self._driver = None
+            self._link = self.driver = None
         if self._link is None:
             self.twins.clear()  # it may be another processor
             self._link = self._place.open(self.undo)
             if not self._link.await_ready():
                 raise HarnessError(f"{self._link.name} did not start")
-        if self._driver is None or self._driver.pid in self._link.exits:
-            self._driver = self._start(self._link)
+        if self.driver is None or self.driver.pid in self._link.exits:
+            self.driver = self._start(self._link)
         return self._link
 
     def _start(self, link: SupervisorLink) -> Process:
@@ -225,8 +228,8 @@ class RemoteHost:
 
     def _hear(self, link: SupervisorLink, condition: Callable[[], bool]) -> None:
         """Wait until a condition is met. Raises HarnessError if the driver ends before."""
-        assert self._driver is not None
-        pid = self._driver.pid
+        assert self.driver is not None
+        pid = self.driver.pid
         if not link.hear_until(lambda: condition() or pid in link.exits) or not condition():
             raise self._lost(link)
 
@@ -242,7 +245,7 @@ class RemoteHost:
         return HarnessError("\n".join(["the driver of the run ended; its last words:", *lines]))
 
     def _end_driver(self, link: SupervisorLink) -> None:
-        driver, self._driver = self._driver, None
+        driver, self.driver = self.driver, None
         with contextlib.suppress(HarnessError):  # its supervisor is gone, and has ended it
             if driver is not None:
                 link.finish(link.begin_end([driver], 0.0))

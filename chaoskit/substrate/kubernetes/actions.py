@@ -18,7 +18,7 @@ class PodEviction(Action, frozen=True):
 
 
 class ContainerCrash(Action, frozen=True):
-    """Have the first process of the container end at once, and so all of them. Shown: as for a deletion."""
+    """Have all processes of the container end at once, as if it was killed. Shown: as for a deletion."""
 
 
 POD_ACTIONS: frozenset[type[Action]] = frozenset({PodDeletion, PodEviction, ContainerCrash})

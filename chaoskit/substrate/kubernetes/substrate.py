@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +65,9 @@ class KubernetesSubstrate(AwaySubstrate):
             raise SupervisorGone(f"the pod of {station} is gone")
         return pod.link
 
-    def links(self) -> Iterable[SupervisorLink]:
-        pods = self._session.pods.values() if self._session is not None else ()
-        return [pod.link for pod in pods if pod.link is not None]
+    def links(self) -> Mapping[str, SupervisorLink]:
+        pods = self._session.pods if self._session is not None else {}
+        return {station: pod.link for station, pod in pods.items() if pod.link is not None}
 
     def kernel(self, station: str) -> KernelAway:
         assert self._session is not None
@@ -91,7 +91,7 @@ class KubernetesSubstrate(AwaySubstrate):
         """Start an agent of a run, in a new pod if the node's own is lost."""
         assert self._session is not None
         if not self._session.pods[node].lives():
-            self.settle(self.link(node), run_directory)
+            self.settle(node, run_directory)
             self._session.replace(node)
         return super().start_agent(network, node, token, run_directory, injection)
 

@@ -71,7 +71,7 @@ class CloseListener(Message, frozen=True):
 
 
 class CrashContainer(Message, frozen=True):
-    """Exit at once, without a word: where this is the first process of a container, all others end with it."""
+    """End with all others, as the first process of a container that is killed. What they have written is shipped."""
 
 
 class AskKernel(Message, frozen=True):

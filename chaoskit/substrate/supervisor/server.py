@@ -83,12 +83,16 @@ class Supervisor:
         connection: to the runner. is_first: whether this is the first process of a container.
         grace_s: it has so long from SIGTERM to its end, where it is the first process.
         carrier: pid of the process that carries the connection, if one does.
+
+    Attributes:
+        status: with which its process is to end.
     """
 
     def __init__(
         self, connection: socket.socket, *, is_first: bool, grace_s: float, carrier: int | None = None
     ) -> None:
         self._connection, self._is_first, self._grace_s = connection, is_first, grace_s
+        self.status = 0
         self._leaves_by_s = self._ends_by_s = math.inf  # on the monotonic clock, once it was told to end
         self._splitter, self._descriptors = wire.Splitter(_decode), deque[int]()
         self._untold = bytearray()
@@ -148,6 +152,11 @@ class Supervisor:
             self._leaves_by_s = time.monotonic() + max(self._grace_s * _GRACE_SHARE, self._grace_s - _FAREWELL_S)
             self.tell(SupervisorLeaves(self._grace_s))
             self._programs.signal_all(signal.SIGTERM)
+
+    def _crash(self) -> None:
+        """End as a container does that is killed. The others go first, and what they have written is shipped."""
+        self.status, self._leaves_by_s = _KILLED, time.monotonic()
+        self._ends_by_s = self._leaves_by_s + _FAREWELL_S
 
     def _is_leaving_now(self) -> bool:
         if self._leaves_by_s == math.inf:
@@ -223,7 +232,7 @@ class Supervisor:
                     if self._door is not None:
                         self._door.take(request)
                 elif isinstance(request, CrashContainer):
-                    os._exit(_KILLED)
+                    self._crash()
                 elif isinstance(request, FilesTaken):
                     self._in_flight_bytes -= request.size_bytes
                     self._ship()
@@ -402,8 +411,9 @@ def main() -> None:
             zygote.preload()
         gc.freeze()  # a collection in a child would touch, and so copy, every page of these objects
         is_first = bool(arguments.connect or arguments.dial or arguments.listen)
-        Supervisor(connection, is_first=is_first, grace_s=arguments.grace_s, carrier=carrier).serve()
-        status = 0
+        supervisor = Supervisor(connection, is_first=is_first, grace_s=arguments.grace_s, carrier=carrier)
+        supervisor.serve()
+        status = supervisor.status
     except BaseException:  # noqa: BLE001 - nothing of it may go on
         traceback.print_exc()
     finally:
