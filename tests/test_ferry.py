@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import socket
 import subprocess
@@ -19,8 +20,9 @@ from support.waiting import wait_until
 
 from chaoskit import wire
 from chaoskit.substrate.supervisor.away import KernelAway
-from chaoskit.substrate.supervisor.ferry import Resumable, cross
+from chaoskit.substrate.supervisor.ferry import Ferry, Resumable, cross
 from chaoskit.substrate.supervisor.link import SupervisorLink
+from chaoskit.substrate.supervisor.sources import Source
 
 PATIENCE_S = 3.0
 CUTS = 60
@@ -182,6 +184,67 @@ def test_a_connection_that_is_cut_again_and_again_costs_nothing(crossing: Crossi
     crossing.started.link.settle(there)
     assert len(written) > 1000
     assert (here / "journal" / "node0.jsonl").read_bytes() == written
+
+
+@pytest.mark.costly
+def test_what_goes_there_survives_cuts_too(crossing: Crossing, tmp_path: Path) -> None:
+    """So much of it that each side has to say what it has taken, and with something on the way back all the time."""
+    job = tmp_path / "job"
+    job.mkdir()
+    (job / "data.bin").write_bytes(os.urandom(6 * 2**20))
+    source = Source(job)
+    crossing.started.link.ship(tmp_path / "there", tmp_path / "here", "")
+    crossing.started.start("write", tmp_path / "there" / "journal" / "node0.jsonl")
+    over = threading.Event()
+
+    def cut() -> None:
+        while not over.wait(0.03):
+            crossing.cut()
+
+    cutter = threading.Thread(target=cut)
+    cutter.start()
+    try:
+        crossing.started.link.store(source, tmp_path / "sources")
+    finally:
+        over.set()
+        cutter.join()
+    assert crossing.count > 3
+    assert (tmp_path / "sources" / source.digest / "data.bin").read_bytes() == (job / "data.bin").read_bytes()
+
+
+def test_both_sides_can_speak_at_once() -> None:
+    """More than a connection holds, and neither reads before it has been heard."""
+    size_bytes = 5 * 2**20
+    ends, carried = [], socket.socketpair()
+    for connection in carried:
+        ours, theirs = socket.socketpair()
+        ends.append(ours)
+        threading.Thread(target=Ferry(theirs).carry, args=[connection], daemon=True).start()
+    senders = [threading.Thread(target=end.sendall, args=[bytes(size_bytes)], daemon=True) for end in ends]
+    for one in senders:
+        one.start()
+    for end in ends:
+        end.settimeout(60.0)
+        assert len(wire.receive_exactly(end, size_bytes)) == size_bytes
+        end.close()
+
+
+def test_an_end_is_told_on_the_next_connection() -> None:
+    """With all that was said before; the first one broke behind the end."""
+    (here, local_here), (there, local_there) = socket.socketpair(), socket.socketpair()
+    says, hears = Ferry(local_here), Ferry(local_there)
+    ours, theirs = socket.socketpair()
+    here.sendall(b"the last words")
+    here.close()
+    theirs.close()
+    assert not says.carry(ours)
+    first, second = socket.socketpair()
+    other = threading.Thread(target=hears.carry, args=[second])
+    other.start()
+    assert says.carry(first)
+    other.join(10.0)
+    there.settimeout(10.0)
+    assert wire.receive_exactly(there, 14) == b"the last words"
 
 
 @pytest.mark.costly

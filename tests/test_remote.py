@@ -118,7 +118,7 @@ def test_what_cannot_be_done_there_is_refused_here(harness: Harness, host: Remot
         run(harness, Cut(rank=1, at_step=8))
     assert host.why_not(CapProcessCpu) == ""
     many = [Kill(rank=1, at_step=8 + step) for step in range(2000)]
-    with pytest.raises(BadInput, match="plan fewer: 131072 bytes of a plan travel"):
+    with pytest.raises(BadInput, match="plan fewer: 65536 bytes of a plan travel"):
         run(harness, *many, steps=3000)
 
 

@@ -353,11 +353,19 @@ def test_a_source_keeps_what_runs_and_what_links_lead_to(job: Path, tmp_path: Pa
     (job / "linked").symlink_to("../shared")
     (job / "lib" / "up").symlink_to("..")
     source, store = Source(job), SourceStore()
-    store.take(tmp_path, source.digest, source.data, is_last=True)
+    store.take(tmp_path, source.digest, 0, source.data, is_last=True)
     unpacked = tmp_path / source.digest
     assert (unpacked / "linked" / "common.py").read_text() == "x = 1\n"
     assert os.access(unpacked / "helper.sh", os.X_OK)
     assert not (unpacked / "lib" / "up").exists()
+
+
+def test_a_sender_that_was_broken_off_begins_anew(job: Path, tmp_path: Path) -> None:
+    source, store = Source(job), SourceStore()
+    store.take(tmp_path, source.digest, 0, source.data[:100], is_last=False)
+    store.take(tmp_path, source.digest, 0, source.data[:300], is_last=False)
+    store.take(tmp_path, source.digest, 300, source.data[300:], is_last=True)
+    assert store.holds(tmp_path, source.digest)
 
 
 @pytest.mark.parametrize(("ignored", "told"), [(b"!keep\n", "leave !keep out"), (b"\xff", "text file")])
@@ -379,14 +387,14 @@ def test_patterns_may_begin_with_the_directory(job: Path) -> None:
 def test_a_source_that_is_damaged_or_reaches_out_is_not_unpacked(tmp_path: Path) -> None:
     store = SourceStore()
     with pytest.raises(ValueError, match="came that is not"):
-        store.take(tmp_path, "0" * 64, b"other", is_last=True)
+        store.take(tmp_path, "0" * 64, 0, b"other", is_last=True)
     with pytest.raises(ValueError, match="no SHA-256"):
-        store.take(tmp_path, "../../etc", b"", is_last=True)
+        store.take(tmp_path, "../../etc", 0, b"", is_last=True)
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         archive.addfile(tarfile.TarInfo("../outside"), io.BytesIO())
     digest = hashlib.sha256(packed.getvalue()).hexdigest()
     with pytest.raises(tarfile.FilterError):
-        store.take(tmp_path, digest, packed.getvalue(), is_last=True)
+        store.take(tmp_path, digest, 0, packed.getvalue(), is_last=True)
     assert not store.holds(tmp_path, digest)
     assert not (tmp_path.parent / "outside").exists()

@@ -121,6 +121,7 @@ class Harness:
             BadInput: before anything is started, also if the substrate cannot do one of the faults.
         """
         self._require_able(experiment.faults)
+        self.host.reach()
         if isinstance(experiment, CommandExperiment):
             unbroken = self._command_twin(experiment, watch_twin) if twin else None
             command_run = self._execute_command(experiment, watch, unbroken.run_id if unbroken else "")

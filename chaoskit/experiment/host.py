@@ -35,6 +35,9 @@ class ExperimentHost(Protocol):
     def twins(self) -> TwinCache | SessionTwins:
         """Unbroken runs on the same machines: their numbers depend on the processor."""
 
+    def reach(self) -> None:
+        """Have what executes the next run, so that :attr:`twins` are of the same machines. Raises HarnessError."""
+
     def why_not(self, action: type[Action]) -> str:
         """Why an action of this kind cannot be done to nodes there; "" if it can."""
 
@@ -59,6 +62,9 @@ class LocalHost:
         self._substrate = substrate
         self.name, self.undo = substrate.name, substrate.undo
         self.twins = SessionTwins() if getattr(substrate, "is_elsewhere", False) else TwinCache()
+
+    def reach(self) -> None:
+        """It is this process."""
 
     def why_not(self, action: type[Action]) -> str:
         return self._substrate.why_not(action)

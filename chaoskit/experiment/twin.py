@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
@@ -131,7 +131,7 @@ class TwinCache:
             twin = msgspec.json.decode(self._path(experiment).read_bytes(), type=Twin)
         except (OSError, msgspec.MsgspecError):
             return None
-        return twin if _is_current(twin, Path) else None
+        return twin if _are_current({Path(path): digest for path, digest in twin.sources.items()}) else None
 
     @contextmanager
     def lock(self, experiment: Experiment) -> Iterator[None]:
@@ -154,13 +154,13 @@ class SessionTwins:
     """
 
     def __init__(self, here: Callable[[str], Path] = Path) -> None:
-        self._twins: dict[str, Twin] = {}
+        self._twins: dict[str, tuple[Twin, dict[Path, str]]] = {}  # with the files here, and their digests
         self._here = here
 
     def get(self, experiment: Experiment) -> Twin | None:
         """The twin of ``experiment``, if it was run before with the code of today."""
-        twin = self._twins.get(_key(experiment))
-        return twin if twin is not None and _is_current(twin, self._here) else None
+        twin, sources = self._twins.get(_key(experiment), (None, {}))
+        return twin if twin is not None and _are_current(sources) else None
 
     def clear(self) -> None:
         """Forget all: runs take place on other machines from now on."""
@@ -171,13 +171,14 @@ class SessionTwins:
         return nullcontext()
 
     def put(self, experiment: Experiment, twin: Twin) -> None:
-        self._twins[_key(experiment)] = twin
+        sources = {self._here(path): digest for path, digest in twin.sources.items()}
+        self._twins[_key(experiment)] = twin, sources
 
 
-def _is_current(twin: Twin, here: Callable[[str], Path]) -> bool:
-    """Whether the files that the job imported are what they were."""
+def _are_current(sources: Mapping[Path, str]) -> bool:
+    """Whether the files that a job imported are what they were."""
     try:
-        return all(source_digest(here(path)) == digest for path, digest in twin.sources.items())
+        return all(source_digest(path) == digest for path, digest in sources.items())
     except OSError:
         return False
 

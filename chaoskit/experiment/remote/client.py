@@ -41,7 +41,7 @@ from chaoskit.substrate.actions import Action
 from chaoskit.substrate.processes import Process
 from chaoskit.substrate.supervisor.away import kind_name
 from chaoskit.substrate.supervisor.link import SupervisorGone, SupervisorLink
-from chaoskit.substrate.supervisor.messages import LineData, Program
+from chaoskit.substrate.supervisor.messages import LineClosed, LineData, Program
 from chaoskit.substrate.supervisor.sources import Source
 from chaoskit.substrate.undo import UndoLog, temporary_directory
 from faults import CATALOGUE
@@ -49,7 +49,8 @@ from faults.base import Fault
 
 _ENTRY = "chaoskit.experiment.remote.driver:run_driver"
 _SHOWN_LINES = 20
-_PLAN_BYTES_MAX = 2**17  # what a line holds that is not read at once
+_PLAN_BYTES_MAX = 2**16  # it goes in two forms on a line, which holds about 200 KiB that are not read at once
+_ENDS_S = 10.0  # that a driver has to put back what it has broken
 _decode = wire.decoder(Answer)
 _decode_watched = wire.decoder(AnyMessage | InjectionReport)
 
@@ -83,7 +84,7 @@ class Conversation:
         self._splitter = wire.Splitter(_decode)
 
     def opened(self, line: int) -> None:
-        self.line = line
+        self.line = line if self.line is None else self.line  # no process but the first is the driver
 
     def said(self, line: int, data: bytes) -> None:
         if line == self.line:
@@ -108,11 +109,15 @@ class RemoteHost:
         self._place, self._tell = place, tell
         self._numbers = itertools.count(1)
         self._directory, _ = temporary_directory("driver", self.undo)
+        self._modules: tuple[str, ...] = ()  # directories of users' own faults, which the driver has imported
         self._stored: dict[str, Path] = {}  # digest of a directory that has travelled -> the directory
         self.twins = SessionTwins(self._here)
         self._link: SupervisorLink | None = None
         self.driver: Process | None = None
         self._conversation = Conversation()
+
+    def reach(self) -> None:
+        self._reached()
 
     # -- what is asked of it --------------------------------------------------------------------------------------
 
@@ -139,6 +144,9 @@ class RemoteHost:
         link = self._reached()
         plan = encode(self._seen_there(link, experiment))
         modules = tuple(str(self._store(link, root)) for root in roots_of(experiment.faults))
+        if modules and modules != self._modules:  # one that has imported them once would not do it again
+            self._end_driver(link)
+            link, self._modules = self._reached(), modules
         link.ship(there, directory, "")
         order = ExecutePlan(str(there), plan, saved, modules, port, twin_id, watched=watch is not None)
         try:
@@ -179,12 +187,21 @@ class RemoteHost:
             self._link = self.driver = None
         if self._link is None:
             self.twins.clear()  # it may be another processor
-            self._link = self._place.open(self.undo)
-            if not self._link.await_ready():
-                raise HarnessError(f"{self._link.name} did not start")
+            self._link = self._opened()
         if self.driver is None or self.driver.pid in self._link.exits:
             self.driver = self._start(self._link)
         return self._link
+
+    def _opened(self) -> SupervisorLink:
+        link = self._place.open(self.undo)
+        try:
+            if link.await_ready():
+                return link
+            raise HarnessError(f"{link.name} did not start")
+        except BaseException:
+            link.close()
+            self._place.close()
+            raise
 
     def _start(self, link: SupervisorLink) -> Process:
         home = self._place.files / "driver"
@@ -250,10 +267,19 @@ class RemoteHost:
             if driver is not None:
                 link.finish(link.begin_end([driver], 0.0))
 
+    def _dismiss_driver(self, link: SupervisorLink) -> None:
+        """Hang up: it ends by itself, and leaves nothing."""
+        driver, line = self.driver, self._conversation.line
+        if driver is not None and line is not None:
+            with contextlib.suppress(HarnessError):
+                link.tell(LineClosed(line))
+                link.hear_until(lambda: driver.pid in link.exits, _ENDS_S)
+
     def close(self) -> None:
         """End the driver, and all that it has started."""
         try:
             if self._link is not None:
+                self._dismiss_driver(self._link)
                 self._link.close()
             self._place.close()
         finally:
@@ -271,5 +297,8 @@ def roots_of(faults: Iterable[Fault]) -> list[Path]:
             continue
         path = Path(str(module.__file__)).resolve()
         if not any(path.is_relative_to(one) for one in installed):
-            roots[path.parents[kind.__module__.count(".") + (path.stem == "__init__")]] = None
+            named = Path(*kind.__module__.split("."), *(["__init__"] if path.stem == "__init__" else []))
+            if path.with_suffix("").parts[-len(named.parts) :] != named.parts:
+                raise BadInput("faults", kind.__name__, f"import it as a module of its own: {path} is not {named}.py")
+            roots[path.parents[len(named.parts) - 1]] = None
     return list(roots)

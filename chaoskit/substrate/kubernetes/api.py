@@ -79,6 +79,7 @@ class KubernetesApi:
         settings.retries = False  # they would add up behind a limit of ours
         # as it is now: the client looked when it was imported
         file = kubeconfig or os.environ.get("KUBECONFIG") or str(Path(config.KUBE_CONFIG_DEFAULT_LOCATION).expanduser())
+        file = os.pathsep.join(str(Path(one).absolute()) for one in file.split(os.pathsep))  # a guard is elsewhere
         try:
             if Path(file).is_file():
                 msgspec.yaml.decode(Path(file).read_bytes(), type=dict)
@@ -170,8 +171,9 @@ class KubernetesApi:
     def forward(self, pod: str, port: int) -> Any:
         """A WebSocket to a port of a pod, through the API server; see :mod:`..port_forward`. Raises ApiError."""
         from kubernetes.stream.ws_client import create_websocket, get_websocket_url
-        from websocket import WebSocketException
+        from websocket import WebSocketException, setdefaulttimeout
 
+        setdefaulttimeout(ANSWER_S)  # until the stream is there
         headers: dict[str, str] = {}
         self._client.update_params_for_auth(headers, [], ["BearerToken"])
         headers = {name.lower(): value for name, value in headers.items()} | {"sec-websocket-protocol": _PORT_FORWARD}

@@ -186,7 +186,9 @@ def driver(session: str, options: KubernetesOptions, given: Mapping[str, Any]) -
         *({"name": name, "value": value} for name, value in options.for_driver(session, _TOKEN).items()),
         {"name": f"{VARIABLE}ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
     ]
-    for amounts in container.get("resources", {}).values():
+    resources = container.get("resources") or {}
+    for kind in ("limits", "requests"):
+        amounts = resources.get(kind) or {}
         for name in [name for name in amounts if name not in _PLAIN_RESOURCES]:
             del amounts[name]
     return made

@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any
 
@@ -35,7 +34,7 @@ def start(
     """A stream to a port of a pod, and the process that carries it. It ends if there is none in this time."""
     ours, theirs = socket.socketpair()
     told = json.dumps({"pod": pod, "port": port, "patience_s": patience_s, **api.place})
-    command = [sys.executable, "-m", "chaoskit.substrate.kubernetes.port_forward", told]
+    command = [sys.executable, "-P", "-m", "chaoskit.substrate.kubernetes.port_forward", told]
     with theirs:
         process = subprocess.Popen(command, stdin=theirs.fileno(), start_new_session=True)
     ours.sendall(f"{token}\n".encode())
@@ -44,6 +43,8 @@ def start(
 
 def main() -> None:
     """Entry point."""
+    from websocket import WebSocketException
+
     told = json.loads(sys.argv[1])
     pod, port, patience_s = (told.pop(name) for name in ("pod", "port", "patience_s"))
     local = socket.socket(fileno=os.dup(0))
@@ -54,6 +55,8 @@ def main() -> None:
         _require_alive(api, pod)
         try:
             connection = _carried(api.forward(pod, port))
+        except WebSocketException as error:
+            raise ConnectionError(str(error)) from None
         except ApiError as error:
             if error.status in _NEVER:
                 raise LookupError(f"you may not: {error}") from None
@@ -88,18 +91,23 @@ def _carried(remote: Any) -> socket.socket:
     """One end of a socket whose other end a thread carries over a WebSocket, until either ends."""
     for _ in (_DATA, _ERROR):  # each says its port first
         remote.recv_data_frame()
+    remote.settimeout(None)
+    watch(remote.sock)
     ours, theirs = socket.socketpair()
-    threading.Thread(target=_carry, args=[theirs, remote], daemon=True).start()
+    threading.Thread(target=carry, args=[theirs, remote], daemon=True).start()
     return ours
 
 
-def _carry(local: socket.socket, remote: Any) -> None:
+def carry(local: socket.socket, remote: Any) -> None:
+    """Carry a socket over a WebSocket, until either of them ends."""
     from websocket import WebSocketException
 
     with contextlib.suppress(WebSocketException, OSError), local:
-        watch(remote.sock)
         while True:
-            ready, _, _ = select.select([local, remote.sock], [], [], _PING_S)
+            pending = getattr(remote.sock, "pending", lambda: 0)()
+            ready, _, _ = select.select([local, remote.sock], [], [], 0.0 if pending else _PING_S)
+            if pending and remote.sock not in ready:
+                ready.append(remote.sock)
             if not ready:
                 remote.ping()
             if local in ready:
@@ -108,25 +116,21 @@ def _carry(local: socket.socket, remote: Any) -> None:
                     break
                 remote.send_binary(bytes([_DATA]) + data)
             if remote.sock in ready:
-                for channel, data in _frames(remote):
-                    if channel != _DATA:
-                        return
-                    local.sendall(data)
+                channel, data = _frame(remote)
+                if channel != _DATA:
+                    break
+                local.sendall(data)
     remote.shutdown()
 
 
-def _frames(remote: Any) -> Iterator[tuple[int, bytes]]:
-    """What has come: at least one frame is on its way, and others may lie in the TLS layer, where no poll sees them."""
+def _frame(remote: Any) -> tuple[int, bytes]:
+    """The next frame: its channel and data. One that is only for the connection, as an answer to a ping, has none."""
     from websocket import ABNF
 
-    while True:
-        opcode, frame = remote.recv_data_frame()
-        if opcode == ABNF.OPCODE_CLOSE:
-            yield _ERROR, b""
-        elif opcode == ABNF.OPCODE_BINARY:
-            yield frame.data[0], frame.data[1:]
-        if not getattr(remote.sock, "pending", lambda: 0)():
-            return
+    opcode, frame = remote.recv_data_frame(control_frame=True)
+    if opcode == ABNF.OPCODE_BINARY:
+        return frame.data[0], frame.data[1:]
+    return (_ERROR if opcode == ABNF.OPCODE_CLOSE else _DATA), b""
 
 
 if __name__ == "__main__":

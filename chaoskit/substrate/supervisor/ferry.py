@@ -112,6 +112,8 @@ class Resumable:
         if len(self._frames) < _HEADER.size + size:
             return None
         body = bytes(self._frames[_HEADER.size : _HEADER.size + size])
+        if kind in (Kind.RESUME, Kind.TAKEN) and size != _COUNT.size:
+            raise ValueError(f"a count of {size} bytes")
         del self._frames[: _HEADER.size + size]
         return Kind(kind), body
 
@@ -127,60 +129,76 @@ def _frame(kind: Kind, body: bytes = b"") -> bytes:
 
 
 class Ferry:
-    """Carries the stream of a local socket over one connection after the other."""
+    """Carries the stream of a local socket over one connection after the other. It never waits for one side to read
+    while the other one has something to say.
+    """
 
     def __init__(self, local: socket.socket) -> None:
+        local.setblocking(False)
         self._local, self._stream = local, Resumable()
         self._is_open = True  # the local end
+        self._due_here = bytearray()  # taken, and not written to the local end yet
 
     def carry(self, connection: socket.socket, wakes: int | None = None) -> bool:
-        """Carry the stream over this connection. Whether it was the last one: the stream has ended.
+        """Carry the stream over this connection. Whether it was the last one: both ends know that it has ended.
 
         Args:
             wakes: a descriptor: when that is readable, there is a newer connection.
         """
-        try:
-            connection.sendall(self._stream.begin())
-            while not self._stream.is_over:
-                heard = [connection.fileno(), *([] if wakes is None else [wakes])]
-                if self._is_open and self._stream.has_room:
-                    heard.append(self._local.fileno())
-                ready, _, _ = select.select(heard, [], [])
-                if wakes in ready:
+        connection.setblocking(False)
+        due_there = bytearray(self._stream.begin())
+        with contextlib.closing(connection), contextlib.suppress(OSError, ValueError):
+            while not (self._is_over and not due_there):
+                heard = [one for one in (connection.fileno(), wakes) if one is not None]
+                heard += [self._local.fileno()] if self._is_open and self._stream.has_room else []
+                told = [connection.fileno()] if due_there else []
+                told += [self._local.fileno()] if self._due_here else []
+                readable, writable, _ = select.select(heard, told, [])
+                if wakes in readable:
                     return False
-                if self._local.fileno() in ready:
-                    connection.sendall(self._read_here())
-                if connection.fileno() in ready and not self._read_there(connection):
-                    return not self._is_open  # it ended behind our own end
-        except (OSError, ValueError):
-            return False
-        finally:
-            connection.close()
-        return True
+                if self._local.fileno() in writable:
+                    self._write_here()
+                if connection.fileno() in writable:
+                    del due_there[: connection.send(due_there)]
+                if self._local.fileno() in readable:
+                    due_there += self._read_here()
+                if connection.fileno() in readable:
+                    data = connection.recv(_PIECE_BYTES)
+                    if not data:
+                        return False
+                    new, answer = self._stream.receive(data)
+                    self._due_here += new
+                    due_there += answer
+                if self._is_over and self._is_open:  # the other side is told that all of it has come
+                    self._is_open = False
+                    due_there += self._stream.end()
+            return True
+        return False
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the other side has ended the stream, and all of it is here."""
+        return self._stream.is_over and not self._due_here
 
     def _read_here(self) -> bytes:
-        data = self._local.recv(_PIECE_BYTES)
+        try:
+            data = self._local.recv(_PIECE_BYTES)
+        except BlockingIOError:
+            return b""
+        except OSError:
+            data = b""
         if data:
             return self._stream.send(data)
         self._is_open = False
         return self._stream.end()
 
-    def _read_there(self, connection: socket.socket) -> bool:
-        data = connection.recv(_PIECE_BYTES)
-        new, answer = self._stream.receive(data)
-        if answer:
-            connection.sendall(answer)
-        if new:
-            with contextlib.suppress(OSError):  # the end here is gone, as is told next
-                self._local.sendall(new)
-        return bool(data)
-
-    def await_end(self, limit_s: float) -> bool:
-        """Without a connection: whether the end here goes away within this time."""
-        if not self._is_open:
-            return True
-        ready, _, _ = select.select([self._local], [], [], limit_s)
-        return bool(ready) and not self._local.recv(1, socket.MSG_PEEK)
+    def _write_here(self) -> None:
+        try:
+            del self._due_here[: self._local.send(self._due_here)]
+        except BlockingIOError:
+            pass
+        except OSError:  # the end here is gone, as is read next
+            self._due_here.clear()
 
 
 def cross(local: socket.socket, connect: Callable[[], socket.socket], patience_s: float) -> str:
@@ -200,13 +218,11 @@ def cross(local: socket.socket, connect: Callable[[], socket.socket], patience_s
         except (OSError, ChaoskitError) as error:
             if time.monotonic() > until_s:
                 return str(error)
-            if ferry.await_end(_AGAIN_S):
+        else:
+            if ferry.carry(connection):
                 return ""
-            time.sleep(_AGAIN_S)
-            continue
-        if ferry.carry(connection):
-            return ""
-        until_s = time.monotonic() + PATIENCE_S
+            until_s = time.monotonic() + PATIENCE_S
+        time.sleep(_AGAIN_S)
 
 
 def land(port: int, token: str, patience_s: float) -> tuple[int, socket.socket]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -173,8 +174,8 @@ class SupervisorLink:
         """Have a source unpacked in a directory there, below its digest, unless it is there."""
         where = str(directory), source.digest
         if not self.request(FindSource, *where, value=bool):
-            for data, is_last in source.pieces():
-                self.request(StoreSource, *where, data, is_last, value=None)
+            for at, data, is_last in source.pieces():
+                self.request(StoreSource, *where, at, data, is_last, value=None)
 
     def ship(self, there: Path, here: Path, station: str) -> None:
         """Have the journals and logs of a run copied from its directory there to the one here, as they are written.
@@ -232,6 +233,9 @@ class SupervisorLink:
             self._connection.sendall(data)
         except OSError as error:
             raise SupervisorGone(f"{self.name} is gone: {error}") from error
+        except BaseException:  # a part of it was sent, and whatever follows would be taken for the rest
+            self._let_go()
+            raise
 
     def _answer(self, number: int) -> ProgramStarted | RequestDone:
         self._hear_until(lambda: number in self._answers, _ANSWER_S)
@@ -271,10 +275,11 @@ class SupervisorLink:
                 self.tell(LineClosed(number))
             self._loop = None
 
-    def hear_until(self, condition: Callable[[], bool]) -> bool:
-        """Hear it until a condition is met. False if the supervisor is gone before."""
-        while not condition() and not self._is_over:
-            self._hear_until(condition, _ANSWER_S)
+    def hear_until(self, condition: Callable[[], bool], limit_s: float = math.inf) -> bool:
+        """Hear it until a condition is met. False if the supervisor is gone before, or the time is over."""
+        until_s = time.monotonic() + limit_s
+        while not condition() and not self._is_over and (left_s := until_s - time.monotonic()) > 0:
+            self._hear_until(condition, min(left_s, _ANSWER_S))
         return condition()
 
     def _hear_until(self, condition: Callable[[], bool], limit_s: float) -> None:

@@ -159,12 +159,13 @@ class FindSource(Message, frozen=True):
 class StoreSource(Message, frozen=True):
     """One piece of a tar archive, which is unpacked into ``directory/digest`` behind the last piece.
 
-    ``digest``: SHA-256 of the archive, in hexadecimal digits.
+    ``digest``: SHA-256 of the archive, in hexadecimal digits. ``at``: the byte at which the piece begins.
     """
 
     number: int
     directory: str
     digest: str
+    at: int
     data: bytes
     is_last: bool
 

@@ -281,8 +281,8 @@ class Supervisor:
                 return RequestDone(number)
             case FindSource(number, directory, digest):
                 return RequestDone(number, self._acts.encode(self._sources.holds(Path(directory), digest)))
-            case StoreSource(number, directory, digest, data, is_last):
-                self._sources.take(Path(directory), digest, data, is_last=is_last)
+            case StoreSource(number, directory, digest, at, data, is_last):
+                self._sources.take(Path(directory), digest, at, data, is_last=is_last)
                 return RequestDone(number)
             case ShipFiles(number, directory):
                 self._begin_shipping(directory)

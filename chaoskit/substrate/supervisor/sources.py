@@ -40,10 +40,10 @@ class Source:
             raise BadInput("job", str(error.filename or directory), f"{remedy}: {error.strerror}") from None
         self.digest = hashlib.sha256(self.data).hexdigest()
 
-    def pieces(self) -> Iterator[tuple[bytes, bool]]:
-        """What is sent at a time, and whether it is the last."""
+    def pieces(self) -> Iterator[tuple[int, bytes, bool]]:
+        """What is sent at a time: where it begins, the data, and whether it is the last."""
         for at in range(0, len(self.data), PIECE_BYTES):
-            yield self.data[at : at + PIECE_BYTES], at + PIECE_BYTES >= len(self.data)
+            yield at, self.data[at : at + PIECE_BYTES], at + PIECE_BYTES >= len(self.data)
 
 
 def _required_files(directory: Path) -> list[Path]:
@@ -110,12 +110,14 @@ class SourceStore:
         """Whether it is there already."""
         return (directory / _plain(digest)).is_dir()
 
-    def take(self, directory: Path, digest: str, data: bytes, *, is_last: bool) -> None:
-        """Take one piece; unpack behind the last one.
+    def take(self, directory: Path, digest: str, at: int, data: bytes, *, is_last: bool) -> None:
+        """Take one piece, which begins ``at`` this byte; unpack behind the last one. The first one begins anew.
 
         Raises:
             ValueError: if what has come is not what the digest says, or too much. OSError: if it cannot be unpacked.
         """
+        if at == 0:
+            self._coming.pop(_plain(digest), None)  # of a sender that was broken off
         coming = self._coming.setdefault(_plain(digest), io.BytesIO())
         coming.write(data)
         if is_last or coming.tell() > 2 * SIZE_BYTES_MAX:
