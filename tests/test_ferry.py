@@ -24,7 +24,7 @@ from chaoskit.substrate.supervisor.ferry import Ferry, Resumable, cross
 from chaoskit.substrate.supervisor.link import SupervisorLink
 from chaoskit.substrate.supervisor.sources import Source
 
-PATIENCE_S = 3.0
+PATIENCE_S = 10.0
 CUTS = 60
 
 # -- without I/O ------------------------------------------------------------------------------------------------------
@@ -191,14 +191,14 @@ def test_what_goes_there_survives_cuts_too(crossing: Crossing, tmp_path: Path) -
     """So much of it that each side has to say what it has taken, and with something on the way back all the time."""
     job = tmp_path / "job"
     job.mkdir()
-    (job / "data.bin").write_bytes(os.urandom(6 * 2**20))
+    (job / "data.bin").write_bytes(os.urandom(16 * 2**20))
     source = Source(job)
     crossing.started.link.ship(tmp_path / "there", tmp_path / "here", "")
     crossing.started.start("write", tmp_path / "there" / "journal" / "node0.jsonl")
     over = threading.Event()
 
     def cut() -> None:
-        while not over.wait(0.03):
+        while not over.wait(0.1):
             crossing.cut()
 
     cutter = threading.Thread(target=cut)
@@ -208,7 +208,7 @@ def test_what_goes_there_survives_cuts_too(crossing: Crossing, tmp_path: Path) -
     finally:
         over.set()
         cutter.join()
-    assert crossing.count > 3
+    assert crossing.count > 1
     assert (tmp_path / "sources" / source.digest / "data.bin").read_bytes() == (job / "data.bin").read_bytes()
 
 
