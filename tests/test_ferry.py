@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.supervisors import COMMAND, ENVIRONMENT, Started
 from support.waiting import wait_until
@@ -68,6 +68,7 @@ _steps = st.one_of(
 )
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(_steps, max_size=60))
 def test_everything_comes_once_and_in_order(steps: list[tuple[str, int, int]]) -> None:
     way = Way()
@@ -84,6 +85,7 @@ def test_everything_comes_once_and_in_order(steps: list[tuple[str, int, int]]) -
     assert way.came == way.sent
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(_steps, max_size=20))
 def test_an_end_comes_behind_everything(steps: list[tuple[str, int, int]]) -> None:
     way = Way()
