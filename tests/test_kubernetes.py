@@ -279,12 +279,11 @@ def test_a_suite_is_green_in_pods(suite: str, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def driver(kubeconfig: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteHost]:
-    there = Namespace()
     place = DriverPod(pods.options(tmp_path_factory.mktemp("driver")), tell_on_stderr)
     made = RemoteHost(place, tell_on_stderr)
     yield made
     made.close()
-    there.await_nothing_left()
+    wait_until(lambda: not pods.pods(f"{STATION}=driver"), "the end of its pod", limit_s=GONE_S)
 
 
 @pytest.fixture(scope="module")
@@ -560,7 +559,9 @@ def test_a_pod_that_could_not_be_made_is_made_for_the_next_run(
 @pytest.mark.slow
 def test_a_session_whose_coordinator_is_gone_is_followed_by_another_one(harness: Harness, job: Path) -> None:
     run(harness, NaN(rank=1, at_step=8), job)
-    (coordinator,) = pods.pods(f"{STATION}=coordinator").values()
+    driven = {one["metadata"]["labels"][SESSION] for one in pods.pods(f"{STATION}=driver").values()}
+    coordinators = pods.pods(f"{STATION}=coordinator").values()
+    (coordinator,) = [one for one in coordinators if one["metadata"]["labels"][SESSION] not in driven]
     pods.delete(coordinator["metadata"]["name"])
     wait_until(lambda: not pods.pods(f"{STATION}=coordinator"), "the end of that pod")
     outcome = run(harness, NaN(rank=1, at_step=8), job)
