@@ -563,7 +563,7 @@ def test_a_session_whose_coordinator_is_gone_is_followed_by_another_one(harness:
     coordinators = pods.pods(f"{STATION}=coordinator").values()
     (coordinator,) = [one for one in coordinators if one["metadata"]["labels"][SESSION] not in driven]
     pods.delete(coordinator["metadata"]["name"])
-    wait_until(lambda: not pods.pods(f"{STATION}=coordinator"), "the end of that pod")
+    wait_until(lambda: coordinator["metadata"]["name"] not in pods.pods(), "the end of that pod")
     outcome = run(harness, NaN(rank=1, at_step=8), job)
     assert outcome.verdict.value == "passed", outcome.reasons
     sessions = {one["metadata"]["labels"][SESSION] for one in pods.pods().values()}
