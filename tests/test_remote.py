@@ -173,6 +173,36 @@ def test_a_supervisor_that_dies_is_an_error_of_its_run_only(tmp_path: Path) -> N
 
 
 @pytest.mark.costly
+def test_a_twin_is_of_the_machines_that_are_there(tmp_path: Path) -> None:
+    """One of a supervisor that is gone is not used: the next one may be on another processor."""
+    place = LoopbackDriver()
+    host = RemoteHost(place, tell_on_stderr)
+    with contextlib.closing(host), Harness(host, tmp_path / "runs") as harness:
+        for _ in range(2):
+            assert run(harness, twin=True).verdict == Verdict.PASSED
+        assert place.process is not None
+        place.process.kill()
+        place.process.wait()
+        assert run(harness, twin=True).verdict == Verdict.PASSED
+    assert len(list((tmp_path / "runs").glob("*twin*"))) == 2
+
+
+@pytest.mark.costly
+def test_a_twin_is_of_the_files_that_it_was_run_with(harness: Harness, tmp_path: Path) -> None:
+    """Another directory may hold the same ones; a change in the first makes another twin."""
+    source = (TESTS / "jobs" / "troubled.py").read_text()
+    for name in ("first", "second"):
+        (tmp_path / name / "lib").mkdir(parents=True)
+        (tmp_path / name / "lib" / "__init__.py").write_text("")
+        (tmp_path / name / "train.py").write_text(f"{source}\nimport lib\n")
+    jobs = [f"{tmp_path / name / 'train.py'}:plain" for name in ("first", "second")]
+    directories = [Path(run(harness, job=job, twin=True).directory) for job in jobs]
+    (tmp_path / "first" / "lib" / "__init__.py").write_text("x = 1\n")
+    directories.append(Path(run(harness, job=jobs[0], twin=True).directory))
+    assert len({(one / "twin.json").read_bytes() for one in directories}) == 3
+
+
+@pytest.mark.costly
 def test_nothing_is_left_of_a_client_that_is_killed(tmp_path: Path) -> None:
     """Neither there nor here: the stream ends, and its supervisor with it, and all that the driver has started."""
     script = f"""
