@@ -26,6 +26,7 @@ from chaoskit.experiment.plan import plan_experiment
 from chaoskit.experiment.remote.client import RemoteHost, roots_of
 from chaoskit.plaintext import tell_on_stderr
 from chaoskit.substrate.actions import CapProcessCpu
+from chaoskit.substrate.undo.files import folder, runtime_directory
 from chaoskit.vocabulary import Verdict
 from faults import Cut, Fault, Kill
 
@@ -200,6 +201,18 @@ def test_a_twin_is_of_the_files_that_it_was_run_with(harness: Harness, tmp_path:
     (tmp_path / "first" / "lib" / "__init__.py").write_text("x = 1\n")
     directories.append(Path(run(harness, job=jobs[0], twin=True).directory))
     assert len({(one / "twin.json").read_bytes() for one in directories}) == 3
+
+
+@pytest.mark.costly
+def test_a_driver_ends_in_order(tmp_path: Path) -> None:
+    """It puts back what its runs have left, and its undo log is closed."""
+    host = RemoteHost(LoopbackDriver(), tell_on_stderr)
+    with contextlib.closing(host), Harness(host, tmp_path / "runs") as harness:
+        assert run(harness).verdict == Verdict.PASSED
+        assert host.driver is not None
+        logs = f"{host.driver.pid}-*"
+        assert list(folder(runtime_directory()).glob(logs))
+    assert not list(folder(runtime_directory()).glob(logs))
 
 
 @pytest.mark.costly
