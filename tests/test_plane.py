@@ -852,6 +852,14 @@ def test_a_plane_is_called_when_a_broken_generation_is_planned_again() -> None:
     assert plans(bench.wait(BROKEN_GRACE_S)) == [2]
 
 
+def test_a_plan_names_the_worker_that_reported_a_broken_generation_first() -> None:
+    """The others have errors because of it."""
+    bench = Bench().begin()
+    bench.hear(GroupBroken("b.0", 1, "reset"), GroupBroken("a.0", 1, "closed by peer"))
+    sent = bench.wait(BROKEN_GRACE_S)
+    assert {message.broken_by for _, message in sent if isinstance(message, Plan)} == {"b.0"}
+
+
 def test_a_plane_that_forms_a_generation_is_called_every_few_milliseconds() -> None:
     bench = Bench().begin()
     bench.hear(GroupBroken("a.0", 1, "reset"))

@@ -137,10 +137,12 @@ def test_a_loss_in_the_last_step(chaos: Any) -> None:
 
 
 @pytest.mark.promise("`entries_max` entries in a row that failed here and committed nothing")
-def test_a_process_that_gets_nowhere_is_replaced(chaos: Any) -> None:
+@pytest.mark.parametrize("resets", [False, True])
+def test_a_process_that_gets_nowhere_is_replaced(chaos: Any, resets: bool) -> None:
     """The second rung of the ladder has a budget; the third one is a new process."""
     job = Path(__file__).parent / "jobs" / "shaky.py"
-    outcome = chaos.harness.run(str(job), nodes=2, spares=0, steps=20, entries_max=3, twin=False)
+    options = {"resets": resets}
+    outcome = chaos.harness.run(str(job), nodes=2, spares=0, steps=20, options=options, entries_max=3, twin=False)
     assert len(outcome.steps) == 20
     assert outcome.reasons[0].startswith("no false alarm: node1.0")  # no fault was planned
     causes = [record["cause"] for record in events(outcome, Event.ENTERED) if record.source == "node1.0"]

@@ -127,9 +127,10 @@ class Convicted(Event, frozen=True):
 
 
 class Stalled(Event, frozen=True):
-    """All members of ``generation`` wait for each other, and none is to blame."""
+    """All members of ``generation`` wait for each other. ``by``: the worker that reported first that it broke."""
 
     generation: int
+    by: str = ""
 
 
 class WorkerDone(Event, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from chaoskit.config import RunConfig
 from chaoskit.control import events
@@ -13,11 +14,19 @@ from chaoskit.control.outputs import Output
 from chaoskit.control.policies import Policies
 from chaoskit.control.repeats import Repeats
 from chaoskit.control.sizing import Sizing
-from chaoskit.messages import Plan
+from chaoskit.messages import GroupBroken, Plan
 
 STALLS_MAX = 20
 #: A lost rank is usually known sooner than the broken collectives it leaves behind.
 BROKEN_GRACE_S = 0.15
+
+
+class _Broken(NamedTuple):
+    """The first report that a generation is broken."""
+
+    renew_s: float  #: when to plan it again, if no loss has explained it by then
+    worker: str
+    detail: str
 
 
 class Generations(Sizing):
@@ -29,7 +38,7 @@ class Generations(Sizing):
         self._suspicious_until_s = -math.inf  # a generation broke, and no loss explains it
         self._formed: set[str] = set()
         self._settled = 0
-        self._broken: tuple[float, str] | None = None  # when to plan the generation again, and why
+        self._broken: _Broken | None = None
 
     def _publish(self, plan: Plan, now_s: float) -> list[Output]:
         self._formed.clear()
@@ -56,11 +65,11 @@ class Generations(Sizing):
         settled = events.Settled(generation)
         return [*note_of_event(settled, now_s), *self._advance(settled, now_s)]
 
-    def _note_broken(self, generation: int, detail: str, now_s: float) -> None:
-        if generation == self._membership.generation and self._broken is None:
-            self._broken = (now_s + BROKEN_GRACE_S, detail)
+    def _note_broken(self, report: GroupBroken, now_s: float) -> None:
+        if report.generation == self._membership.generation and self._broken is None:
+            self._broken = _Broken(now_s + BROKEN_GRACE_S, report.worker, report.detail)
 
-    def _stall(self, generation: int, detail: str, now_s: float) -> list[Output]:
+    def _stall(self, generation: int, detail: str, now_s: float, by: str = "") -> list[Output]:
         """Plan the same members again, unless that did not help often enough."""
         if generation != self._membership.generation:
             return []
@@ -68,12 +77,13 @@ class Generations(Sizing):
         if self._stalls.note("stalled", self._watch.committed):
             reason = f"no step is committed after {STALLS_MAX} new starts: {detail}"
             return self._advance(events.JobFailed(reason), now_s)
-        return self._advance(events.Stalled(generation), now_s)
+        return self._advance(events.Stalled(generation, by), now_s)
 
     def _stall_broken(self, now_s: float) -> list[Output]:
         """Plan a broken generation again, if no loss has explained it by now."""
-        if self._broken is None or now_s < self._broken[0]:
+        broken = self._broken
+        if broken is None or now_s < broken.renew_s:
             return []
-        outputs = self._stall(self._membership.generation, self._broken[1], now_s)
+        outputs = self._stall(self._membership.generation, broken.detail, now_s, broken.worker)
         self._broken = None
         return outputs

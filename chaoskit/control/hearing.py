@@ -114,8 +114,8 @@ class Hearing(Inheritance):
                 if self._is_of_the_past(generation):
                     return shown
                 return shown + self._advance(events.Healed(worker, generation), now_s)
-            case GroupBroken(_, generation, detail):
-                self._note_broken(generation, detail, now_s)
+            case GroupBroken():
+                self._note_broken(message, now_s)
                 return shown
             case Accuse():
                 return self._hear_accusation(message, now_s) + shown

@@ -125,7 +125,7 @@ class Inheritance(Nodes):
 
     def _generation_due_s(self) -> tuple[float, float]:
         """When a generation is planned again: one that broke, and one that the last coordinator left unsettled."""
-        broken_s = self._broken[0] if self._broken is not None else math.inf
+        broken_s = self._broken.renew_s if self._broken is not None else math.inf
         return broken_s, self._inherited_until_s if self._inherited_until_s is not None else math.inf
 
     def _stall_inherited(self, now_s: float) -> list[Output]:

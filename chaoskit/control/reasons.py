@@ -16,6 +16,7 @@ class Reasons:
     def __init__(self) -> None:
         self._losses: list[Loss] = []  # of ranks, since the last generation that was formed
         self._former_world = 0
+        self._broken_by = ""  # the worker that reported first that the last generation broke
         self._wish = ""  # why the world shall be of another size, until it is
         self._plan: Plan | None = None
 
@@ -32,6 +33,8 @@ class Reasons:
             case events.Settled(generation) if generation == membership.generation:
                 self._losses.clear()
                 self._former_world = membership.world
+            case events.Stalled(generation, by) if generation == membership.generation:
+                self._broken_by = by
             case events.Resized(reason=reason):
                 self._wish = reason
 
@@ -43,6 +46,12 @@ class Reasons:
             reason = self._wish or ("a worker is ready" if self._former_world else "")
         if world == size:
             self._wish = ""
-        former = self._former_world
-        self._plan = msgspec.structs.replace(plan, reason=reason, losses=tuple(self._losses), former_world=former)
+        self._plan = msgspec.structs.replace(
+            plan,
+            reason=reason,
+            losses=tuple(self._losses),
+            former_world=self._former_world,
+            broken_by=self._broken_by,
+        )
+        self._broken_by = ""
         return self._plan

@@ -77,7 +77,8 @@ class Plan(Message, frozen=True):
 
     ``restore``: where the state can be read when no member has it, the newest first. ``leavers``: workers of the
     generation before that go at the step boundary. ``reason``: in words. ``losses``: since the last generation that was
-    formed, which had ``former_world`` ranks; 0 if there was none.
+    formed, which had ``former_world`` ranks; 0 if there was none. ``broken_by``: the worker that was the first one to
+    report that the generation before was broken; empty if that was not reported.
     """
 
     generation: int
@@ -88,6 +89,7 @@ class Plan(Message, frozen=True):
     reason: str = ""
     losses: tuple[Loss, ...] = ()
     former_world: int = 0
+    broken_by: str = ""
 
     def member(self, worker: str) -> Member | None:
         """The place of ``worker`` in this membership, if it has one."""

@@ -263,6 +263,13 @@ class Regrouper:
                 lambda: self._course.current is not formation or self.dismissal is not None, timeout_s
             )
 
+    @property
+    def broken_by(self) -> str:
+        """The worker that was the first one to report a broken generation before the newest one; empty if none did."""
+        with self._changed:
+            current = self._course.current
+            return current.plan.broken_by if current is not None else ""
+
     def is_over(self, formation: Formation) -> bool:
         """Whether it broke, or there is a newer one. May be called without waiting for a lock."""
         return self._course.is_over(formation)

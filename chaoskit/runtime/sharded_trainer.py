@@ -533,7 +533,8 @@ class ShardedTrainer(BaseTrainer):
         """An exception came out of the train function: returns if a newer generation explains it, else raises it.
 
         Returns:
-            Whether it came before that generation, so that it may be this process's own trouble.
+            Whether it may be this process's own trouble: it came before that generation, and no other worker had
+            reported one. A rank whose peer has left the group has an error, too, and it may be ahead of the plan.
         """
         formation, worker = self._formation, self._worker
         if formation is None:
@@ -551,7 +552,7 @@ class ShardedTrainer(BaseTrainer):
         worker.regrouper.give_up(formation)
         if not worker.regrouper.wait_newer(formation, entry_limit_s(over, self.config)):
             raise error
-        return not over
+        return not over and worker.regrouper.broken_by in ("", worker.name)
 
     def copy_last(self) -> None:
         """See to it that there is a copy of the last step, if it is to be stored."""

@@ -1,8 +1,13 @@
-"""A sharded job whose first process on one rank never gets through a step: its collectives fail, time and again."""
+"""A sharded job whose first process on one rank never gets through a step: its collectives fail, time and again.
+
+With ``resets`` the other rank notices each time at once, as one does whose peer closes its connections.
+"""
 
 from __future__ import annotations
 
 import os
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,13 +16,14 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.data import TensorDataset
 
 
-def train(trainer: Any, *, steps: int = 12, bad_step: int = 5) -> None:
+def train(trainer: Any, *, steps: int = 12, bad_step: int = 5, resets: bool = False) -> None:
     torch.manual_seed(trainer.seed)
     model = torch.nn.Linear(8, 8)
     fully_shard(model, mesh=trainer.mesh())
     trainer.register(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=0.01))
     data = TensorDataset(torch.randn(64, 8))
-    first = trainer.disk / "first"
+    first, failures = trainer.disk / "first", trainer.disk.parent / "failures"  # the ranks have a disk each
+    seen = _length(failures)
     while trainer.step < steps:
         with trainer.transaction() as step:
             for shard in step.shards(data, batch_size=8):
@@ -26,4 +32,20 @@ def train(trainer: Any, *, steps: int = 12, bad_step: int = 5) -> None:
                     if not first.exists():
                         first.write_text(str(os.getpid()))
                     if first.read_text() == str(os.getpid()):
+                        with failures.open("a") as file:
+                            file.write("x")
                         raise DistNetworkError("a link that fails for this process only")
+                if resets and trainer.rank == 0 and trainer.step == bad_step and _has_grown(failures, seen):
+                    raise DistNetworkError("connection closed by peer")
+
+
+def _length(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _has_grown(path: Path, seen: int) -> bool:
+    """Whether the other rank failed in this entry; the one that replaces it does not."""
+    deadline_s = time.monotonic() + 0.1  # below the time in which the generation is planned again
+    while time.monotonic() < deadline_s and _length(path) == seen:
+        time.sleep(0.002)
+    return _length(path) > seen
