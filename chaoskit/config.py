@@ -122,6 +122,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         copies: which states of a replicated job are copied: ``affordable``, as many as take 1 % of the training time,
             with 30 s of work between two of them at most, or ``every_step``.
         entries_max: a process of a sharded job that was entered so often in a row, and committed nothing, is replaced.
+            Entries that another rank found broken earlier count half.
         replacement_s: a sharded job waits so long for a replacement before it goes on with fewer ranks, whose sums
             have other last bits. A launch of which no node lives tries for so long to start them again.
         rack_nodes: nodes that stand in one rack and may be lost together: ``node0`` to ``node{rack_nodes - 1}`` in the

@@ -44,7 +44,7 @@ class Entries:
         self._copies = Copies(worker.name, worker.board, worker.journal, worker.send, at)
         self._last: Formation | None = None  # the generation of the newest entry
         self._cause = ""  # why the last entry was left
-        self._barren = 0  # entries in a row that committed nothing, and failed here
+        self._barren = 0.0  # entries in a row that committed nothing, and failed here
 
     def rehearse(self, pid: int) -> None:
         """Run the function up to the end of its first transaction, and report for duty.
@@ -79,9 +79,10 @@ class Entries:
             if (end := self._enter(formation)) is not None:
                 return end
             if self._worker.board.commits > commits:
-                self._barren = 0
+                self._barren = 0.0
             if self._barren >= self._worker.config.entries_max:
-                raise EntriesSpent(f"{self._barren} entries in a row committed nothing; the last one: {self._cause}")
+                spent = f"{self._barren:g} entries in a row committed nothing; the last one: {self._cause}"
+                raise EntriesSpent(spent)
 
     def _await_membership(self) -> Formation:
         try:

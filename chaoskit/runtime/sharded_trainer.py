@@ -529,12 +529,13 @@ class ShardedTrainer(BaseTrainer):
 
     # -- losses -----------------------------------------------------------------------------------------------------
 
-    def give_up(self, error: BaseException) -> bool:
+    def give_up(self, error: BaseException) -> float:
         """An exception came out of the train function: returns if a newer generation explains it, else raises it.
 
         Returns:
-            Whether it may be this process's own trouble: it came before that generation, and no other worker had
-            reported one. A rank whose peer has left the group has an error, too, and it may be ahead of the plan.
+            How much speaks for trouble of this process: 0 where that generation came first, 1 where it did not. One
+            half where another worker reported an error earlier: a rank whose peer has left the group has one, too,
+            and may have it before the plan; but the rank in trouble need not be the first to notice.
         """
         formation, worker = self._formation, self._worker
         if formation is None:
@@ -552,7 +553,9 @@ class ShardedTrainer(BaseTrainer):
         worker.regrouper.give_up(formation)
         if not worker.regrouper.wait_newer(formation, entry_limit_s(over, self.config)):
             raise error
-        return not over and worker.regrouper.broken_by in ("", worker.name)
+        if over:
+            return 0.0
+        return 1.0 if worker.regrouper.broken_by in ("", worker.name) else 0.5
 
     def copy_last(self) -> None:
         """See to it that there is a copy of the last step, if it is to be stored."""

@@ -22,8 +22,8 @@ def train(trainer: Any, *, steps: int = 12, bad_step: int = 5, resets: bool = Fa
     fully_shard(model, mesh=trainer.mesh())
     trainer.register(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=0.01))
     data = TensorDataset(torch.randn(64, 8))
-    first, failures = trainer.disk / "first", trainer.disk.parent / "failures"  # the ranks have a disk each
-    seen = _length(failures)
+    first, journal = trainer.disk / "first", trainer.disk.parents[1] / "journal" / "node1.0.jsonl"
+    seen = _failures(journal)
     while trainer.step < steps:
         with trainer.transaction() as step:
             for shard in step.shards(data, batch_size=8):
@@ -32,20 +32,19 @@ def train(trainer: Any, *, steps: int = 12, bad_step: int = 5, resets: bool = Fa
                     if not first.exists():
                         first.write_text(str(os.getpid()))
                     if first.read_text() == str(os.getpid()):
-                        with failures.open("a") as file:
-                            file.write("x")
                         raise DistNetworkError("a link that fails for this process only")
-                if resets and trainer.rank == 0 and trainer.step == bad_step and _has_grown(failures, seen):
+                if resets and trainer.rank == 0 and trainer.step == bad_step and _fails_again(journal, seen):
                     raise DistNetworkError("connection closed by peer")
 
 
-def _length(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
+def _failures(journal: Path) -> int:
+    return journal.read_text().count('"quiesced"')
 
 
-def _has_grown(path: Path, seen: int) -> bool:
-    """Whether the other rank failed in this entry; the one that replaces it does not."""
+def _fails_again(journal: Path, seen: int) -> bool:
+    """Whether the other rank has reported a failure in this entry; the one that replaces it does not."""
     deadline_s = time.monotonic() + 0.1  # below the time in which the generation is planned again
-    while time.monotonic() < deadline_s and _length(path) == seen:
+    while time.monotonic() < deadline_s and _failures(journal) == seen:
         time.sleep(0.002)
-    return _length(path) > seen
+    time.sleep(0.01)  # the report comes behind that record
+    return _failures(journal) > seen
