@@ -237,6 +237,8 @@ class KubernetesApi:
             raise ApiError(*_refusal(error)) from None
         except (HTTPError, OSError) as error:
             raise ApiError(f"the API server {self.server} does not answer: {error}") from None
+        except AttributeError as error:  # of the client, which reads the body of an answer that did not come
+            raise ApiError(f"the API server {self.server} does not answer: {_line(str(error.__context__))}") from None
         return data
 
 
