@@ -10,6 +10,7 @@ from faults.deadlock import Deadlock
 from faults.disk import DiskError, DiskFull, ReadOnlyDisk, SlowDisk
 from faults.hang import Hang
 from faults.kill import Kill
+from faults.kubernetes.coordinator_pod import DeleteCoordinatorPod
 from faults.kubernetes.pod import DeletePod, EvictPod, KillContainer
 from faults.leaving import Exit
 from faults.limits import LimitCpu, LimitIo, LimitMemory, LimitPids
@@ -53,6 +54,7 @@ CATALOGUE: tuple[type[Fault], ...] = (
     LoseNode,
     ReplaceNode,
     Rack,
+    DeleteCoordinatorPod,
     DeletePod,
     EvictPod,
     KillContainer,
@@ -99,6 +101,7 @@ __all__ = [
     "DataStall",
     "Deadlock",
     "Delay",
+    "DeleteCoordinatorPod",
     "DeletePod",
     "Demand",
     "DiskError",

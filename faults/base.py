@@ -135,8 +135,8 @@ class Fault:
     whole_node: ClassVar[bool] = False
     #: Whether it takes the node away for good: what ran there is not expected to end well.
     ends_node: ClassVar[bool] = False
-    #: Whether it brings a node, in the place of one that is lost, or a further one.
-    replaces_node: ClassVar[bool] = False
+    #: Whether a machine is to stand by: for the node that it brings, or for what comes back elsewhere.
+    needs_standby: ClassVar[bool] = False
     #: Whether the job must show it: a fault of this kind that took effect, and was not felt, has tried nothing.
     is_felt: ClassVar[bool] = False
     #: Whether no rank may ever be given up for it: then the loss of the one it struck is a false alarm all the same.

@@ -20,19 +20,15 @@ _LOOK_S = 0.01  # for the coordinator that takes over
 
 
 @dataclass(frozen=True, kw_only=True)
-class KillCoordinator(Fault):
-    """SIGKILL the coordinator. ``rank`` only says which rank stands at the moment when that happens."""
+class CoordinatorFault(Fault):
+    """Base of the faults that end the coordinator. ``rank`` says which rank stands at that moment, and no more."""
 
     rank: int | str = "any"
 
     family: ClassVar[str] = "control"
-    effect: ClassVar[str] = "no process decides membership any more; training may go on, but can lose no rank"
-    evidence: ClassVar[str] = "the coordinator's process is gone"
-    stands_for: ClassVar[str] = "the loss of the one host that a job depends on: scheduler, rendezvous, rank 0's store"
     unlisted: ClassVar[str] = (
         "the tables count what stopped the training, and not what would have kept it from recovering"
     )
-    impact: ClassVar[str] = "none by itself: training goes on, and the coordinator comes back from its record"
     sample: ClassVar[Mapping[str, Any]] = {"at_step": 20}
     of_runtime: ClassVar[bool] = True
 
@@ -47,6 +43,16 @@ class KillCoordinator(Fault):
     def expand(self, nodes: int, chance: Random) -> tuple[Self, ...]:
         """One, whatever the role: there is one coordinator."""
         return super().expand(nodes, chance)[:1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KillCoordinator(CoordinatorFault):
+    """SIGKILL the coordinator. ``rank`` only says which rank stands at the moment when that happens."""
+
+    effect: ClassVar[str] = "no process decides membership any more; training may go on, but can lose no rank"
+    evidence: ClassVar[str] = "the coordinator's process is gone"
+    stands_for: ClassVar[str] = "the loss of the one host that a job depends on: scheduler, rendezvous, rank 0's store"
+    impact: ClassVar[str] = "none by itself: training goes on, and the coordinator comes back from its record"
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         target.unclaim()  # the rank itself comes to no harm

@@ -87,7 +87,7 @@ class ReplaceNode(NodeFault):
     family: ClassVar[str] = "node"
     is_felt: ClassVar[bool] = True
     of_runtime: ClassVar[bool] = True
-    replaces_node: ClassVar[bool] = True
+    needs_standby: ClassVar[bool] = True
     effect: ClassVar[str] = "one node is lost at once, and an empty one comes in its place"
     evidence: ClassVar[str] = (
         "every process of the node is gone, and the coordinator hears the agent that came in its place"

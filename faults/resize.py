@@ -108,7 +108,7 @@ class AddNode(ResizeFault):
     Whether and when it is used is for the elastic policy to say.
     """
 
-    replaces_node: ClassVar[bool] = True
+    needs_standby: ClassVar[bool] = True
     effect: ClassVar[str] = "there is a node more than before"
     evidence: ClassVar[str] = "the coordinator hears its agent"
     stands_for: ClassVar[str] = "spot instances that are there again, and capacity that a cluster has to spare"

@@ -143,6 +143,7 @@ from chaoskit.config import RunConfig
 from chaoskit.job import JobSpec
 from chaoskit.control.agent import Agent, AgentSpec
 from chaoskit.control.keeper_line import KeeperLine
+from chaoskit.coordinator_files import CoordinatorAddress
 from chaoskit.messages import StartWorker, Welcome, WorkerLost
 
 async def drown(far):
@@ -158,7 +159,7 @@ async def drown(far):
 async def live(how):
     options = {"text": "x" * 300_000} if how == "long" else {}
     welcome = Welcome(RunConfig(job=JobSpec("job.py", options=options)), 1, 1)
-    spec = AgentSpec("node0", "127.0.0.1", ("127.0.0.1", 1), ("127.0.0.1", 2), "token", sys.argv[1])
+    spec = AgentSpec("node0", "127.0.0.1", CoordinatorAddress(("127.0.0.1", 1), ("127.0.0.1", 2)), "token", sys.argv[1])
     (line, far), (mine, zygote) = socket.socketpair(), socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     keeper, _kept = socket.socketpair()
     agent = Agent(spec, line, welcome, mine, 0, KeeperLine(keeper, 0), None)

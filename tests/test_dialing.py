@@ -58,7 +58,7 @@ def test_an_attempt_that_is_not_answered_is_overtaken_by_the_next() -> None:
 
     async def main() -> None:
         async with listener(deaf=2) as server:
-            connection = await dial(server.address, TOKEN, time.monotonic() + LIMIT_S)
+            connection = await dial(lambda: server.address, TOKEN, time.monotonic() + LIMIT_S)
             assert connection is not None
             assert (server.begun, server.ended) == (3, 0)
             connection[1].close()
@@ -71,7 +71,7 @@ def test_a_listener_that_comes_late_is_found() -> None:
 
     async def main() -> None:
         with refusing() as held:
-            dialing = asyncio.ensure_future(dial(held.getsockname(), TOKEN, time.monotonic() + LIMIT_S))
+            dialing = asyncio.ensure_future(dial(held.getsockname, TOKEN, time.monotonic() + LIMIT_S))
             await asyncio.wait([dialing], timeout=0.1)
             assert not dialing.done(), "it gave up after a refusal"
             server = await asyncio.start_server(lambda *ends: wire.accept_async(*ends, TOKEN), sock=held)
@@ -96,7 +96,7 @@ def test_at_the_deadline_nothing_is_left_of_the_attempts(deaf: int) -> None:
         with refusing() as held:
             async with listener(deaf) as server:
                 there = server.address if deaf else held.getsockname()
-                assert await dial(there, TOKEN, time.monotonic() + 2.2) is None
+                assert await dial(lambda: there, TOKEN, time.monotonic() + 2.2) is None
                 await asyncio.sleep(0)
                 gc.collect()
                 await asyncio.sleep(0)

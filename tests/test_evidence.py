@@ -67,6 +67,7 @@ from faults import (
     Cut,
     DataStall,
     Deadlock,
+    DeleteCoordinatorPod,
     DeletePod,
     Demand,
     DiskError,
@@ -914,7 +915,7 @@ MAY_LEAD_TO: list[tuple[type[Fault], dict[str, Any], set[str]]] = [
     (KillNode, {}, EXITED | {"node lost"}),
     (Preempt, {}, EXITED | {"node lost"}),  # its agent ends first: nobody is left to tell more
     (FreezeNode, {}, EXITED | HUNG | {"node lost", "stopped"}),
-    (KillCoordinator, {}, set()),
+    *((kind, {}, set()) for kind in (KillCoordinator, DeleteCoordinatorPod)),
     *((kind, {}, EXITED | {"node lost", "unreachable"}) for kind in (LoseNode, ReplaceNode, Rack)),
     *((kind, {}, EXITED | {"node lost", "unreachable"}) for kind in (DeletePod, EvictPod, KillContainer)),
     *((kind, {}, HUNG | {"node lost", "slow", "unreachable"}) for kind in (LimitCpu, LimitIo)),

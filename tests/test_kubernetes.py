@@ -39,6 +39,7 @@ from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event
 from faults import (
     Cut,
+    DeleteCoordinatorPod,
     DeletePod,
     EvictPod,
     Fault,
@@ -318,6 +319,20 @@ def test_a_lost_coordinators_pod_is_replaced_by_its_driver(driven: Harness, job:
     outcome = run(driven, NaN(rank=1, at_step=8), job)
     assert outcome.verdict.value == "passed", outcome.reasons
     assert pods.pods(f"{STATION}=node0").keys() == before.keys()
+
+
+@pytest.mark.costly
+@pytest.mark.promise("**A lost coordinator comes back in another pod**")
+def test_a_run_goes_on_with_a_coordinator_in_another_pod(driven: Harness, job: Path) -> None:
+    """Its record went with its pod. A rank that dies afterwards is replaced by it."""
+    lost = DeleteCoordinatorPod(at_step=8)
+    options = {"step_s": 0.02}
+    faults = [lost, Kill(rank=1, at_step=150)]
+    outcome = driven.run(f"{job}:plain", nodes=2, steps=200, options=options, faults=faults, twin=False)
+    assert outcome.verdict.value == "passed", outcome.reasons
+    resumed = [one for one in read_journals(Path(outcome.directory) / "journal") if one.event == Event.RESUMED]
+    assert len(resumed) == 1
+    assert len(outcome.steps) == 200
 
 
 @pytest.mark.costly

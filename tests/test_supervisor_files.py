@@ -17,6 +17,7 @@ from support.supervisors import Started, on_tcp, on_unix
 from support.waiting import wait_until
 
 from chaoskit import osprocess
+from chaoskit.coordinator_files import RECORD
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.osprocess import DirectoryWatch
 from chaoskit.substrate.supervisor import sources
@@ -263,6 +264,41 @@ def test_files_are_shipped_in_chunks_once(tmp_path: Path) -> None:
     assert b"".join(chunk.data for chunk in chunks) == data + b"more"
     assert [chunk.offset for chunk in chunks] == [0, CHUNK_BYTES, 2 * CHUNK_BYTES, len(data)]
     assert files.sizes() == {"log/a": len(data) + 4}
+
+
+def test_a_record_is_shipped_anew_when_another_file_takes_its_place(tmp_path: Path) -> None:
+    """As a coordinator does that takes it over. What else lies beside it stays there."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    files, mirror = RunFiles(there, with_record=True), FileMirror(here, "coordinator")
+
+    def ship() -> bytes:
+        files.look()
+        for chunk in files.unshipped():
+            mirror.take(chunk)
+        assert mirror.failure == ""
+        return (here / RECORD).read_bytes()
+
+    (there / RECORD).write_bytes(b"first\n")
+    assert ship() == b"first\n"
+    with (there / RECORD).open("ab") as file:
+        file.write(b"more\n")
+    assert ship() == b"first\nmore\n"
+    (there / "coordinator.draft").write_bytes(b"a longer one than before\n")
+    (there / "coordinator.draft").replace(there / RECORD)
+    assert ship() == b"a longer one than before\n"
+    assert files_of(here).keys() == {RECORD}
+    files.close()
+
+
+def test_a_record_of_a_new_coordinator_takes_the_place_of_the_last_copy(tmp_path: Path) -> None:
+    """Its pod ships it from the first byte; a node has none."""
+    for data in (b"of the first pod", b"of the second"):
+        FileMirror(tmp_path, "coordinator").take(FileChunk("", RECORD, 0, data))
+    assert (tmp_path / RECORD).read_bytes() == b"of the second"
+    node = FileMirror(tmp_path, "node0")
+    node.take(FileChunk("", RECORD, 0, b"made up"))
+    assert "no journal and no log of node0" in node.failure
+    assert (tmp_path / RECORD).read_bytes() == b"of the second"
 
 
 def test_a_watch_names_what_has_changed(tmp_path: Path) -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
+import msgspec
 from support.clocks import FakeClock
 from support.waiting import LIMIT_S
 
 from chaoskit import wire
 from chaoskit.config import RunConfig
 from chaoskit.control.uplink import Uplink, attach_first
+from chaoskit.coordinator_files import Address, CoordinatorAddress, address_file
 from chaoskit.job import JobSpec
 from chaoskit.messages import AgentHello, EndJob, Heard, Heartbeat, Probe, Recall, Welcome
 
@@ -92,14 +95,21 @@ class Agent:
 
 
 @contextlib.asynccontextmanager
-async def attached(outage_s: float = OUTAGE_S) -> AsyncIterator[tuple[Server, Agent]]:
+async def attached(
+    outage_s: float = OUTAGE_S, run_directory: Path = Path("/nonexistent")
+) -> AsyncIterator[tuple[Server, Agent]]:
     server, clock = Server(outage_s), FakeClock()
     listener = await asyncio.start_server(server.greet, "127.0.0.1", 0)
     address = listener.sockets[0].getsockname()
-    line, welcome = await asyncio.to_thread(attach_first, address, TOKEN, HELLO)
+    first = CoordinatorAddress(address, address)
+
+    def where() -> Address:
+        return first.latest(run_directory).control
+
+    line, welcome = await asyncio.to_thread(attach_first, where, TOKEN, HELLO)
     line.setblocking(False)
     patient = {"return_s": LIMIT_S, "answer_s": LIMIT_S}
-    agent = Agent(Uplink(line, address, TOKEN, welcome, lambda: HELLO, clock=clock.now_ns, **patient), clock)
+    agent = Agent(Uplink(line, where, TOKEN, welcome, lambda: HELLO, clock=clock.now_ns, **patient), clock)
     server.lines[0].write(wire.encode(Recall()))
     assert await agent.next() == Recall(), "it follows"
     try:
@@ -124,6 +134,26 @@ def test_a_coordinator_that_falls_silent_is_attached_to_again_before_the_first_c
             server.lines[1].write(wire.encode(EndJob(True, "")))
             assert await agent.next() == EndJob(True, "")
             assert await agent.next() is None
+
+    asyncio.run(main())
+
+
+def test_a_coordinator_that_has_moved_is_found(tmp_path: Path) -> None:
+    """Where it is now is written into the run's directory, and read for each attempt."""
+
+    async def main() -> None:
+        async with attached(run_directory=tmp_path) as (server, agent):
+            moved = Server(OUTAGE_S)
+            listener = await asyncio.start_server(moved.greet, "127.0.0.1", 0)
+            address = listener.sockets[0].getsockname()
+            address_file(tmp_path).write_bytes(msgspec.json.encode(CoordinatorAddress(address, address)))
+            server.lines[0].close()
+            await moved.until(lines=1)
+            moved.lines[0].write(wire.encode(Recall()))
+            assert await agent.next() == Recall()
+            assert len(server.lines) == 1
+            listener.close()
+            moved.lines[0].close()
 
     asyncio.run(main())
 

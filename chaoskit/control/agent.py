@@ -29,6 +29,7 @@ from chaoskit.control.keeper_process import Quarters, start_keeper
 from chaoskit.control.lease import REPORT_SHARE
 from chaoskit.control.log_process import LogLine, start_log_process
 from chaoskit.control.uplink import Uplink, attach_first
+from chaoskit.coordinator_files import Address, CoordinatorAddress
 from chaoskit.errors import ChaoskitError, Refused
 from chaoskit.injection_line import InjectionDoor
 from chaoskit.journal import Journal
@@ -79,12 +80,15 @@ class AgentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     node: str
     host: str  # address under which other nodes reach this one
-    coordinator: tuple[str, int]
-    store: tuple[str, int]  # the coordinator's too, on a port of its own
+    coordinator: CoordinatorAddress  # when it was started
     token: str
     run_directory: str
     injection: InjectionDoor | None = None  # of a run with faults
     started: int = 0  # workers that agents before this one have started under the name of the node
+
+    def where(self) -> Address:
+        """Where the coordinator is now."""
+        return self.coordinator.latest(self.run_directory).control
 
 
 class Agent:
@@ -105,7 +109,7 @@ class Agent:
     ) -> None:
         self._spec, self._config = spec, welcome.config
         self._zygote, self._port, self._keeper, self._log_process = reports, port, keeper, log_process
-        self._uplink = Uplink(coordinator, spec.coordinator, spec.token, welcome, self._hello)
+        self._uplink = Uplink(coordinator, spec.where, spec.token, welcome, self._hello)
         self._generation = 0  # of the newest plan
         self._started_count = spec.started
         self._journal = Journal(Path(spec.run_directory) / "journal", spec.node, role="agent", node=spec.node)
@@ -249,7 +253,7 @@ class Agent:
             "worker": worker,
             "node": self._spec.node,
             "host": self._spec.host,
-            "store": self._spec.store,
+            "coordinator": self._spec.coordinator,
             "token": self._spec.token,
             "config": self._config,
             "run_directory": self._spec.run_directory,
@@ -452,7 +456,7 @@ def run_agent(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: in
     door = socket.create_server((spec.host, 0))
     port = door.getsockname()[1]
     hello = AgentHello(spec.node, host_id(), os.getpid(), started=spec.started, host=spec.host, port=port)
-    connection, welcome = attach_first(spec.coordinator, spec.token, hello)
+    connection, welcome = attach_first(spec.where, spec.token, hello)
     mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     me = os.getpid()
     if os.fork() == 0:

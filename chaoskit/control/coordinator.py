@@ -31,6 +31,7 @@ from chaoskit.control.outputs import Disconnect, End, Note, Output, Remember, Se
 from chaoskit.control.plane import ControlPlane
 from chaoskit.control.record import Fenced, Gone, Record
 from chaoskit.control.rendezvous import Reply
+from chaoskit.coordinator_files import RECORD
 from chaoskit.errors import ChaoskitError, JournalFull, Refused
 from chaoskit.journal import Journal
 from chaoskit.messages import (
@@ -82,7 +83,7 @@ class Coordinator:
     def __init__(self, spec: CoordinatorSpec) -> None:
         self._spec = spec
         self._journal = Journal(Path(spec.run_directory) / "journal", "coordinator", role="coordinator")
-        self._record = Record(Path(spec.run_directory) / "coordinator.record")
+        self._record = Record(Path(spec.run_directory) / RECORD)
         self._plane = ControlPlane(spec.config, self._record.memory, time.monotonic())
         self._agents: dict[str, asyncio.StreamWriter] = {}
         self._starved: dict[str, tuple[Starvation, int]] = {}  # agents on this host, with the last reading in ns

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from chaoskit import wire
+from chaoskit.coordinator_files import Address
 from chaoskit.errors import Refused
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -18,12 +20,15 @@ _TRIES, _TRY_S = 4, 0.12
 _LOOKS = 10
 
 
-async def dial(address: tuple[str, int], token: str, deadline_s: float) -> Connection | None:
-    """An authenticated connection, by the first of several attempts that succeeds; None at the deadline."""
+async def dial(where: Callable[[], Address], token: str, deadline_s: float) -> Connection | None:
+    """An authenticated connection, by the first of several attempts that succeeds; None at the deadline.
+
+    ``where``: the address, asked for each attempt.
+    """
     attempts: list[asyncio.Task[Connection]] = []
     try:
         while (left_s := deadline_s - time.monotonic()) > 0:
-            attempts.append(asyncio.ensure_future(wire.connect_async(address, token)))
+            attempts.append(asyncio.ensure_future(wire.connect_async(where(), token)))
             if len(attempts) > _ATTEMPTS_MAX:
                 _give_up(attempts.pop(0))
             await asyncio.wait(attempts, timeout=min(_AGAIN_S, left_s), return_when=asyncio.FIRST_COMPLETED)

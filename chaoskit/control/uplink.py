@@ -17,6 +17,7 @@ from chaoskit import messages, wire
 from chaoskit.control.dialing import dial
 from chaoskit.control.facts import Facts
 from chaoskit.control.lease import Leases
+from chaoskit.coordinator_files import Address
 from chaoskit.errors import Refused
 from chaoskit.health.clock import OffsetWindow
 from chaoskit.messages import AgentHello, EndJob, Heard, Welcome
@@ -43,6 +44,7 @@ class Uplink:
 
     Args:
         connection: authenticated and welcomed.
+        where: tells the address of the coordinator, which may move.
         welcome: what the first coordinator said.
         hello: describes the node as it is now.
         clock: tells CLOCK_MONOTONIC, in nanoseconds.
@@ -53,7 +55,7 @@ class Uplink:
     def __init__(
         self,
         connection: socket.socket,
-        address: tuple[str, int],
+        where: Callable[[], Address],
         token: str,
         welcome: Welcome,
         hello: Callable[[], AgentHello],
@@ -64,7 +66,7 @@ class Uplink:
     ) -> None:
         config = welcome.config
         self._now_ns, self._return_s, self._answer_s = clock, return_s, answer_s
-        self._connection, self._address, self._token = connection, address, token
+        self._connection, self._where, self._token = connection, where, token
         self._hello, self._outage_s = hello, config.coordinator_outage_s
         self._term = welcome.term
         self._writer: asyncio.StreamWriter | None = None
@@ -137,7 +139,7 @@ class Uplink:
         """Find the next coordinator, or the same one again; None when there is none for too long."""
         left_s = (self.lease_until_ns - self._now_ns()) / 1e9
         deadline_s = time.monotonic() + max(left_s, self._return_s)
-        while (connection := await dial(self._address, self._token, deadline_s)) is not None:
+        while (connection := await dial(self._where, self._token, deadline_s)) is not None:
             try:
                 return await asyncio.wait_for(self._introduce(*connection), self._answer_s)
             except (OSError, TimeoutError, Refused):
@@ -160,7 +162,7 @@ class Uplink:
         return reader
 
 
-def attach_first(address: tuple[str, int], token: str, hello: AgentHello) -> tuple[socket.socket, Welcome]:
+def attach_first(where: Callable[[], Address], token: str, hello: AgentHello) -> tuple[socket.socket, Welcome]:
     """Connect a node that is new, before its agent has an event loop.
 
     Raises:
@@ -170,7 +172,7 @@ def attach_first(address: tuple[str, int], token: str, hello: AgentHello) -> tup
     deadline_s = time.monotonic() + _CONNECT_S
     while True:
         try:
-            connection = wire.connect(address, token, _CONNECT_S)
+            connection = wire.connect(where(), token, _CONNECT_S)
             try:
                 wire.send(connection, hello)
                 welcome = wire.receive(connection)

@@ -11,8 +11,8 @@ import msgspec
 from chaoskit.experiment.plan import fault_id
 from chaoskit.journal import Record
 from chaoskit.vocabulary import Event
-from faults import KillCoordinator
 from faults.base import Fault
+from faults.coordinator import CoordinatorFault
 from faults.evidence import CoordinatorProcess, NetworkPath, RankProcess, SharedStore, SizeRequest, Subject, WholeNode
 
 
@@ -83,7 +83,7 @@ class InjectionRecord:
             case NetworkPath(nodes):
                 return struck.node in nodes
             case CoordinatorProcess():
-                return isinstance(self.fault, KillCoordinator)
+                return isinstance(self.fault, CoordinatorFault)
             case SizeRequest(fault):
                 return fault == self.fault_id
             case SharedStore():

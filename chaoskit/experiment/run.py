@@ -222,7 +222,7 @@ def _execute(
         directory,
         port=port,
         heartbeat_s=heartbeat_s,
-        replacements=sum(fault.replaces_node for fault in experiment.faults),
+        replacements=sum(fault.needs_standby for fault in experiment.faults),
         injection=channel.door if channel is not None else None,
     )
     follower = JobFollower(experiment, cluster, journal, substrate.undo, watch, store, channel, requests, when_silent)

@@ -23,6 +23,7 @@ import torch
 
 from chaoskit import messages, wire
 from chaoskit.config import RunConfig, disk_directory
+from chaoskit.coordinator_files import CoordinatorAddress
 from chaoskit.errors import BadInput, JobFailed, JournalFull, NonFiniteBatch, Refused
 from chaoskit.injection_line import InjectionDoor, dial
 from chaoskit.job import JobSpec
@@ -69,7 +70,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     worker: str
     node: str
     host: str  # address under which peers reach this node
-    store: tuple[str, int]  # where the members of a generation find each other
+    coordinator: CoordinatorAddress  # when the agent was started
     token: str
     config: RunConfig
     run_directory: str
@@ -136,7 +137,8 @@ class Control:
             os._exit(0)
 
     def _open_rendezvous(self) -> Rendezvous:
-        return Rendezvous(self.spec.store, self.spec.token, self.spec.worker)
+        spec = self.spec
+        return Rendezvous(spec.coordinator.latest(spec.run_directory).store, spec.token, spec.worker)
 
     def _build_group(self, rendezvous: Rendezvous, plan: Plan, me: Member) -> Group:
         config = self.spec.config

@@ -58,7 +58,7 @@ class AwaySubstrate(SupervisedSubstrate):
         link = self.link(station)
         if self._source is not None:
             link.store(self._source, self.files / "source")
-        link.ship(self.home(run_directory), run_directory, station)
+        link.ship(self.home(run_directory), run_directory, station, with_record=station == COORDINATOR)
 
     def collect(self, run_directory: Path) -> None:
         failures = list[HarnessError]()

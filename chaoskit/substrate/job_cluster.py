@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -84,11 +84,13 @@ class JobCluster(BaseCluster):
         run_directory: Path,
         hello: ObserverHello = _ALL,
         injection: InjectionDoor | None = None,
+        coordinator_again: Callable[[Sequence[str]], Process | None] = lambda nodes: None,
     ) -> None:
         super().__init__(network, tuple(agents), run_directory, substrate.backends)
         self._substrate, self._hello, self._observer, self._injection = substrate, hello, observer, injection
         self.address, self.token, self.store_port = network.address, token, network.store[1]
-        self._first_coordinator, self._coordinator = coordinator, coordinator
+        self._first_coordinator, self._coordinator = coordinator, coordinator  # first: of its machine
+        self._coordinator_again = coordinator_again
         self._agents = agents
         self._workers: dict[tuple[str, int], Process] = {}  # node, pid
         self._hearing: tuple[contextlib.ExitStack, set[SupervisorLink]] | None = None
@@ -120,16 +122,31 @@ class JobCluster(BaseCluster):
             return b""
 
     def _attach(self) -> None:
-        """Find the coordinator that takes over; its port stays open meanwhile."""
+        """Find the coordinator that takes over. Its port stays open meanwhile, unless its machine is lost."""
         self._observer.close()
         self._splitter = wire.Splitter()
         unsent, self._unsent = self._unsent, []
         try:
-            self._observer = attach(self._network, self.token, self._hello)
+            try:
+                self._observer = attach(self._network, self.token, self._hello)
+            except OSError:
+                if not self._move_coordinator():
+                    raise
+                self._observer = attach(self._network, self.token, self._hello)
             for message in unsent:
                 wire.send(self._observer, message)
-        except (OSError, Refused) as error:
+        except (OSError, Refused, HarnessError) as error:
             raise ConnectionError(f"{self._how_it_ended()}, and no other took over: {error}") from error
+
+    def _move_coordinator(self) -> bool:
+        """Have a coordinator on another machine, if the one that it was on is lost."""
+        again = self._coordinator_again(self.nodes)
+        if again is None:
+            return False
+        self._first_coordinator = self._coordinator = again
+        self.address, self.store_port = self._network.address, self._network.store[1]
+        self._hear_supervisor(COORDINATOR)
+        return True
 
     def _how_it_ended(self) -> str:
         """The last coordinator, in words."""

@@ -7,6 +7,7 @@ import glob
 import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import msgspec
 from chaoskit.config import RunConfig
 from chaoskit.control.agent import AgentSpec
 from chaoskit.control.coordinator import EXIT_OVER, CoordinatorSpec
+from chaoskit.coordinator_files import CoordinatorAddress
 from chaoskit.errors import HarnessError, Refused
 from chaoskit.injection_line import InjectionDoor
 from chaoskit.messages import ObserverHello
@@ -141,7 +143,10 @@ class SupervisedSubstrate:
                 raise HarnessError(f"the coordinator ended while it started ({error}): see {log}") from error
             for node in nodes:
                 agents[node] = self.start_agent(network, node, token, run_directory, injection)
-            made = self.job_cluster(network, observer, token, coordinator, agents, run_directory, hello, injection)
+            again = partial(self.coordinator_again, network, config, token, run_directory)
+            made = self.job_cluster(
+                network, observer, token, coordinator, agents, run_directory, hello, injection, again
+            )
             undone.pop_all()
             return made
 
@@ -156,6 +161,17 @@ class SupervisedSubstrate:
             for listener in network.listeners:
                 listener.close()
 
+    def coordinator_again(
+        self, network: Network, config: RunConfig, token: str, run_directory: Path, nodes: Sequence[str]
+    ) -> Process | None:
+        """Start the coordinator of a run on another machine, if the one that it was on is lost; None if it is not, or
+        there is no other one. Its supervisor starts it again where that is there still.
+
+        Args:
+            nodes: that are to find it.
+        """
+        return None
+
     def start_agent(
         self, network: Network, node: str, token: str, run_directory: Path, injection: InjectionDoor | None
     ) -> Process:
@@ -163,7 +179,8 @@ class SupervisedSubstrate:
         self.prepare(node, run_directory)
         host, home, door = network.host(node), str(self.home(run_directory)), self.door(node, injection)
         started = workers_started(run_directory, node)
-        spec = AgentSpec(node, host, network.address, network.store, token, home, door, started)
+        coordinator = CoordinatorAddress(network.address, network.store)
+        spec = AgentSpec(node, host, coordinator, token, home, door, started)
         program = Program("chaoskit.control.agent:run_agent", msgspec.json.encode(spec), node, home)
         return self.link(node).start(program, namespace=network.namespace(node))
 

@@ -21,6 +21,7 @@ from faults.node import NodeFault
 from faults.processes import all_gone, look_up
 from faults.target import Target
 
+OVER_SOURCE = "the end of the pod's first process, and the API server"
 _OVER = "; the API server has no such pod any more, or says that it has ended"
 #: A test that asks for the substrate.
 EXAMPLE = """import pytest
@@ -73,8 +74,7 @@ class PodFault(NodeFault):
         target.release()
         found(await target.seen(lambda: removal.shown() or None))
         seen = await all_gone(target, processes)
-        source = "the end of the pod's first process, and the API server"
-        yield msgspec.structs.replace(seen, source=source, more=_OVER)
+        yield msgspec.structs.replace(seen, source=OVER_SOURCE, more=_OVER)
 
 
 @dataclass(frozen=True, kw_only=True)

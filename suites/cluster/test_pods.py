@@ -6,7 +6,7 @@ import pytest
 
 from chaoskit import Chaos, ElasticPolicy
 from chaoskit.suites.recovery.expect import AT, heals, survives
-from faults import DeletePod, EvictPod, Kill, KillContainer, KillCoordinator, ReplaceNode
+from faults import DeleteCoordinatorPod, DeletePod, EvictPod, Kill, KillContainer, KillCoordinator, ReplaceNode
 
 pytestmark = [pytest.mark.chaos(substrate="kubernetes"), pytest.mark.slow]
 
@@ -38,6 +38,21 @@ def test_a_pod_is_deleted_in_a_recovery(chaos: Chaos) -> None:
 
 def test_a_pod_and_the_coordinator_are_lost_in_one_step(chaos: Chaos) -> None:
     survives(chaos, DeletePod(rank=1, at_step=AT), KillCoordinator(rank=0, at_step=AT))
+
+
+def test_the_coordinators_pod_is_deleted(chaos: Chaos) -> None:
+    """The ranks train on; a coordinator in another pod has what the one before had written down."""
+    outcome = survives(chaos, DeleteCoordinatorPod(at_step=AT), steps=200)
+    assert outcome.records("detected") == []
+    assert len(outcome.records("resumed")) == 1
+
+
+def test_a_rank_dies_while_there_is_no_coordinator(chaos: Chaos) -> None:
+    survives(chaos, DeleteCoordinatorPod(at_step=AT), Kill(rank=1, at_step=AT + 2), steps=100)
+
+
+def test_a_pod_and_the_coordinators_are_deleted_in_one_step(chaos: Chaos) -> None:
+    survives(chaos, DeletePod(rank=1, at_step=AT), DeleteCoordinatorPod(rank=0, at_step=AT), steps=100)
 
 
 def test_a_replaced_pod_is_fresh_capacity(chaos: Chaos) -> None:

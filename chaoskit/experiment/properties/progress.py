@@ -13,6 +13,8 @@ from chaoskit.vocabulary import HUNG, SLOW, Event
 
 _SETTLED_STEPS = 5  # before so many steps no durations are known, and a hang is found by the start-up limit only
 _REGROUP_S = 1.0  # for each rank; measured: a few milliseconds
+#: Kinds that end the process which decides membership.
+_COORDINATOR_ENDS = ("KillCoordinator", "DeleteCoordinatorPod")
 
 
 def abort(trace: RunTrace) -> Finding:
@@ -114,7 +116,7 @@ def settles(trace: RunTrace) -> Finding:
 
 def coordinator_returns(trace: RunTrace) -> Finding:
     """When the coordinator is lost another one takes over before an agent gives up waiting for it."""
-    killed = trace.confirmed("KillCoordinator")
+    killed = trace.confirmed(*_COORDINATOR_ENDS)
     if not killed:
         return None
     found = []
@@ -136,7 +138,7 @@ def _killed_ns(strike: InjectionRecord) -> int:
 
 def blind(trace: RunTrace) -> Finding:
     """Ranks commit steps while no coordinator watches them."""
-    killed = trace.confirmed("KillCoordinator")
+    killed = trace.confirmed(*_COORDINATOR_ENDS)
     if not killed or len(trace.members) > 1:
         return None  # a world that loses a rank must wait for a coordinator
     found = []

@@ -246,9 +246,14 @@ class Session:
 
     # -- its end --------------------------------------------------------------------------------------------------
 
+    @property
+    def is_driven(self) -> bool:
+        """Whether a driver holds it; without one the coordinator's pod does."""
+        return self._driven is not None
+
     def is_over(self) -> bool:
         """Whether it can have no runs any more. One without a driver goes with the coordinator's pod."""
-        return self._driven is None and not self.pods[COORDINATOR].lives()
+        return not self.is_driven and not self.pods[COORDINATOR].lives()
 
     def close(self) -> None:
         """End everything in its pods, and delete all that it has made."""

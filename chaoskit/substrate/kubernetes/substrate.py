@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from chaoskit.config import RunConfig
+from chaoskit.coordinator_files import RECORD, CoordinatorAddress, address_file
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.injection_line import InjectionDoor
 from chaoskit.substrate.actions import Action, Backend
@@ -25,7 +29,7 @@ from chaoskit.substrate.supervised import node_names
 from chaoskit.substrate.supervisor.away import KernelAway
 from chaoskit.substrate.supervisor.link import Listener, SupervisorGone, SupervisorLink
 
-_CONNECT_S = 10.0
+_CONNECT_S = 1.0  # a pod that is gone may not answer at all
 
 
 class KubernetesSubstrate(AwaySubstrate):
@@ -95,6 +99,34 @@ class KubernetesSubstrate(AwaySubstrate):
             self._session.replace(node)
         return super().start_agent(network, node, token, run_directory, injection)
 
+    def coordinator_again(
+        self, network: Network, config: RunConfig, token: str, run_directory: Path, nodes: Sequence[str]
+    ) -> Process | None:
+        """Start the coordinator in another pod if its own is lost. One without a driver takes the session along."""
+        session = self._session
+        assert session is not None
+        assert isinstance(network, PodNetwork)
+        pod = session.pods[COORDINATOR]
+        if not session.is_driven or (pod.link is not None and pod.lives() and not pod.link.leaves):
+            return None
+        self.settle(COORDINATOR, run_directory)
+        session.replace(COORDINATOR)
+        self._give_record(run_directory)
+        network.listen(self.link(COORDINATOR))
+        process = self._start_coordinator(network, config, token, run_directory)
+        address = msgspec.json.encode(CoordinatorAddress(network.address, network.store))
+        for node in nodes:
+            with contextlib.suppress(SupervisorGone):
+                self.link(node).write(address_file(self.home(run_directory)), address)
+        return process
+
+    def _give_record(self, run_directory: Path) -> None:
+        """Have what has come of the coordinator's record in its pod: it may be less than was decided."""
+        with contextlib.suppress(FileNotFoundError):
+            record = (run_directory / RECORD).read_bytes()
+            self.prepare(COORDINATOR, run_directory)
+            self.link(COORDINATOR).write(self.home(run_directory) / RECORD, record)
+
     def why_not(self, action: type[Action]) -> str:
         return "" if action in POD_ACTIONS else super().why_not(action)
 
@@ -147,7 +179,11 @@ class PodNetwork(PlainNetwork):
 
     def __init__(self, coordinator: SupervisorLink, port: int, address: Callable[[str], str]) -> None:
         self._address = address
-        host = address(COORDINATOR)
+        self.listen(coordinator, port)
+
+    def listen(self, coordinator: SupervisorLink, port: int = 0) -> None:
+        """Have the coordinator's listeners in the pod that is its now. Raises BadInput if ``port`` is in use."""
+        host = self._address(COORDINATOR)
         try:
             first = coordinator.listen(host, port)
         except SupervisorGone:

@@ -10,6 +10,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from chaoskit.coordinator_files import RECORD
 from chaoskit.osprocess import DirectoryWatch
 from chaoskit.substrate.supervisor.messages import FileChunk
 
@@ -28,17 +29,24 @@ class RunFiles:
 
     What is no plain file, or has a name that is no text, is not shipped.
 
+    Args:
+        with_record: whether the record of its coordinator is shipped, too: from its first byte where a file has taken
+            the place of another one.
+
     Attributes:
         settles: number of the request that wants to know when all is shipped; None until it comes.
     """
 
-    def __init__(self, run_directory: Path) -> None:
+    def __init__(self, run_directory: Path, *, with_record: bool = False) -> None:
         self._directory = run_directory
-        for folder in FOLDERS:
-            (run_directory / folder).mkdir(parents=True, exist_ok=True)
-        self._changes = DirectoryWatch(run_directory / folder for folder in FOLDERS)
+        self._record = run_directory / RECORD if with_record else None
+        folders = [run_directory / folder for folder in FOLDERS]
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+        self._changes = DirectoryWatch([*folders, run_directory] if with_record else folders)
         self._behind = set[Path]()  # of which something may not have been shipped
         self._shipped: dict[Path, int] = {}
+        self._inodes: dict[Path, int] = {}
         self.settles: int | None = None
         self.look_at_all()
 
@@ -53,13 +61,17 @@ class RunFiles:
 
     def look(self) -> None:
         """Take note of what has been written."""
-        self._behind |= self._changes.changed()
+        self._behind.update(
+            path for path in self._changes.changed() if path.parent != self._directory or path == self._record
+        )
 
     def look_at_all(self) -> None:
         """Take note of everything that is there."""
         for folder in FOLDERS:
             with contextlib.suppress(OSError):  # it was removed
                 self._behind.update((self._directory / folder).iterdir())
+        if self._record is not None:
+            self._behind.add(self._record)
 
     @property
     def is_behind(self) -> bool:
@@ -77,7 +89,10 @@ class RunFiles:
             self._behind.discard(path)
 
     def _rest(self, path: Path, file: int) -> Iterator[FileChunk]:
-        name = str(path.relative_to(self._directory))
+        name, inode = str(path.relative_to(self._directory)), os.fstat(file).st_ino
+        if self._inodes.setdefault(path, inode) != inode:
+            self._inodes[path] = inode
+            del self._shipped[path]
         while True:
             offset = self._shipped.get(path, 0)
             data = os.pread(file, CHUNK_BYTES, offset)
@@ -112,6 +127,13 @@ def _plain_file(path: Path) -> int | None:
     return None
 
 
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file such that readers find all of it, or what was there before. Raises OSError."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_bytes(data)
+    part.replace(path)
+
+
 class FileMirror:
     """The runner's copies of the files that one supervisor ships.
 
@@ -138,10 +160,11 @@ class FileMirror:
                 self.failure = str(error)
 
     def _write(self, chunk: FileChunk) -> None:
-        came = self._came.get(chunk.name, 0)
+        begins = chunk.name == RECORD and chunk.offset == 0
+        came = 0 if begins else self._came.get(chunk.name, 0)
         if chunk.offset != came:
             raise ValueError(f"{chunk.name} goes on at byte {chunk.offset}, and {came} have come")
-        data, file = chunk.data, self._open(chunk.name)
+        data, file = chunk.data, self._open(chunk.name, anew=begins)
         try:
             while data:
                 data = data[os.write(file, data) :]
@@ -149,13 +172,16 @@ class FileMirror:
             os.close(file)
         self._came[chunk.name] = came + len(chunk.data)
 
-    def _open(self, name: str) -> int:
+    def _open(self, name: str, *, anew: bool) -> int:
         folder, _, last = name.partition("/")
-        is_theirs = not self._station or last.startswith(f"{self._station}.")
-        if folder not in FOLDERS or "/" in last or not last or not is_theirs:
+        is_theirs = not self._station or name.removeprefix(f"{folder}/").startswith(f"{self._station}.")
+        is_plain = folder in FOLDERS and "/" not in last and last
+        if not is_theirs or not (is_plain or name == RECORD):
             raise ValueError(f"{name!r} is no journal and no log of {self._station}")
-        path = self._directory / folder / last
+        path = self._directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
+        if anew:
+            path.unlink(missing_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         file = os.open(path, flags, 0o644)
         if not stat.S_ISREG(os.fstat(file).st_mode):

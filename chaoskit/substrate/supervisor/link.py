@@ -47,6 +47,7 @@ from chaoskit.substrate.supervisor.messages import (
     SupervisorLeaves,
     SupervisorLeft,
     SupervisorReady,
+    WriteFile,
 )
 from chaoskit.substrate.supervisor.sources import Source
 from chaoskit.substrate.supervisor.stream import watch
@@ -177,14 +178,20 @@ class SupervisorLink:
             for at, data, is_last in source.pieces():
                 self.request(StoreSource, *where, at, data, is_last, value=None)
 
-    def ship(self, there: Path, here: Path, station: str) -> None:
+    def write(self, path: Path, data: bytes) -> None:
+        """Have a small file written there, in place of what was there."""
+        self.request(WriteFile, str(path), data, value=None)
+
+    def ship(self, there: Path, here: Path, station: str, *, with_record: bool = False) -> None:
         """Have the journals and logs of a run copied from its directory there to the one here, as they are written.
 
-        ``station``: the node, or the coordinator, whose files they are, and no others are taken; "" for a whole run.
+        Args:
+            station: the node, or the coordinator, whose files they are, and no others are taken; "" for a whole run.
+            with_record: copy the record of the coordinator, too.
         """
         if str(there) not in self._mirrors:
             self._mirrors[str(there)] = FileMirror(here, station)
-            self.request(ShipFiles, str(there), value=None)
+            self.request(ShipFiles, str(there), with_record, value=None)
 
     def settle(self, there: Path) -> None:
         """Wait until all that was written there is here; then the directory there is removed.

@@ -170,11 +170,20 @@ class StoreSource(Message, frozen=True):
     is_last: bool
 
 
+class WriteFile(Message, frozen=True):
+    """Write a small file, in place of what was there, at once for those that read it."""
+
+    number: int
+    path: str
+    data: bytes
+
+
 class ShipFiles(Message, frozen=True):
-    """Ship the journals and logs of a run from now on, by :class:`FileChunk`."""
+    """Ship the journals and logs of a run from now on, by :class:`FileChunk`, and the record of its coordinator."""
 
     number: int
     run_directory: str
+    with_record: bool = False
 
 
 class FilesTaken(Message, frozen=True):
@@ -207,6 +216,7 @@ Request = (
     | LineClosed
     | FindSource
     | StoreSource
+    | WriteFile
     | ShipFiles
     | FilesTaken
     | SettleFiles
@@ -284,7 +294,10 @@ class ActionShown(Message, frozen=True):
 
 
 class FileChunk(Message, frozen=True):
-    """What was written to a file of a run behind its first ``offset`` bytes. ``name``: below the run's directory."""
+    """What was written to a file of a run behind its first ``offset`` bytes. ``name``: below the run's directory.
+
+    A record begins anew at 0 where another one has taken its place.
+    """
 
     run_directory: str
     name: str

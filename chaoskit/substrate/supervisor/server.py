@@ -27,7 +27,7 @@ from chaoskit.osprocess import adopt_orphans, set_name, socket_name
 from chaoskit.substrate.supervisor import ferry
 from chaoskit.substrate.supervisor.acts import Acts
 from chaoskit.substrate.supervisor.door import LineDoor
-from chaoskit.substrate.supervisor.files import CHUNK_BYTES, IN_FLIGHT_BYTES, RunFiles
+from chaoskit.substrate.supervisor.files import CHUNK_BYTES, IN_FLIGHT_BYTES, RunFiles, replace_file
 from chaoskit.substrate.supervisor.messages import (
     ActionShown,
     ApplyAction,
@@ -59,6 +59,7 @@ from chaoskit.substrate.supervisor.messages import (
     SupervisorLeaves,
     SupervisorLeft,
     SupervisorReady,
+    WriteFile,
 )
 from chaoskit.substrate.supervisor.programs import Programs
 from chaoskit.substrate.supervisor.sources import SourceStore
@@ -284,8 +285,11 @@ class Supervisor:
             case StoreSource(number, directory, digest, at, data, is_last):
                 self._sources.take(Path(directory), digest, at, data, is_last=is_last)
                 return RequestDone(number)
-            case ShipFiles(number, directory):
-                self._begin_shipping(directory)
+            case WriteFile(number, path, data):
+                replace_file(Path(path), data)
+                return RequestDone(number)
+            case ShipFiles(number, directory, with_record):
+                self._begin_shipping(directory, with_record=with_record)
                 self._ship()
                 return RequestDone(number)
             case SettleFiles(number, directory):
@@ -309,9 +313,9 @@ class Supervisor:
         self._listeners[listener.fileno()] = listener
         return self._acts.encode((listener.fileno(), *listener.getsockname()[:2]))
 
-    def _begin_shipping(self, directory: str) -> None:
+    def _begin_shipping(self, directory: str, *, with_record: bool) -> None:
         if directory not in self._files:
-            self._files[directory] = RunFiles(Path(directory))
+            self._files[directory] = RunFiles(Path(directory), with_record=with_record)
             self._selector.register(self._files[directory], selectors.EVENT_READ, self._ship)
 
     def _close_door(self) -> None:

@@ -1,0 +1,62 @@
+"""The pod of the coordinator that goes: the coordinator comes back in another one, under another address."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from chaoskit.errors import BadInput
+from chaoskit.substrate.actions import Action
+from chaoskit.substrate.kubernetes.actions import PodDeletion
+from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions
+from chaoskit.substrate.network import COORDINATOR
+from faults.base import found
+from faults.coordinator import CoordinatorFault
+from faults.evidence import CoordinatorProcess, Evidence, ProcessEnded
+from faults.kubernetes.pod import EXAMPLE, OVER_SOURCE
+from faults.target import Target
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeleteCoordinatorPod(CoordinatorFault):
+    """Delete the pod of the coordinator. ``rank`` only says which rank stands at the moment when that happens.
+
+    It needs a driver: without one that pod holds the session, and goes with it.
+    """
+
+    effect: ClassVar[str] = "no process decides membership any more, and the record of its decisions is gone"
+    evidence: ClassVar[str] = (
+        "the connection to the first process of the pod has ended, and the API server has no such pod any more, "
+        "or says that it has ended"
+    )
+    stands_for: ClassVar[str] = "the loss of the one pod that a job depends on: launcher, rendezvous, rank 0's store"
+    impact: ClassVar[str] = "none by itself: training goes on, and a coordinator in another pod learns from the nodes"
+    substrates: ClassVar[tuple[str, ...]] = ("kubernetes",)
+    example: ClassVar[str] = EXAMPLE
+    undo: ClassVar[str] = "nothing is left: the coordinator has another pod"
+    needs_standby: ClassVar[bool] = True
+
+    @classmethod
+    def unavailable(cls) -> str:
+        try:
+            options = KubernetesOptions.from_environment(os.environ)
+        except BadInput as error:
+            return str(error)
+        if not options.has_driver and options.driven is None:
+            return f"without a driver that pod holds the session: leave {VARIABLE}HARNESS out, or use pod"
+        return options.unavailable()
+
+    @property
+    def needs(self) -> tuple[type[Action], ...]:
+        return (PodDeletion,)
+
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        target.unclaim()  # the rank itself comes to no harm
+        process = target.cluster.coordinator()
+        removal = target.cluster.apply(COORDINATOR, PodDeletion(0))
+        target.acts()
+        target.release()
+        found(await target.seen(lambda: (removal.shown() and not target.job_ended) or None))
+        yield ProcessEnded(subject=CoordinatorProcess(process.pid), source=OVER_SOURCE, how="gone", status="")
