@@ -307,13 +307,20 @@ def test_a_run_is_driven_by_a_pod_of_its_own(driven: Harness, job: Path) -> None
     assert {one["metadata"]["ownerReferences"][0]["name"] for one in found} == {session}
 
 
+def coordinators_pod() -> str:
+    """The name of the coordinator's pod of the session that has a driver."""
+    (session,) = {one["metadata"]["labels"][SESSION] for one in pods.pods(f"{STATION}=driver").values()}
+    (name,) = pods.pods(f"{SESSION}={session},{STATION}=coordinator")
+    return name
+
+
 @pytest.mark.costly
 @pytest.mark.slow
 def test_a_lost_coordinators_pod_is_replaced_by_its_driver(driven: Harness, job: Path) -> None:
     """The session goes on, with the same pods of nodes."""
     run(driven, NaN(rank=1, at_step=8), job)
     before = pods.pods(f"{STATION}=node0")
-    (coordinator,) = [name for name in pods.pods(f"{STATION}=coordinator") if name.rpartition("-")[0] in str(before)]
+    coordinator = coordinators_pod()
     pods.delete(coordinator)
     wait_until(lambda: coordinator not in pods.pods(), "the end of that pod")
     outcome = run(driven, NaN(rank=1, at_step=8), job)
@@ -333,6 +340,24 @@ def test_a_run_goes_on_with_a_coordinator_in_another_pod(driven: Harness, job: P
     resumed = [one for one in read_journals(Path(outcome.directory) / "journal") if one.event == Event.RESUMED]
     assert len(resumed) == 1
     assert len(outcome.steps) == 200
+
+
+@pytest.mark.costly
+@pytest.mark.slow
+@pytest.mark.parametrize("grace_s", [0, 10])
+def test_a_coordinators_pod_that_others_delete_is_replaced(driven: Harness, job: Path, grace_s: int) -> None:
+    """With no pod that stands by, and whether or not its processes are told before."""
+    run(driven, NaN(rank=1, at_step=8), job)
+    lost = coordinators_pod()
+    deleter = threading.Timer(2.0, pods.delete, [lost, grace_s])
+    deleter.start()
+    faults, options = [Kill(rank=1, at_step=500)], {"step_s": 0.02}
+    outcome = driven.run(f"{job}:plain", nodes=2, steps=600, options=options, faults=faults, twin=False)
+    deleter.join()
+    assert outcome.verdict.value == "passed", outcome.reasons
+    (resumed,) = [one for one in read_journals(Path(outcome.directory) / "journal") if one.event == Event.RESUMED]
+    assert resumed["term"] == 2
+    assert lost not in pods.pods()
 
 
 @pytest.mark.costly

@@ -118,9 +118,9 @@ def pods(selector: str = "") -> dict[str, Any]:
     return {one["metadata"]["name"]: one for one in found}
 
 
-def delete(pod: str) -> None:
-    """Delete a pod at once, as anything else on the cluster may."""
-    ask("DELETE", f"/api/v1/namespaces/{namespace()}/pods/{pod}", {"gracePeriodSeconds": 0})
+def delete(pod: str, grace_s: int = 0) -> None:
+    """Delete a pod, as anything else on the cluster may."""
+    ask("DELETE", f"/api/v1/namespaces/{namespace()}/pods/{pod}", {"gracePeriodSeconds": grace_s})
 
 
 def api_server() -> psutil.Process | None:
