@@ -26,7 +26,7 @@ class CoordinatorAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True
         """Where it is now: what was written since into the run's directory on this node, else this.
 
         Raises:
-            msgspec.ValidationError: if what was written there is something else.
+            msgspec.MsgspecError: if what was written there is something else. OSError: if it cannot be read.
         """
         try:
             data = address_file(run_directory).read_bytes()

@@ -6,7 +6,8 @@ its own file is not the record any more, and may decide nothing. It may have bee
 again afterwards, and whoever takes over reads once more what was written until the renaming.
 
 A record that is gone, or cannot be read, is one in which nothing was written: what can be made up for comes from the
-nodes. Only its last line may be torn: what that says was never carried out.
+nodes. Only its last line may be torn: what that says was never carried out. The copy of a record that went with its
+machine may lack decisions that were carried out, too.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from chaoskit.errors import Refused
 from chaoskit.health.clock import OffsetWindow
 from chaoskit.messages import AgentHello, EndJob, Heard, Welcome
 
-_CONNECT_S = 10.0
+_CONNECT_S, _ATTEMPT_S = 20.0, 3.0
 _RETRY_S = 0.02
 #: A node that has slept through its lease may come back within this time, with nothing that could still commit.
 _RETURN_S = 2.0
@@ -166,13 +166,13 @@ def attach_first(where: Callable[[], Address], token: str, hello: AgentHello) ->
     """Connect a node that is new, before its agent has an event loop.
 
     Raises:
-        ConnectionError: if there is no coordinator.
+        OSError: if there is no coordinator.
         Refused: if it does not know the token.
     """
     deadline_s = time.monotonic() + _CONNECT_S
     while True:
         try:
-            connection = wire.connect(where(), token, _CONNECT_S)
+            connection = wire.connect(where(), token, _ATTEMPT_S)
             try:
                 wire.send(connection, hello)
                 welcome = wire.receive(connection)
@@ -181,7 +181,7 @@ def attach_first(where: Callable[[], Address], token: str, hello: AgentHello) ->
                 raise
             assert isinstance(welcome, Welcome)
             return connection, welcome
-        except ConnectionError:  # the coordinator ended in this moment: there will be another
+        except OSError:  # the coordinator ended in this moment: there will be another
             if time.monotonic() > deadline_s:
                 raise
             time.sleep(_RETRY_S)

@@ -263,12 +263,13 @@ class Regrouper:
                 lambda: self._course.current is not formation or self.dismissal is not None, timeout_s
             )
 
-    @property
-    def broken_by(self) -> str:
-        """The worker that was the first one to report a broken generation before the newest one; empty if none did."""
+    def breaker_of(self, formation: Formation) -> str:
+        """The worker that was the first one to report that ``formation`` broke; "" if that is not known."""
         with self._changed:
             current = self._course.current
-            return current.plan.broken_by if current is not None else ""
+            if current is None or current.plan.generation != formation.plan.generation + 1:
+                return ""
+            return current.plan.broken_by
 
     def is_over(self, formation: Formation) -> bool:
         """Whether it broke, or there is a newer one. May be called without waiting for a lock."""

@@ -555,7 +555,7 @@ class ShardedTrainer(BaseTrainer):
             raise error
         if over:
             return 0.0
-        return 1.0 if worker.regrouper.broken_by in ("", worker.name) else 0.5
+        return 1.0 if worker.regrouper.breaker_of(formation) in ("", worker.name) else 0.5
 
     def copy_last(self) -> None:
         """See to it that there is a copy of the last step, if it is to be stored."""

@@ -22,6 +22,7 @@ from chaoskit.substrate.supervisor.link import SupervisorGone, SupervisorLink
 
 _END_S = 10.0
 _FAREWELL_S = 3.0
+_MOVES = 3  # of a coordinator whose machines are lost one after the other, before it is found
 
 
 class StartsAgents(Protocol):
@@ -118,7 +119,7 @@ class JobCluster(BaseCluster):
     def _hear(self) -> bytes:
         try:
             return self._observer.recv(65536)
-        except ConnectionError:
+        except OSError:
             return b""
 
     def _attach(self) -> None:
@@ -127,25 +128,29 @@ class JobCluster(BaseCluster):
         self._splitter = wire.Splitter()
         unsent, self._unsent = self._unsent, []
         try:
-            try:
-                self._observer = attach(self._network, self.token, self._hello)
-            except OSError:
-                if not self._move_coordinator():
-                    raise
-                self._observer = attach(self._network, self.token, self._hello)
+            for moves_left in reversed(range(_MOVES)):
+                try:
+                    self._observer = attach(self._network, self.token, self._hello)
+                    break
+                except OSError:
+                    if not moves_left or not self._move_coordinator():
+                        raise
             for message in unsent:
                 wire.send(self._observer, message)
         except (OSError, Refused, HarnessError) as error:
             raise ConnectionError(f"{self._how_it_ended()}, and no other took over: {error}") from error
 
     def _move_coordinator(self) -> bool:
-        """Have a coordinator on another machine, if the one that it was on is lost."""
-        again = self._coordinator_again(self.nodes)
-        if again is None:
-            return False
-        self._first_coordinator = self._coordinator = again
-        self.address, self.store_port = self._network.address, self._network.store[1]
-        self._hear_supervisor(COORDINATOR)
+        """Have a coordinator on another machine, if the one that it was on is lost. That one may be lost as well."""
+        try:
+            again = self._coordinator_again(self.nodes)
+            if again is None:
+                return False
+            self._first_coordinator = self._coordinator = again
+            self.address, self.store_port = self._network.address, self._network.store[1]
+            self._hear_supervisor(COORDINATOR)
+        except SupervisorGone:
+            pass
         return True
 
     def _how_it_ended(self) -> str:
@@ -159,7 +164,8 @@ class JobCluster(BaseCluster):
     def observe(self, message: Any) -> None:
         """Take in what a message says of the processes of the run."""
         if isinstance(message, Welcome):
-            self._coordinator = self._substrate.kernel(COORDINATOR).find(message.pid)
+            with contextlib.suppress(SupervisorGone):  # it is lost already: another one follows
+                self._coordinator = self._substrate.kernel(COORDINATOR).find(message.pid)
         elif isinstance(message, messages.WorkerReady):
             place = message.node, message.endpoint.pid
             self._workers[place] = self._found(*place)

@@ -26,13 +26,13 @@ class DeleteCoordinatorPod(CoordinatorFault):
     It needs a driver: without one that pod holds the session, and goes with it.
     """
 
-    effect: ClassVar[str] = "no process decides membership any more, and the record of its decisions is gone"
+    effect: ClassVar[str] = "no process decides membership any more, and its record is gone with the pod"
     evidence: ClassVar[str] = (
         "the connection to the first process of the pod has ended, and the API server has no such pod any more, "
         "or says that it has ended"
     )
     stands_for: ClassVar[str] = "the loss of the one pod that a job depends on: launcher, rendezvous, rank 0's store"
-    impact: ClassVar[str] = "none by itself: training goes on, and a coordinator in another pod learns from the nodes"
+    impact: ClassVar[str] = "none by itself: training goes on, and the next coordinator has a copy of that record"
     substrates: ClassVar[tuple[str, ...]] = ("kubernetes",)
     example: ClassVar[str] = EXAMPLE
     undo: ClassVar[str] = "nothing is left: the coordinator has another pod"

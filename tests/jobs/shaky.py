@@ -38,7 +38,7 @@ def train(trainer: Any, *, steps: int = 12, bad_step: int = 5, resets: bool = Fa
 
 
 def _failures(journal: Path) -> int:
-    return journal.read_text().count('"quiesced"')
+    return journal.read_text().count('"quiesced"') if journal.exists() else 0
 
 
 def _fails_again(journal: Path, seen: int) -> bool:

@@ -22,8 +22,8 @@ class PodApi:
 
     def apply(self, node: str, action: Action) -> Applied:
         pod = self._session.pods.get(node)
-        if pod is None or not pod.lives():
-            raise ProcessLookupError(f"the pod of {node} is gone")
+        if pod is None or not pod.lives() or pod.leaves():  # a second loss of one pod would be none
+            raise ProcessLookupError(f"the pod of {node} is gone, or goes already")
         match action:
             case PodDeletion(grace_s):
                 self._session.delete(pod, grace_s)

@@ -49,6 +49,7 @@ class Pod:
     Attributes:
         place: what its supervisor says that it is; never used again.
         address: under which its processes are reached.
+        goes: whether this session has asked for its end.
         asked_s: when the API server was last asked whether it is over, on the monotonic clock. is_over: its answer.
     """
 
@@ -57,6 +58,7 @@ class Pod:
         self.kernel = KernelAway(lambda: is_over(self))
         self.link: SupervisorLink | None = None
         self.asked_s, self.is_over = -math.inf, False
+        self.goes = False
 
     def come(self, arrival: Arrival) -> None:
         """Its supervisor has dialed."""
@@ -73,6 +75,10 @@ class Pod:
     def lives(self) -> bool:
         """Whether its supervisor still listens."""
         return self.link is not None and self.link.is_open()
+
+    def leaves(self) -> bool:
+        """Whether its processes were told to end, or soon will be."""
+        return self.goes or (self.link is not None and self.link.leaves)
 
 
 class Session:
@@ -199,10 +205,12 @@ class Session:
     def delete(self, pod: Pod, grace_s: int) -> None:
         """Delete a pod, and give its processes this time to end. Raises ApiError."""
         self.api.delete("Pod", pod.place, grace_s=grace_s)
+        pod.goes = True
 
     def evict(self, pod: Pod, grace_s: int) -> None:
         """Have a pod evicted. Raises EvictionRefused where a PodDisruptionBudget forbids it, and ApiError."""
         self.api.evict(pod.place, grace_s)
+        pod.goes = True
 
     def is_pod_over(self, pod: Pod) -> bool:
         """Whether nothing of a pod runs: the stream of its first process has ended, and with that process all others

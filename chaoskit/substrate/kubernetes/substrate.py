@@ -28,8 +28,9 @@ from chaoskit.substrate.processes import Process
 from chaoskit.substrate.supervised import node_names
 from chaoskit.substrate.supervisor.away import KernelAway
 from chaoskit.substrate.supervisor.link import Listener, SupervisorGone, SupervisorLink
+from chaoskit.substrate.supervisor.stream import watch
 
-_CONNECT_S = 1.0  # a pod that is gone may not answer at all
+_CONNECT_S = 3.0  # a pod that is gone may not answer at all; one lost packet is sent again after a second
 
 
 class KubernetesSubstrate(AwaySubstrate):
@@ -106,17 +107,20 @@ class KubernetesSubstrate(AwaySubstrate):
         session = self._session
         assert session is not None
         assert isinstance(network, PodNetwork)
-        pod = session.pods[COORDINATOR]
-        if not session.is_driven or (pod.link is not None and pod.lives() and not pod.link.leaves):
+        pod = session.pods.get(COORDINATOR)
+        if not session.is_driven or (pod is not None and pod.lives() and not pod.leaves()):
             return None
-        self.settle(COORDINATOR, run_directory)
-        session.replace(COORDINATOR)
+        if pod is None:  # another one could not be made in time
+            session.stand_ready([COORDINATOR])
+        else:
+            self.settle(COORDINATOR, run_directory)
+            session.replace(COORDINATOR)
         self._give_record(run_directory)
         network.listen(self.link(COORDINATOR))
         process = self._start_coordinator(network, config, token, run_directory)
         address = msgspec.json.encode(CoordinatorAddress(network.address, network.store))
         for node in nodes:
-            with contextlib.suppress(SupervisorGone):
+            with contextlib.suppress(HarnessError):  # its agent gives up in its time
                 self.link(node).write(address_file(self.home(run_directory)), address)
         return process
 
@@ -189,6 +193,8 @@ class PodNetwork(PlainNetwork):
         except SupervisorGone:
             raise
         except HarnessError as error:
+            if not port:
+                raise
             raise BadInput("port", port, f"use another one, or 0 for any: {error}") from None
         self.listeners: tuple[Listener, Listener] = first, coordinator.listen(host, 0)
         self.address, self.store = (listener.address for listener in self.listeners)
@@ -197,4 +203,6 @@ class PodNetwork(PlainNetwork):
         return self._address(name)
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(self.address, _CONNECT_S)
+        connection = socket.create_connection(self.address, _CONNECT_S)
+        watch(connection)
+        return connection

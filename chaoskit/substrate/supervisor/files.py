@@ -25,7 +25,7 @@ IN_FLIGHT_BYTES = 2**15
 
 
 class RunFiles:
-    """Journals and logs of one run, as far as they have been shipped. They only grow.
+    """Journals and logs of one run, as far as they have been shipped. They only grow, but for a record.
 
     What is no plain file, or has a name that is no text, is not shipped.
 
@@ -46,7 +46,7 @@ class RunFiles:
         self._changes = DirectoryWatch([*folders, run_directory] if with_record else folders)
         self._behind = set[Path]()  # of which something may not have been shipped
         self._shipped: dict[Path, int] = {}
-        self._inodes: dict[Path, int] = {}
+        self._inode = -1  # of the record
         self.settles: int | None = None
         self.look_at_all()
 
@@ -89,10 +89,12 @@ class RunFiles:
             self._behind.discard(path)
 
     def _rest(self, path: Path, file: int) -> Iterator[FileChunk]:
-        name, inode = str(path.relative_to(self._directory)), os.fstat(file).st_ino
-        if self._inodes.setdefault(path, inode) != inode:
-            self._inodes[path] = inode
-            del self._shipped[path]
+        name = str(path.relative_to(self._directory))
+        if path == self._record:
+            found = os.fstat(file)
+            if found.st_ino != self._inode or found.st_size < self._shipped.get(path, 0):
+                self._shipped.pop(path, None)
+            self._inode = found.st_ino
         while True:
             offset = self._shipped.get(path, 0)
             data = os.pread(file, CHUNK_BYTES, offset)
@@ -137,7 +139,8 @@ def replace_file(path: Path, data: bytes) -> None:
 class FileMirror:
     """The runner's copies of the files that one supervisor ships.
 
-    A node that was replaced writes under the names of the one before it: what it writes is appended.
+    A node that was replaced writes under the names of the one before it: what it writes is appended. A record
+    begins anew.
 
     Args:
         run_directory: where the copies lie.
