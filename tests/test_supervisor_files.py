@@ -286,7 +286,27 @@ def test_a_record_is_shipped_anew_when_another_file_takes_its_place(tmp_path: Pa
     (there / "coordinator.draft").write_bytes(b"a longer one than before\n")
     (there / "coordinator.draft").replace(there / RECORD)
     assert ship() == b"a longer one than before\n"
+    with (there / RECORD).open("r+b") as file:  # as a coordinator does where there was no room for a whole decision
+        file.truncate(len(b"a longer one\n"))
+    (there / RECORD).touch()
+    files.look_at_all()
+    assert ship() == b"a longer one "
     assert files_of(here).keys() == {RECORD}
+    files.close()
+
+
+def test_a_log_that_another_file_takes_the_place_of_goes_on_where_it_was(tmp_path: Path) -> None:
+    """Its copy only grows: one that began anew would be refused, and with it all that its node ships."""
+    there, here = tmp_path / "there", tmp_path / "here"
+    files, mirror = RunFiles(there), FileMirror(here, "node0")
+    for data in (b"first", b"another file"):
+        (there / "draft").write_bytes(data)
+        (there / "draft").replace(there / "log" / "node0.log")
+        files.look()
+        for chunk in files.unshipped():
+            mirror.take(chunk)
+    assert mirror.failure == ""
+    assert (here / "log" / "node0.log").read_bytes() == b"firster file"
     files.close()
 
 

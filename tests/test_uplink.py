@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from support.clocks import FakeClock
 from support.waiting import LIMIT_S
 
@@ -23,6 +25,8 @@ TOKEN = "token"
 BEAT_S = 0.02
 SILENT_BEATS = 10  # a coordinator may leave less than six intervals without an answer
 OUTAGE_S = 60
+#: No machine may have it.
+NOWHERE = ("255.255.255.255", 1)
 HELLO = AgentHello("node0", "host", 1)
 
 
@@ -155,6 +159,29 @@ def test_a_coordinator_that_has_moved_is_found(tmp_path: Path) -> None:
             listener.close()
             moved.lines[0].close()
 
+    asyncio.run(main())
+
+
+def test_a_new_agent_asks_again_where_its_coordinator_is() -> None:
+    """The machine that it was on may be gone, and has no address any more."""
+
+    async def main() -> None:
+        server, asked = Server(OUTAGE_S), list[Address]()
+        listener = await asyncio.start_server(server.greet, "127.0.0.1", 0)
+        places: list[Address] = [NOWHERE, listener.sockets[0].getsockname()]
+
+        def where() -> Address:
+            asked.append(places[min(len(asked), 1)])
+            return asked[-1]
+
+        line, _ = await asyncio.to_thread(attach_first, where, TOKEN, HELLO)
+        assert asked == places
+        line.close()
+        listener.close()
+
+    with pytest.raises(OSError, match="Errno") as raised:
+        socket.create_connection(NOWHERE, 1.0)
+    assert not isinstance(raised.value, ConnectionError)
     asyncio.run(main())
 
 
