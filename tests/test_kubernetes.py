@@ -307,6 +307,17 @@ def test_a_run_is_driven_by_a_pod_of_its_own(driven: Harness, job: Path) -> None
     assert {one["metadata"]["ownerReferences"][0]["name"] for one in found} == {session}
 
 
+@pytest.mark.costly
+@pytest.mark.slow
+def test_two_deletions_of_the_coordinators_pod_in_one_step_are_one(driven: Harness, job: Path) -> None:
+    """The second one finds a pod that goes already, and has done nothing."""
+    faults = [DeleteCoordinatorPod(at_step=8), DeleteCoordinatorPod(at_step=8)]
+    options = {"step_s": 0.02}
+    outcome = driven.run(f"{job}:plain", nodes=2, steps=200, options=options, faults=faults, twin=False)
+    assert sorted(record.state for record in outcome.faults) == ["confirmed", "not fired"]
+    assert outcome.verdict.value == "unknown", outcome.reasons
+
+
 def coordinators_pod() -> str:
     """The name of the coordinator's pod of the session that has a driver."""
     (session,) = {one["metadata"]["labels"][SESSION] for one in pods.pods(f"{STATION}=driver").values()}

