@@ -127,7 +127,7 @@ class Convicted(Event, frozen=True):
 
 
 class Stalled(Event, frozen=True):
-    """All members of ``generation`` wait for each other. ``by``: the worker that reported first that it broke."""
+    """All members of ``generation`` wait for each other. ``by``: the worker that reported that first, if one did."""
 
     generation: int
     by: str = ""

@@ -44,7 +44,7 @@ class Entries:
         self._copies = Copies(worker.name, worker.board, worker.journal, worker.send, at)
         self._last: Formation | None = None  # the generation of the newest entry
         self._cause = ""  # why the last entry was left
-        self._barren = 0.0  # entries in a row that committed nothing, and failed here
+        self._barren = 0.0  # entries in a row that committed nothing and failed here; half where another rank was first
 
     def rehearse(self, pid: int) -> None:
         """Run the function up to the end of its first transaction, and report for duty.
