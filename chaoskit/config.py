@@ -125,6 +125,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             Entries that another rank found broken earlier count half.
         replacement_s: a sharded job waits so long for a replacement before it goes on with fewer ranks, whose sums
             have other last bits. A launch of which no node lives tries for so long to start them again.
+        node_replacements: so many lost nodes are replaced in a run: another one starts under the name of each, as soon
+            as nothing of it lives. 0: a lost node stays lost, unless a fault brings one, or no node lives.
         rack_nodes: nodes that stand in one rack and may be lost together: ``node0`` to ``node{rack_nodes - 1}`` in the
             first one, and so on. Copies are kept in as many racks as there are. 0: each node stands alone.
         fork: start workers from a warm zygote; ``False`` starts fresh interpreters.
@@ -172,6 +174,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     copies: Copies = "affordable"
     entries_max: int = 8
     replacement_s: float = 30.0
+    node_replacements: int = 0
     rack_nodes: int = 0
     fork: bool = True
     health: Literal["enforce", "report", "off"] = "enforce"
@@ -268,6 +271,7 @@ _LEAST: dict[str, float] = {
     "memory_copies": 0,
     "entries_max": 1,
     "replacement_s": 0,
+    "node_replacements": 0,
     "rack_nodes": 0,
 }
 

@@ -128,6 +128,8 @@ class Event(StrEnum):
     ACTED = "acted"  # a fault acts once more: fault, what, worker, rank, node, pid, generation; None: not known
     EVIDENCE = "evidence"  # fault, level, observed, evidence; also of what is found after the run; the last one counts
     FAULT_MISSED = "fault_missed"  # fault, what, reason: it did not act, or too late, whatever else is told of it
+    NODE_REPLACED = "node_replaced"  # node: another one was started under this name
+    REPLACEMENT_FAILED = "replacement_failed"  # node, reason: it is tried again; the same reason is told once
     LIFTED = "lifted"  # a fault has ended while the run goes on, as a cut that is healed: fault, what
     UNDONE = "undone"  # fault, ok: nothing of it is left; acted_ns: of its last act; starved_s: its target had no CPU
     RUN_ENDED = "run_ended"  # reason: see RunEnd; ok, detail: of the job; exits: of a command, node -> how, status

@@ -19,7 +19,7 @@ from faults.base import DRAWN_ROLES, found, require_seconds
 from faults.evidence import AgentHeard, Evidence, NodeGone
 from faults.incidents import IncidentKind
 from faults.network import EXAMPLE
-from faults.node import KillNode, NodeFault
+from faults.node import KillNode, NodeFault, require_no_replacements
 from faults.processes import all_gone, gone, look_up
 from faults.target import Target
 
@@ -107,6 +107,9 @@ class ReplaceNode(NodeFault):
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
         require_seconds("back_after_s", self.back_after_s)
+
+    def require(self, config: RunConfig) -> None:
+        require_no_replacements(self, config)
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         processes, heard = look_up(target), target.listen(Heartbeat)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
 from chaoskit.substrate.actions import Action, Applied, Freeze
 from chaoskit.substrate.cgroup import unavailable
@@ -42,6 +43,13 @@ class NodeFault(Fault):
     @property
     def leads_to(self) -> frozenset[str]:
         return frozenset({EXITED, "node lost"})
+
+
+def require_no_replacements(fault: Fault, config: RunConfig) -> None:
+    """Refuse a run that replaces nodes by itself, for a fault that does. Raises BadInput."""
+    if config.node_replacements:
+        remedy = f"use 0: {fault.kind} brings a node, and there would be two under one name"
+        raise BadInput("node_replacements", config.node_replacements, remedy)
 
 
 @dataclass(frozen=True, kw_only=True)

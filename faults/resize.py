@@ -26,7 +26,7 @@ from faults import incidents
 from faults.base import Fault, require_seconds
 from faults.evidence import AgentHeard, Evidence, SizeRequest, WorldFormed
 from faults.incidents import IncidentKind
-from faults.node import NodeFault
+from faults.node import NodeFault, require_no_replacements
 from faults.processes import all_gone, look_up, signal_all
 from faults.target import Target
 
@@ -114,6 +114,10 @@ class AddNode(ResizeFault):
     stands_for: ClassVar[str] = "spot instances that are there again, and capacity that a cluster has to spare"
     impact: ClassVar[str] = "the world grows at a step boundary if its policy wants that; no rank is given up"
     sample: ClassVar[Mapping[str, Any]] = {"at_step": 20}
+
+    def require(self, config: RunConfig) -> None:
+        super().require(config)
+        require_no_replacements(self, config)
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         cluster, heard = target.cluster, target.listen(Heartbeat)

@@ -26,6 +26,7 @@ from chaoskit.errors import BadInput, HarnessError
 from chaoskit.experiment.harness import Harness
 from chaoskit.experiment.remote.client import RemoteHost
 from chaoskit.journal import read_journals
+from chaoskit.messages import NodeLost
 from chaoskit.plaintext import tell_on_stderr
 from chaoskit.substrate.kubernetes.driver_pod import DriverPod
 from chaoskit.substrate.kubernetes.installation import ACCOUNT, installation
@@ -47,6 +48,7 @@ from faults import (
     Kill,
     KillContainer,
     KillCoordinator,
+    KillNode,
     LimitCpu,
     NaN,
     ReplaceNode,
@@ -172,6 +174,63 @@ def test_a_pod_is_taken_away(harness: Harness, fault: Fault, job: Path) -> None:
     assert record.state == "confirmed"
     assert "the API server has no such pod any more, or says" in record.evidence[1].observed
     assert not pods.pods(f"{STATION}=node1")
+
+
+@pytest.mark.costly
+@pytest.mark.slow
+@pytest.mark.promise("**A pod that is lost is replaced by another one**")
+@pytest.mark.parametrize(
+    ("fault", "stays"), [(DeletePod(rank=1, at_step=8), False), (KillNode(rank=1, at_step=8), True)], ids=str
+)
+def test_a_lost_node_is_replaced_without_a_fault(harness: Harness, fault: Fault, stays: bool, job: Path) -> None:
+    """Where its pod is there still, in that: it takes no other one to start an agent."""
+    run(harness, NaN(rank=1, at_step=8), job)  # pods are warm
+    (before,) = pods.pods(f"{STATION}=node1")
+    outcome = harness.run(
+        f"{job}:plain", nodes=2, spares=0, steps=600, options={"step_s": 0.02}, faults=[fault], twin=False,
+        node_replacements=1, **DETECTION["relaxed"],
+    )  # fmt: skip
+    assert outcome.verdict.value == "passed", outcome.reasons
+    assert [one["node"] for one in outcome.records(Event.NODE_REPLACED)] == ["node1"]
+    (after,) = pods.pods(f"{STATION}=node1")
+    assert (after == before) is stays
+
+
+@pytest.mark.costly
+@pytest.mark.slow
+def test_a_run_that_ends_before_its_node_is_replaced_leaves_no_pod(harness: Harness, job: Path) -> None:
+    outcome = harness.run(
+        f"{job}:plain", nodes=2, spares=0, steps=60, options={"step_s": 0.02}, faults=[DeletePod(rank=1, at_step=40)],
+        twin=False, node_replacements=1, **DETECTION["relaxed"],
+    )  # fmt: skip
+    assert outcome.verdict.value == "passed", outcome.reasons
+    assert outcome.records(Event.NODE_REPLACED) == []
+    wait_until(lambda: not pods.pods(f"{STATION}=node1"), "the end of the pod that was not needed any more")
+
+
+@pytest.mark.costly
+@pytest.mark.slow
+def test_why_a_node_is_not_replaced_is_told(harness: Harness, job: Path) -> None:
+    """No room for another pod: the run trains on, and says what the cluster says. When there is, it is whole again."""
+    run(harness, NaN(rank=1, at_step=8), job)
+    room = contextlib.ExitStack()
+
+    def make_room(message: Any) -> None:
+        if isinstance(message, NodeLost):
+            threading.Timer(2.5, room.close).start()
+
+    room.enter_context(pods.quota(len(pods.pods()) - 1))
+    with room:
+        outcome = harness.run(
+            f"{job}:plain", nodes=2, spares=0, steps=600, options={"step_s": 0.02},
+            faults=[DeletePod(rank=1, at_step=8)], twin=False, watch=make_room, node_replacements=1,
+            **DETECTION["relaxed"],
+        )  # fmt: skip
+    assert outcome.verdict.value == "passed", outcome.reasons
+    failed = outcome.records(Event.REPLACEMENT_FAILED)
+    assert failed
+    assert all("exceeded quota" in one["reason"] for one in failed)
+    assert len(outcome.records(Event.NODE_REPLACED)) == 1
 
 
 @pytest.mark.costly

@@ -21,7 +21,7 @@ from chaoskit.control.reasons import Reasons
 from chaoskit.control.rendezvous import RendezvousBoard
 from chaoskit.control.results import Results
 from chaoskit.control.watch import Watch
-from chaoskit.messages import EndJob, Plan, Recall, StartWorker, StopWorker
+from chaoskit.messages import EndJob, NodeLost, Plan, Recall, StartWorker, StopWorker
 from chaoskit.vocabulary import Event
 
 
@@ -131,6 +131,7 @@ class Decisions:
         outputs: list[Output] = []
         if isinstance(event, events.NodeLost) and event.node in self._membership.nodes:
             outputs.append(Note(Event.NODE_LOST, {"node": event.node, "detail": event.detail}, int(now_s * 1e9)))
+            outputs.append(Show(NodeLost(event.node, event.detail)))
         for lost, rank in lost_workers(event, self._membership, now_s):
             self._facts.note(lost)
             if rank is None and isinstance(event, events.NodeLost):

@@ -16,6 +16,7 @@ from chaoskit.experiment.channel import InjectionChannel
 from chaoskit.experiment.injection import Injection, InjectionState
 from chaoskit.experiment.injector import GONE, Injector
 from chaoskit.experiment.plan import Experiment
+from chaoskit.experiment.replacing import NodeReplacer
 from chaoskit.experiment.requests import Requests
 from chaoskit.experiment.roster import Holder, Roster
 from chaoskit.journal import Journal, Record
@@ -80,6 +81,7 @@ class JobFollower:
         self._wakes_s = math.inf  # when it is to wake without a message
         self._following: asyncio.Task[Any] | None = None
         self._injector = Injector(experiment.faults, journal, self._place_of, self._woken.set)
+        self._replacer = NodeReplacer(cluster, experiment.config.node_replacements, journal)
         self.injections = self._injector.injections
         self.tell_missed = self._injector.tell_missed
         self.run_end = RunEnd.HARNESS
@@ -108,8 +110,11 @@ class JobFollower:
         limit = asyncio.timeout_at(None if deadline_s == math.inf else deadline_s)
         try:
             with self._cluster.heard():
-                async with limit:
-                    end = await self._until_end()
+                try:
+                    async with limit:
+                        end = await self._until_end()
+                finally:
+                    await self._replacer.close()
         except TimeoutError:
             if not limit.expired():  # else it is another's, such as a socket's
                 raise
@@ -180,6 +185,7 @@ class JobFollower:
 
     def _hear(self, message: Any) -> None:
         self._requests.hear(message)
+        self._replacer.hear(message)
         match message:
             case WorldSize(wanted=wanted):
                 self._cluster.provide(wanted)

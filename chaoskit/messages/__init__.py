@@ -41,6 +41,7 @@ from chaoskit.messages.nodes import (
     EndJob,
     Heard,
     Heartbeat,
+    NodeLost,
     ObserverHello,
     Probe,
     Store,
@@ -98,6 +99,7 @@ AnyMessage = (
     | ObserverHello
     | Welcome
     | Heartbeat
+    | NodeLost
     | Heard
     | Probe
     | TestLinks
@@ -183,6 +185,7 @@ __all__ = [
     "MeasureLinks",
     "Member",
     "Message",
+    "NodeLost",
     "NoticeCancelled",
     "ObserverHello",
     "PairReading",

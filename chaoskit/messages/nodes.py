@@ -108,6 +108,13 @@ class Heartbeat(Message, frozen=True):
     clock: ClockOffset | None = None
 
 
+class NodeLost(Message, frozen=True):
+    """A node is lost, with all its workers: observers are told. What is heard of it later is of one that came back."""
+
+    node: str
+    detail: str
+
+
 class Heard(Message, frozen=True):
     """Answers a :class:`Heartbeat`: the lease of the node runs from when it sent that, not from when this arrives.
 

@@ -128,6 +128,7 @@ class JobCluster(BaseCluster):
         self._splitter = wire.Splitter()
         unsent, self._unsent = self._unsent, []
         try:
+            self._move_coordinator()  # what is known to be lost need not be dialed
             for moves_left in reversed(range(_MOVES)):
                 try:
                     self._observer = attach(self._network, self.token, self._hello)

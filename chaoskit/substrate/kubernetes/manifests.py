@@ -24,7 +24,7 @@ STARTED_BY = "chaoskit.dev/started-by"
 #: Where files of runs lie in a pod.
 FILES = "/var/lib/chaoskit"
 _TOKEN = "/var/lib/chaoskit-token"
-_ADDRESS = "CHAOSKIT_ADDRESS"
+_ADDRESS, _MACHINE = "CHAOSKIT_ADDRESS", "CHAOSKIT_MACHINE"
 _USER = 1000
 #: On which the supervisor of a driver listens, on the loopback of its pod.
 DRIVER_PORT = 7070
@@ -136,6 +136,7 @@ def _container(command: list[str], image: str) -> Manifest:
             {"name": "PYTHONDONTWRITEBYTECODE", "value": "1"},
             {"name": "OMP_NUM_THREADS", "value": "1"},
             {"name": _ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            {"name": _MACHINE, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
         ],
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -168,7 +169,8 @@ def pod(
         station: the node, or the coordinator. runner: ``host:port`` that the supervisor dials.
         given: a template, as :func:`chaoskit.substrate.kubernetes.template.read` gives it.
     """
-    dial = ["--dial", runner, "--place", name, "--address", f"$({_ADDRESS})"]
+    where = ["--address", f"$({_ADDRESS})", "--machine", f"$({_MACHINE})"]
+    dial = ["--dial", runner, "--place", name, *where]
     made, _ = _supervised(session, station, name, dial, options, given)
     if owned_by is not None:
         made["metadata"]["ownerReferences"] = [owned_by]

@@ -8,6 +8,7 @@ guard and ``chaoskit cleanup`` only delete the Job sooner.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import math
@@ -22,7 +23,7 @@ from urllib.parse import urlsplit
 
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.osprocess import user_at_host
-from chaoskit.substrate.kubernetes import manifests, template
+from chaoskit.substrate.kubernetes import manifests, placement, template
 from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
 from chaoskit.substrate.kubernetes.diagnosis import PodDiagnosis
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
@@ -39,6 +40,7 @@ DEADLINE_S = 24 * 3600  # of a session whose pods run
 _END_S = 30.0
 _END_LOOK_S = 0.02
 _ASK_AGAIN_S = 0.1
+_TURN_S = 0.05  # between two looks of the event loop at a pod that is to come
 #: The station of a pod that may take the place of a lost one begins so.
 STANDBY = "standby"
 
@@ -48,13 +50,13 @@ class Pod:
 
     Attributes:
         place: what its supervisor says that it is; never used again.
-        address: under which its processes are reached.
+        address: under which its processes are reached. machine: on which it is.
         goes: whether this session has asked for its end.
         asked_s: when the API server was last asked whether it is over, on the monotonic clock. is_over: its answer.
     """
 
     def __init__(self, station: str, place: str, is_over: Callable[[Pod], bool]) -> None:
-        self.station, self.place, self.address = station, place, ""
+        self.station, self.place, self.address, self.machine = station, place, "", ""
         self.kernel = KernelAway(lambda: is_over(self))
         self.link: SupervisorLink | None = None
         self.asked_s, self.is_over = -math.inf, False
@@ -62,7 +64,7 @@ class Pod:
 
     def come(self, arrival: Arrival) -> None:
         """Its supervisor has dialed."""
-        self.address = arrival.address
+        self.address, self.machine = arrival.address, arrival.machine
         self.link = SupervisorLink(arrival.connection, f"the supervisor of {self.station}", self.kernel)
         self.kernel.reach_by(self.link)
 
@@ -109,6 +111,7 @@ class Session:
         self._owner: dict[str, Any] = {}
         self._ends: Undo | None = None
         self.pods: dict[str, Pod] = {}
+        self._lost = placement.LostMachines()
         try:
             if self._driven is None:
                 self._open(token)
@@ -145,7 +148,9 @@ class Session:
 
     def _manifest(self, pod: Pod) -> manifests.Manifest:
         runner, owner = f"{self._runner}:{self._reception.address[1]}", self._owner or None
-        return manifests.pod(self.name, pod.station, pod.place, runner, self._options, self._given, owner)
+        made = manifests.pod(self.name, pod.station, pod.place, runner, self._options, self._given, owner)
+        placement.keep_off(made, self._lost.avoided(time.monotonic()))
+        return made
 
     def stand_ready(self, stations: Iterable[str]) -> None:
         """Have a pod for each of these, with a supervisor that can start programs.
@@ -166,10 +171,15 @@ class Session:
                 )
 
     def _create(self, station: str) -> None:
-        pod = Pod(station, f"{self.name}-{station}-{secrets.token_hex(3)}", self.is_pod_over)
-        self._reception.expect(pod.place)
+        pod = self._expected(station)
         self.api.create(self._manifest(pod))
         self.pods[station] = pod
+
+    def _expected(self, station: str) -> Pod:
+        """A pod that is to be made."""
+        pod = Pod(station, f"{self.name}-{station}-{secrets.token_hex(3)}", self.is_pod_over)
+        self._reception.expect(pod.place)
+        return pod
 
     def _await_arrivals(self, absent: Sequence[Pod]) -> None:
         """Wait for supervisors, and say why they do not come."""
@@ -231,26 +241,88 @@ class Session:
 
     def remove(self, station: str) -> None:
         """Forget the pod of a station, which is lost, and delete it; another one can be made."""
+        pod = self._forget(station)
+        self.api.delete("Pod", pod.place, grace_s=0)
+
+    def _forget(self, station: str) -> Pod:
         pod = self.pods.pop(station)
         self._reception.give_up(pod.place)
         if pod.link is not None:
             pod.link.close()
-        self.api.delete("Pod", pod.place, grace_s=0)
+        return pod
 
     def replace(self, node: str) -> None:
         """Have another pod in the place of one that is lost: one that stands by, else a new one."""
         self.remove(node)
-        for standby in [station for station in self.pods if station.startswith(STANDBY)]:
-            pod = self.pods.pop(standby)
-            if pod.lives():
-                pod.become(node)
-                self.pods[node] = pod
-                with contextlib.suppress(ApiError):  # for people
-                    self.api.patch("Pod", pod.place, {"metadata": {"labels": {manifests.STATION: node}}})
-                return
-            self.pods[standby] = pod
-            self.remove(standby)
-        self.stand_ready([node])
+        if (pod := self._take_standby(node)) is not None:
+            self._label(pod)
+        else:
+            self.stand_ready([node])
+
+    def _take_standby(self, station: str) -> Pod | None:
+        """A pod that stands by, for a station that has none; None if there is none that lives."""
+        for standby in [name for name in self.pods if name.startswith(STANDBY)]:
+            if self.pods[standby].lives():
+                pod = self.pods[station] = self.pods.pop(standby)
+                pod.become(station)
+                return pod
+        return None
+
+    def _label(self, pod: Pod) -> None:
+        """Have people see what it is now."""
+        with contextlib.suppress(ApiError):
+            self.api.patch("Pod", pod.place, {"metadata": {"labels": {manifests.STATION: pod.station}}})
+
+    async def renew(self, station: str) -> None:
+        """The same as :meth:`replace`, while the event loop goes on; where the pod was forgotten already, too.
+
+        Raises:
+            ApiError, BadInput, HarnessError: if no pod can be made now, or it does not run in time.
+        """
+        if (former := self.pods.get(station)) is not None:
+            await asyncio.to_thread(self.api.delete, "Pod", former.place, grace_s=0)
+            self._forget(station)
+        if (standby := self._take_standby(station)) is not None:
+            await asyncio.to_thread(self._label, standby)
+            return
+        pod = self._expected(station)
+        try:
+            await asyncio.to_thread(self.api.create, self._manifest(pod))
+            await self._arrived(pod)
+        except BaseException:
+            self._reception.give_up(pod.place)
+            if pod.link is not None:
+                pod.link.close()
+            with contextlib.suppress(ApiError):  # else its owner takes it along
+                self.api.delete("Pod", pod.place, grace_s=0)
+            raise
+        self.pods[station] = pod
+
+    async def _arrived(self, pod: Pod) -> None:
+        """Wait until its supervisor can start programs, and say why that does not come."""
+        begun_s, looked_s, shown = time.monotonic(), -math.inf, ""
+        while pod.link is None or not pod.link.await_ready(0.0):
+            if pod.link is None and (arrived := self._reception.await_any([pod.place], 0.0)) is not None:
+                pod.come(arrived[1])
+                self._lost.is_back(pod.machine)
+            elif time.monotonic() > looked_s + _LOOK_S:
+                looked_s = time.monotonic()
+                told = await asyncio.to_thread(self._diagnosis.pending, [pod.station])
+                if told and (text := "; ".join(map(str, told))) != shown:
+                    self._tell(shown := text)
+                if looked_s > begun_s + self._options.startup_s or any(one.is_final for one in told):
+                    otherwise = f"no supervisor came to {self._runner}: can pods reach it?"
+                    self._diagnosis.raise_not_running(told, [pod.station], otherwise)
+            await asyncio.sleep(_TURN_S)
+
+    async def give_up(self, station: str) -> None:
+        """The machine of a station's pod is silent: forget the pod, and make none there for a while."""
+        pod = self.pods[station]
+        self._lost.lose(pod.machine, time.monotonic())
+        if pod.link is not None:
+            pod.link.close()
+        with contextlib.suppress(ApiError):  # it is asked for again when the pod is replaced
+            await asyncio.to_thread(self.delete, pod, 0)
 
     # -- its end --------------------------------------------------------------------------------------------------
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import math
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from chaoskit.config import RunConfig
 from chaoskit.coordinator_files import RECORD, CoordinatorAddress, address_file
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.injection_line import InjectionDoor
+from chaoskit.messages import NodeLost
 from chaoskit.substrate.actions import Action, Backend
 from chaoskit.substrate.away import AwaySubstrate
 from chaoskit.substrate.job_cluster import JobCluster
@@ -21,7 +25,7 @@ from chaoskit.substrate.kubernetes.actions import POD_ACTIONS
 from chaoskit.substrate.kubernetes.backends import PodApi
 from chaoskit.substrate.kubernetes.manifests import FILES
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
-from chaoskit.substrate.kubernetes.session import STANDBY, Session
+from chaoskit.substrate.kubernetes.session import STANDBY, Pod, Session
 from chaoskit.substrate.network import COORDINATOR, Network, PlainNetwork
 from chaoskit.substrate.nodes import BaseCluster
 from chaoskit.substrate.processes import Process
@@ -30,6 +34,8 @@ from chaoskit.substrate.supervisor.away import KernelAway
 from chaoskit.substrate.supervisor.link import Listener, SupervisorGone, SupervisorLink
 from chaoskit.substrate.supervisor.stream import watch
 
+_LOOK_S = 0.5  # a coordinator says something twenty times a second
+_SILENT_S = 1.0  # within which a supervisor answers that has nothing else to do
 _CONNECT_S = 3.0  # a pod that is gone may not answer at all; one lost packet is sent again after a second
 
 
@@ -65,14 +71,13 @@ class KubernetesSubstrate(AwaySubstrate):
         self._session.stand_ready([COORDINATOR, *nodes])
 
     def link(self, station: str) -> SupervisorLink:
-        pod = self._session.pods.get(station) if self._session is not None else None
+        pod = self._pods.get(station)
         if pod is None or pod.link is None:
             raise SupervisorGone(f"the pod of {station} is gone")
         return pod.link
 
     def links(self) -> Mapping[str, SupervisorLink]:
-        pods = self._session.pods if self._session is not None else {}
-        return {station: pod.link for station, pod in pods.items() if pod.link is not None}
+        return {station: pod.link for station, pod in self._pods.items() if pod.link is not None}
 
     def kernel(self, station: str) -> KernelAway:
         assert self._session is not None
@@ -99,6 +104,31 @@ class KubernetesSubstrate(AwaySubstrate):
             self.settle(node, run_directory)
             self._session.replace(node)
         return super().start_agent(network, node, token, run_directory, injection)
+
+    async def is_silent(self, station: str) -> bool:
+        """Whether the stream to a station's supervisor is open, and it does not answer."""
+        link = pod.link if (pod := self._pods.get(station)) is not None else None
+        return link is not None and link.is_open() and not await link.answers(_SILENT_S) and link.is_open()
+
+    async def give_up(self, station: str) -> None:
+        """The machine of a station is silent."""
+        assert self._session is not None
+        await self._session.give_up(station)
+
+    async def renew(self, node: str, run_directory: Path) -> None:
+        """Have a pod for a node whose own is lost. Raises HarnessError, BadInput."""
+        assert self._session is not None
+        if (pod := self._pods.get(node)) is not None and pod.lives():
+            if pod.leaves():
+                raise HarnessError(f"the pod of {node} is told to go, and has not gone yet")
+            return
+        if pod is not None:
+            self.settle(node, run_directory)
+        await self._session.renew(node)
+
+    @property
+    def _pods(self) -> Mapping[str, Pod]:
+        return self._session.pods if self._session is not None else {}
 
     def coordinator_again(
         self, network: Network, config: RunConfig, token: str, run_directory: Path, nodes: Sequence[str]
@@ -166,10 +196,52 @@ class PodCluster(JobCluster):
     """One run's processes, in their pods."""
 
     _substrate: KubernetesSubstrate
+    _spoke_s = math.inf  # when the coordinator was heard last
+    _doubts: dict[str, asyncio.Task[None]] | None = None  # by node that is lost, while the event loop hears it
 
     def lose(self, node: str) -> None:
         """Delete the pod of a node: nothing of it is left."""
         self._substrate.kill(node)
+
+    def observe(self, message: Any) -> None:
+        self._spoke_s = time.monotonic()
+        super().observe(message)
+        if isinstance(message, NodeLost) and self._doubts is not None:
+            self._doubts[message.node] = asyncio.get_running_loop().create_task(self._doubt(message.node))
+
+    @contextlib.contextmanager
+    def heard(self) -> Iterator[None]:
+        with super().heard():
+            doubts = self._doubts = {}
+            watch = asyncio.get_running_loop().create_task(self._watch_coordinator())
+            try:
+                yield
+            finally:
+                self._doubts = None
+                for task in (watch, *doubts.values()):
+                    task.cancel()
+
+    async def _doubt(self, node: str) -> None:
+        """A node is lost, and its stream may be open still: its agent alone has ended, or its machine is silent."""
+        if await self._substrate.is_silent(node):
+            await self._substrate.give_up(node)
+
+    async def _watch_coordinator(self) -> None:
+        """Where its machine is lost no connection ends: nothing comes any more."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            quiet_s = time.monotonic() - self._spoke_s
+            if quiet_s > _LOOK_S and await self._substrate.is_silent(COORDINATOR):
+                await self._substrate.give_up(COORDINATOR)
+                with contextlib.suppress(OSError):
+                    self._observer.shutdown(socket.SHUT_RDWR)
+
+    async def replaced(self, node: str) -> None:
+        """In its pod, if that is there still; else in another one."""
+        if self._doubts is not None and (doubt := self._doubts.get(node)) is not None:
+            await asyncio.shield(doubt)
+        await self._substrate.renew(node, self.run_directory)
+        self.replace(node)
 
 
 class PodNetwork(PlainNetwork):

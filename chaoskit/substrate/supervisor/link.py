@@ -22,6 +22,7 @@ from chaoskit.substrate.supervisor.door import receive
 from chaoskit.substrate.supervisor.files import TAKEN_BYTES, FileMirror
 from chaoskit.substrate.supervisor.messages import (
     ActionShown,
+    AskAlive,
     CloseListener,
     CrashContainer,
     EndPrograms,
@@ -55,6 +56,7 @@ from chaoskit.substrate.supervisor.stream import watch
 _WARM_S = 120.0
 _ANSWER_S = 60.0
 _RECEIVE_BYTES = 2**16
+_LOOK_S = 0.05  # for a sign of life
 _decode = wire.decoder(Report)
 
 
@@ -113,6 +115,7 @@ class SupervisorLink:
         self._splitter = wire.Splitter(_decode)
         self._count = 0
         self._answers: dict[int, ProgramStarted | RequestDone | RequestFailed] = {}
+        self._heard_s = time.monotonic()
         self._version: str | None = None  # of its chaoskit, once it can start programs
         self._is_over = self.leaves = self.has_left = False
         self.exits: dict[int, int] = {}  # pid -> wait status
@@ -262,6 +265,18 @@ class SupervisorLink:
         self._hear_until(lambda: False, 0.0)
         return not self._is_over
 
+    async def answers(self, limit_s: float) -> bool:
+        """Whether it gives a sign of life within this time, while the event loop goes on."""
+        asked_s = time.monotonic()
+        self.tell(AskAlive())
+        while self.is_open():
+            if self._heard_s > asked_s:
+                return True
+            if time.monotonic() > asked_s + limit_s:
+                return False
+            await asyncio.sleep(_LOOK_S)
+        return False
+
     @contextlib.contextmanager
     def heard(self) -> Iterator[None]:
         """Let the event loop that runs hear it, too, as long as a ``with`` lasts."""
@@ -306,6 +321,7 @@ class SupervisorLink:
             data = b""
         if not data:
             self._let_go()
+        self._heard_s = time.monotonic()
         for report in self._splitter.feed(data):
             self._take(report)
 
@@ -395,7 +411,7 @@ class SupervisorLink:
                 self._loop.remove_reader(line)
             line.close()
 
-    def tell(self, message: LineData | LineClosed | FilesTaken | CrashContainer) -> None:
+    def tell(self, message: LineData | LineClosed | FilesTaken | CrashContainer | AskAlive) -> None:
         """Say something that is not answered."""
         with contextlib.suppress(SupervisorGone):  # its end is found elsewhere
             self._send(message)

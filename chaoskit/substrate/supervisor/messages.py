@@ -74,6 +74,10 @@ class CrashContainer(Message, frozen=True):
     """End with all others, as the first process of a container that is killed. What they have written is shipped."""
 
 
+class AskAlive(Message, frozen=True):
+    """Have the supervisor say :class:`SupervisorAlive`."""
+
+
 class AskKernel(Message, frozen=True):
     """Ask what the kernel says of a process: one of the questions of :class:`chaoskit.substrate.processes.Kernel`."""
 
@@ -221,6 +225,7 @@ Request = (
     | FilesTaken
     | SettleFiles
     | CrashContainer
+    | AskAlive
 )
 
 # -- the supervisor's ---------------------------------------------------------------------------------------------
@@ -230,11 +235,12 @@ class SupervisorHello(Message, frozen=True):
     """What a supervisor that dials says first, before it imports anything.
 
     ``place``: which one it is, as its command line has it. ``address``: under which the processes of its node are
-    reached; "" where it does not know.
+    reached; "" where it does not know. ``machine``: on which it is, in the words of what has put it there.
     """
 
     place: str
     address: str
+    machine: str = ""
 
 
 class SupervisorReady(Message, frozen=True):
@@ -250,6 +256,10 @@ class SupervisorLeaves(Message, frozen=True):
     """
 
     grace_s: float
+
+
+class SupervisorAlive(Message, frozen=True):
+    """It is there, and serves its runner."""
 
 
 class SupervisorLeft(Message, frozen=True):
@@ -315,6 +325,7 @@ Report = (
     SupervisorReady
     | SupervisorLeaves
     | SupervisorLeft
+    | SupervisorAlive
     | ProgramStarted
     | RequestDone
     | RequestFailed

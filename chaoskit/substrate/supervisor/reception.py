@@ -20,10 +20,14 @@ _decode = wire.decoder(SupervisorHello)
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A supervisor that has come. ``address``: under which the processes of its node are reached; "" for any."""
+    """A supervisor that has come.
+
+    ``address``: under which the processes of its node are reached; "" for any. ``machine``: on which that is.
+    """
 
     connection: socket.socket
     address: str
+    machine: str = ""
 
 
 class Reception:
@@ -82,7 +86,7 @@ class Reception:
                     connection.close()
                     continue
                 self._expected.discard(hello.place)
-                self._arrivals[hello.place] = Arrival(connection, hello.address)
+                self._arrivals[hello.place] = Arrival(connection, hello.address, hello.machine)
                 self._come.notify_all()
 
     def close(self) -> None:

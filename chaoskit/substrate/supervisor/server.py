@@ -31,6 +31,7 @@ from chaoskit.substrate.supervisor.files import CHUNK_BYTES, IN_FLIGHT_BYTES, Ru
 from chaoskit.substrate.supervisor.messages import (
     ActionShown,
     ApplyAction,
+    AskAlive,
     AskKernel,
     AskWhyNot,
     CloseListener,
@@ -55,6 +56,7 @@ from chaoskit.substrate.supervisor.messages import (
     ShipFiles,
     StartProgram,
     StoreSource,
+    SupervisorAlive,
     SupervisorHello,
     SupervisorLeaves,
     SupervisorLeft,
@@ -234,6 +236,8 @@ class Supervisor:
                         self._door.take(request)
                 elif isinstance(request, CrashContainer):
                     self._crash()
+                elif isinstance(request, AskAlive):
+                    self.tell(SupervisorAlive())
                 elif isinstance(request, FilesTaken):
                     self._in_flight_bytes -= request.size_bytes
                     self._ship()
@@ -361,6 +365,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--token-file", metavar="PATH", type=Path, help="what both sides must know; it is read once")
     parser.add_argument("--place", metavar="NAME", default="", help="which supervisor this is, for the runner it dials")
     parser.add_argument("--address", metavar="HOST", default="", help="under which processes here are reached")
+    parser.add_argument("--machine", metavar="NAME", default="", help="on which this is")
     parser.add_argument("--grace-s", metavar="S", type=float, default=_GRACE_S, help="from SIGTERM to SIGKILL")
     parser.add_argument("--cold", action="store_true", help="import nothing beforehand")
     arguments = parser.parse_args()
@@ -379,7 +384,7 @@ def _runner(arguments: argparse.Namespace) -> tuple[socket.socket, int | None]:
         host, _, port = arguments.dial.rpartition(":")
         connection = wire.connect((host, int(port)), arguments.token_file.read_text().strip())
         watch(connection)
-        wire.send(connection, SupervisorHello(arguments.place, arguments.address))
+        wire.send(connection, SupervisorHello(arguments.place, arguments.address, arguments.machine))
         return connection, None
     if arguments.listen:
         token = arguments.token_file.read_text().strip()

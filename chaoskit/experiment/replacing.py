@@ -1,0 +1,64 @@
+"""Lost nodes that are replaced while their run goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from chaoskit.errors import ChaoskitError
+from chaoskit.journal import Journal
+from chaoskit.messages import Heartbeat, NodeLost
+from chaoskit.substrate.base import Cluster
+from chaoskit.vocabulary import Event
+
+#: After the first attempt that failed; doubled each time.
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 15.0
+
+
+class NodeReplacer:
+    """Starts another node under the name of each one that is lost, and tries again until that is there.
+
+    Args:
+        most: so many nodes are replaced in the run.
+    """
+
+    def __init__(self, cluster: Cluster, most: int, journal: Journal) -> None:
+        self._cluster, self._left, self._journal = cluster, most, journal
+        self._tasks: dict[str, asyncio.Task[None]] = {}  # by node, until it is heard
+
+    def hear(self, message: Any) -> None:
+        """Take in a message of the coordinator. They come in its order: a node that is heard again is there again."""
+        match message:
+            case NodeLost(node) if self._left and ((task := self._tasks.get(node)) is None or task.done()):
+                self._left -= 1
+                self._tasks[node] = asyncio.get_running_loop().create_task(self._replace(node), name=f"replace {node}")
+            case Heartbeat(node) if (task := self._tasks.get(node)) is not None:
+                if task.done():
+                    task.result()
+                task.cancel()  # it came back by itself
+                del self._tasks[node]
+
+    async def _replace(self, node: str) -> None:
+        pause_s, told = FIRST_PAUSE_S, ""
+        while True:
+            try:
+                await self._cluster.replaced(node)
+            except ChaoskitError as error:
+                if (reason := str(error)) != told:
+                    self._journal.write(Event.REPLACEMENT_FAILED, node=node, reason=reason)
+                    told = reason
+            else:
+                self._journal.write(Event.NODE_REPLACED, node=node)
+                return
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def close(self) -> None:
+        """Give up what is under way."""
+        for task in self._tasks.values():
+            task.cancel()
+        ended = await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        for failure in ended:
+            if isinstance(failure, Exception):
+                raise failure
