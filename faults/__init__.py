@@ -11,6 +11,7 @@ from faults.disk import DiskError, DiskFull, ReadOnlyDisk, SlowDisk
 from faults.hang import Hang
 from faults.kill import Kill
 from faults.kubernetes.coordinator_pod import DeleteCoordinatorPod
+from faults.kubernetes.machine import LoseMachine, StopApiServer
 from faults.kubernetes.pod import DeletePod, EvictPod, KillContainer
 from faults.leaving import Exit
 from faults.limits import LimitCpu, LimitIo, LimitMemory, LimitPids
@@ -58,6 +59,8 @@ CATALOGUE: tuple[type[Fault], ...] = (
     DeletePod,
     EvictPod,
     KillContainer,
+    LoseMachine,
+    StopApiServer,
     LimitCpu,
     LimitMemory,
     LimitPids,
@@ -123,6 +126,7 @@ __all__ = [
     "LimitMemory",
     "LimitPids",
     "LinkDown",
+    "LoseMachine",
     "LoseNode",
     "LosePeerCopy",
     "Loss",
@@ -138,6 +142,7 @@ __all__ = [
     "Reset",
     "Scale",
     "SlowDisk",
+    "StopApiServer",
     "Straggle",
     "TakeSpot",
     "Target",

@@ -51,7 +51,11 @@ class SharedStore(msgspec.Struct, frozen=True, tag="store"):
     place: str
 
 
-Subject = RankProcess | WholeNode | NetworkPath | CoordinatorProcess | SizeRequest | SharedStore
+class ApiServer(msgspec.Struct, frozen=True, tag="api"):
+    """The API server of the cluster in which the run takes place."""
+
+
+Subject = ApiServer | RankProcess | WholeNode | NetworkPath | CoordinatorProcess | SizeRequest | SharedStore
 
 # -- kinds of proof -------------------------------------------------------------------------------------------------
 
@@ -137,6 +141,18 @@ class NodeFrozen(Evidence, frozen=True, kw_only=True):
             if self.still_s
             else f"{them} in state T (stopped)"
         )
+
+
+class MachineSilent(InWords, frozen=True, kw_only=True):
+    """No supervisor on the machine of a node answers any more."""
+
+    subject: WholeNode
+
+
+class ServerSilent(InWords, frozen=True, kw_only=True):
+    """A server answers nothing that it is asked."""
+
+    subject: ApiServer
 
 
 class ThreadStuck(InWords, frozen=True, kw_only=True):

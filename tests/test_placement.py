@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaoskit.substrate.kubernetes.placement import AVOID_S, LostMachines, keep_off
+from chaoskit.substrate.kubernetes.placement import AVOID_S, LostMachines, keep_off, only_on, rather_not_on
 
 
 def terms(pod: dict[str, Any]) -> Any:
@@ -36,9 +36,26 @@ def test_it_keeps_off_whichever_of_its_own_terms_is_met() -> None:
     assert terms(pod) == [zone | {"matchFields": [OFF]}, {"matchFields": [*disk["matchFields"], OFF]}]
 
 
+def test_a_pod_goes_to_one_of_some_machines_whichever_of_its_own_terms_is_met() -> None:
+    zone = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [dict(zone)]}}
+    pod: dict[str, Any] = {"spec": {"affinity": {"nodeAffinity": required}}}
+    only_on(pod, ["m1", "m2"])
+    on = OFF | {"operator": "In"}
+    assert terms(pod) == [zone | {"matchFields": [on]}, zone | {"matchFields": [on | {"values": ["m2"]}]}]
+
+
+def test_a_pod_that_need_not_be_there_rather_goes_elsewhere() -> None:
+    pod: dict[str, Any] = {"spec": {}}
+    rather_not_on(pod, ["m1"])
+    (wish,) = pod["spec"]["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert wish == {"weight": 100, "preference": {"matchFields": [OFF]}}
+
+
 def test_nothing_is_asked_for_where_no_machine_is_lost() -> None:
     pod: dict[str, Any] = {"spec": {}}
-    keep_off(pod, [])
+    for place in (keep_off, only_on, rather_not_on):
+        place(pod, [])
     assert pod == {"spec": {}}
 
 

@@ -513,3 +513,25 @@ def test_a_launch_that_fails_ends_what_it_has_started(tmp_path: Path) -> None:
         assert substrate.started == ("node0", "node1")
     finally:
         substrate.close()
+
+
+# -- signs of life ----------------------------------------------------------------------------------------------------
+
+
+def test_a_supervisor_that_stands_still_gives_no_sign_of_life(far: Started) -> None:
+    """Its kernel answers for it: only itself can say that it serves."""
+    process = far.process
+    assert asyncio.run(far.link.answers(10.0))
+    process.send_signal(signal.SIGSTOP)
+    try:
+        assert not asyncio.run(far.link.answers(0.3))
+        assert far.link.is_open()
+    finally:
+        process.send_signal(signal.SIGCONT)
+    assert asyncio.run(far.link.answers(10.0))
+
+
+def test_a_file_is_written_there_without_an_answer(far: Started, tmp_path: Path) -> None:
+    far.link.write_unanswered(tmp_path / "written", b"data")
+    assert asyncio.run(far.link.answers(10.0))  # requests are served in their order
+    assert (tmp_path / "written").read_bytes() == b"data"

@@ -70,11 +70,12 @@ _UNPROVEN_MAX = 256
 
 
 class CoordinatorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a substrate tells a new coordinator."""
+    """What a substrate tells a new coordinator. ``lost``: nodes of which it knows that they will not be heard."""
 
     config: RunConfig
     token: str
     run_directory: str
+    lost: tuple[str, ...] = ()
 
 
 class Coordinator:
@@ -85,6 +86,7 @@ class Coordinator:
         self._journal = Journal(Path(spec.run_directory) / "journal", "coordinator", role="coordinator")
         self._record = Record(Path(spec.run_directory) / RECORD)
         self._plane = ControlPlane(spec.config, self._record.memory, time.monotonic())
+        self._plane.expect_no_longer(spec.lost, time.monotonic())
         self._agents: dict[str, asyncio.StreamWriter] = {}
         self._starved: dict[str, tuple[Starvation, int]] = {}  # agents on this host, with the last reading in ns
         self._acknowledgements = Acknowledgements()

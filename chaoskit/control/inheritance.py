@@ -7,7 +7,7 @@ written down and not carried out: what they say is told again, and what they lef
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from chaoskit.config import RunConfig
 from chaoskit.control import events
@@ -63,6 +63,12 @@ class Inheritance(Nodes):
             self._settled = self._membership.generation
         else:
             self._inherited = self._membership.generation
+
+    def expect_no_longer(self, nodes: Iterable[str], now_s: float) -> None:
+        """Give these nodes no more time to come than a lease: they are known to be lost, or held for that."""
+        for node in nodes:
+            if node in self._membership.nodes:
+                self._contact.expect(node, now_s)
 
     def _know_again(self, entry: Remember, now_s: float) -> None:
         """What an event says to others than the membership."""

@@ -13,7 +13,16 @@ from chaoskit.journal import Record
 from chaoskit.vocabulary import Event
 from faults.base import Fault
 from faults.coordinator import CoordinatorFault
-from faults.evidence import CoordinatorProcess, NetworkPath, RankProcess, SharedStore, SizeRequest, Subject, WholeNode
+from faults.evidence import (
+    ApiServer,
+    CoordinatorProcess,
+    NetworkPath,
+    RankProcess,
+    SharedStore,
+    SizeRequest,
+    Subject,
+    WholeNode,
+)
 
 
 @dataclass(frozen=True)
@@ -86,7 +95,7 @@ class InjectionRecord:
                 return isinstance(self.fault, CoordinatorFault)
             case SizeRequest(fault):
                 return fault == self.fault_id
-            case SharedStore():
+            case SharedStore() | ApiServer():
                 return True
         return False
 

@@ -53,6 +53,9 @@ class Cluster(Protocol):
         """End everything of a node at once: where it has a network, that is cut first, in silence, and then all its
         processes are killed, with what they keep in memory. Raises HarnessError if they do not end."""
 
+    def together(self, node: str) -> tuple[str, ...]:
+        """The nodes that are lost with this one when its machine is, and itself."""
+
     def dropped(self, node: str) -> int:
         """How many packets from or to a node that was lost did not arrive; 0 where they are not counted."""
 

@@ -64,6 +64,9 @@ class BaseCluster:
             self._release(node)  # under cgroup v1, what is frozen does not even die
             time.sleep(0.001)
 
+    def together(self, node: str) -> tuple[str, ...]:
+        return self.nodes  # of one machine
+
     def dropped(self, node: str) -> int:
         now = self._cuts[node].shown() if node in self._cuts else 0
         return self._dropped[node] + now

@@ -24,6 +24,7 @@ from chaoskit.plaintext import tell_on_stderr
 from chaoskit.substrate.actions import Action, Backend
 from chaoskit.substrate.bare import BareCluster
 from chaoskit.substrate.base import NOTHING, Needs
+from chaoskit.substrate.errands import Errands
 from chaoskit.substrate.job_cluster import JobCluster, attach
 from chaoskit.substrate.network import COORDINATOR, Network
 from chaoskit.substrate.nodes import BaseCluster
@@ -42,6 +43,7 @@ class SupervisedSubstrate:
     Attributes:
         undo: what must be put back if this process is killed.
         tell: shows people a line, such as what is waited for.
+        errands: has done what is done to machines from outside; None where nothing is.
     """
 
     name = ""
@@ -50,6 +52,7 @@ class SupervisedSubstrate:
         sweep()  # what runs that were killed have left behind
         self.undo = UndoLog()
         self.tell: Callable[[str], None] = tell_on_stderr
+        self.errands: Errands | None = None
 
     # -- what each substrate has of its own -----------------------------------------------------------------------
 
@@ -150,10 +153,12 @@ class SupervisedSubstrate:
             undone.pop_all()
             return made
 
-    def _start_coordinator(self, network: Network, config: RunConfig, token: str, run_directory: Path) -> Process:
+    def _start_coordinator(
+        self, network: Network, config: RunConfig, token: str, run_directory: Path, lost: Iterable[str] = ()
+    ) -> Process:
         home, entry = str(self.home(run_directory)), "chaoskit.control.coordinator:run_coordinator"
         try:
-            arguments = msgspec.json.encode(CoordinatorSpec(self.seen_there(config), token, home))
+            arguments = msgspec.json.encode(CoordinatorSpec(self.seen_there(config), token, home, tuple(lost)))
             program = Program(entry, arguments, COORDINATOR, home, restarts=_RESTARTS, over=EXIT_OVER)
             self.prepare(COORDINATOR, run_directory)
             return self.link(COORDINATOR).start(program, network.listeners, network.namespace(COORDINATOR))

@@ -6,7 +6,9 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 
+from chaoskit.errors import HarnessError
 from chaoskit.experiment.remote.client import RemoteHost
 from chaoskit.osprocess import start_ticks
 from chaoskit.plaintext import tell_on_stderr
@@ -38,6 +40,9 @@ class LoopbackDriver:
             )
         undo.plan(EndEntry(self.process.pid, start_ticks(self.process.pid)))
         return SupervisorLink(ours, "the supervisor of the driver")
+
+    def do(self, name: str, machine: str) -> Callable[[], None]:
+        raise HarnessError(f"{machine} is this machine: it is not broken")
 
     def close(self) -> None:
         if self.process is not None:

@@ -28,6 +28,8 @@ from chaoskit.substrate.kubernetes.rights import RBAC
 from support.waiting import wait_until
 
 VARIABLE_OF_TESTS = "CHAOSKIT_TEST_KUBECONFIG"
+#: Names the program that has made the cluster on this machine, and can break its machines.
+VARIABLE_OF_TOOL = "CHAOSKIT_TEST_CLUSTER"
 ROOT = Path(__file__).parents[2]
 NAMESPACE = os.environ.get("CHAOSKIT_TEST_NAMESPACE", "chaoskit-tests")
 IMAGE = "local.test/host:1"  # nothing but the links that make a mounted /usr work
@@ -213,6 +215,68 @@ def environment(directory: Path) -> dict[str, str]:
     told = {"NAMESPACE": namespace(), "PYTHON": sys.executable, "TEMPLATE": template(directory)}
     cluster = {"KUBECONFIG": os.environ[VARIABLE_OF_TESTS]}
     return {**os.environ, **cluster, **{f"{VARIABLE}{name}": value for name, value in told.items()}}
+
+
+def levers(directory: Path) -> str:
+    """A file with commands that break machines of the cluster, and its API server, and some that only say so."""
+    told = {
+        "power-cut": {"do": _tool("power-cut"), "undo": _tool("start")},
+        "api-stop": {"do": _signal("STOP"), "undo": _signal("CONT")},
+        "nothing": {"do": ["true"], "undo": ["true"]},
+        "broken": {"do": ["sh", "-c", "echo no way to {machine} >&2; exit 3"], "undo": ["true"]},
+    }
+    path = directory / "levers.json"
+    path.write_text(json.dumps(told))
+    return str(path)
+
+
+def _tool(act: str) -> list[str]:
+    """Of what has made the cluster: its machines are node0, node1 and so on."""
+    return ["sh", "-c", f'exec "$0" node {act} "${{1#node}}"', os.environ[VARIABLE_OF_TOOL], "{machine}"]
+
+
+def _signal(name: str) -> list[str]:
+    server = api_server()
+    assert server is not None
+    return ["kill", f"-{name}", str(server.pid)]
+
+
+def no_tool() -> str:
+    """Why machines of the cluster cannot be broken; "" if they can."""
+    return "" if os.environ.get(VARIABLE_OF_TOOL) else f"no {VARIABLE_OF_TOOL} names what has made the cluster"
+
+
+def machines() -> list[str]:
+    """Names of the cluster's machines."""
+    return [str(one["metadata"]["name"]) for one in ask("GET", "/api/v1/nodes")["items"]]
+
+
+def is_ready(machine: str) -> bool:
+    """Whether the API server holds a machine for ready."""
+    found = ask("GET", f"/api/v1/nodes/{machine}")["status"]["conditions"]
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in found)
+
+
+@contextlib.contextmanager
+def labelled(machine: str, label: str) -> Iterator[None]:
+    """A machine has a label, as long as a ``with`` lasts."""
+    path = f"/api/v1/nodes/{machine}"
+    ask("PATCH", path, {"metadata": {"labels": {label: "true"}}})
+    try:
+        yield
+    finally:
+        ask("PATCH", path, {"metadata": {"labels": {label: None}}})
+
+
+@contextlib.contextmanager
+def cordoned(machine: str) -> Iterator[None]:
+    """No pod is bound to a machine, as long as a ``with`` lasts."""
+    path = f"/api/v1/nodes/{machine}"
+    ask("PATCH", path, {"spec": {"unschedulable": True}})
+    try:
+        yield
+    finally:
+        ask("PATCH", path, {"spec": {"unschedulable": None}})
 
 
 def restarts(pod: Mapping[str, Any]) -> int:

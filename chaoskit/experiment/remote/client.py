@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import shutil
 import sys
 import sysconfig
@@ -25,11 +26,14 @@ from chaoskit.experiment.planfile import Planned, encode
 from chaoskit.experiment.remote.messages import (
     Answer,
     AskAble,
+    DoErrand,
     DriverDone,
     DriverFailed,
     DriverSpec,
     DriverTold,
     DriverWatched,
+    EndErrand,
+    ErrandDone,
     ExecutePlan,
     Order,
     pieces,
@@ -38,6 +42,7 @@ from chaoskit.experiment.run import RawRun, load_run
 from chaoskit.experiment.twin import SessionTwins
 from chaoskit.messages import AnyMessage, InjectionReport
 from chaoskit.substrate.actions import Action
+from chaoskit.substrate.errands import ErrandsHere
 from chaoskit.substrate.processes import Process
 from chaoskit.substrate.supervisor.away import kind_name
 from chaoskit.substrate.supervisor.link import SupervisorGone, SupervisorLink
@@ -70,6 +75,9 @@ class DriverPlace(Protocol):
 
         ``undo``: takes what must be put back if this process is killed.
         """
+
+    def do(self, name: str, machine: str) -> Callable[[], None]:
+        """Do what has this name to a machine there, from here. Gives what puts it back. Raises HarnessError."""
 
     def close(self) -> None:
         """End everything there."""
@@ -115,6 +123,7 @@ class RemoteHost:
         self._link: SupervisorLink | None = None
         self.driver: Process | None = None
         self._conversation = Conversation()
+        self._errands = ErrandsHere(place.do)
 
     def reach(self) -> None:
         self._reached()
@@ -222,6 +231,8 @@ class RemoteHost:
         except BaseException:
             self._end_driver(link)  # what it does would be in the way of the next order
             raise
+        finally:
+            self._errands.end_all()
         if isinstance(answer, DriverDone):
             return answer.value
         raise BadInput(answer.field, answer.value, answer.reason) if answer.field else HarnessError(answer.reason)
@@ -240,8 +251,17 @@ class RemoteHost:
                     for message in wire.Splitter(_decode_watched).feed(frame):
                         if watch is not None:
                             watch(message)
+                case DoErrand(number, name, machine, lasts_s):
+                    self._do(link, number, name, machine, math.inf if lasts_s is None else lasts_s)
+                case EndErrand(number):
+                    self._errands.end(number)
                 case DriverDone() | DriverFailed():
                     return answer
+
+    def _do(self, link: SupervisorLink, number: int, name: str, machine: str, lasts_s: float) -> None:
+        failure = self._errands.do(number, name, machine, lasts_s)
+        done = ErrandDone(number, failure)
+        link.tell(LineData(self._conversation.line or 0, wire.encode(done)))
 
     def _hear(self, link: SupervisorLink, condition: Callable[[], bool]) -> None:
         """Wait until a condition is met. Raises HarnessError if the driver ends before."""

@@ -18,6 +18,7 @@ from chaoskit.errors import BadInput, ChaoskitError
 from chaoskit.experiment.blackbox.plan import CommandExperiment
 from chaoskit.experiment.host import LocalHost
 from chaoskit.experiment.planfile import FILE_NAME, receive
+from chaoskit.experiment.remote.errands import ClientLine
 from chaoskit.experiment.remote.messages import (
     Answer,
     AskAble,
@@ -28,15 +29,11 @@ from chaoskit.experiment.remote.messages import (
     DriverWatched,
     ExecutePlan,
     Order,
-    pieces,
 )
 from chaoskit.messages import Message
 from chaoskit.osprocess import die_with_parent, set_name, socket_name
 from chaoskit.substrate import choice
 from chaoskit.substrate.supervised import SupervisedSubstrate
-from chaoskit.substrate.supervisor.door import LINE_BYTES_MAX
-
-_decode = wire.decoder(Order)
 
 
 def run_driver(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) -> None:
@@ -48,35 +45,30 @@ def run_driver(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: i
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
         with socket_name(Path(spec.door)) as name:
             line.connect(name)
-        driver = Driver(spec.substrate, lambda answer: _say(line, answer))
+        client = ClientLine(line)
+        driver = Driver(spec.substrate, client)
         with contextlib.closing(driver):
-            splitter = wire.Splitter(_decode)
-            while data := line.recv(LINE_BYTES_MAX):
-                for order in splitter.feed(data):
-                    _say(line, driver.carry_out(order))
-
-
-def _say(line: socket.socket, answer: Answer) -> None:
-    for piece in pieces(answer):
-        line.send(piece)
+            while (order := client.next_order()) is not None:
+                client.say(driver.carry_out(order))
 
 
 class Driver:
     """Carries out orders, one after the other, with a substrate that it makes for the first one and then keeps.
 
     Args:
-        tell: what happens meanwhile.
+        client: is told what happens meanwhile, and does errands.
     """
 
-    def __init__(self, substrate: str, tell: Callable[[Answer], None]) -> None:
-        self._name, self._tell = substrate, tell
+    def __init__(self, substrate: str, client: ClientLine) -> None:
+        self._name, self._client = substrate, client
         self._host: LocalHost | None = None
 
     def _made(self) -> LocalHost:
         if self._host is None:
             substrate = choice.make(self._name)
             if isinstance(substrate, SupervisedSubstrate):
-                substrate.tell = lambda line: self._tell(DriverTold(line))
+                substrate.tell = lambda line: self._client.say(DriverTold(line))
+                substrate.errands = self._client
             self._host = LocalHost(substrate)
         return self._host
 
@@ -93,7 +85,7 @@ class Driver:
                     module, _, kind = action.partition(":")
                     return DriverDone(self._made().why_not(getattr(import_module(module), kind)))
                 case ExecutePlan():
-                    _execute(order, self._made(), self._tell)
+                    _execute(order, self._made(), self._client.say)
             return DriverDone()
         except BadInput as error:
             return DriverFailed(error.remedy, error.field, str(error.value))

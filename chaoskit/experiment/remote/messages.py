@@ -43,6 +43,28 @@ class ExecutePlan(Message, frozen=True):
     watched: bool = False
 
 
+class ErrandDone(Message, frozen=True):
+    """The client has done an errand. ``failure``: why not; "" where it has."""
+
+    number: int
+    failure: str = ""
+
+
+class DoErrand(Message, frozen=True):
+    """Have the client do something to a machine. It is put back after ``lasts_s``; None: at the end of the order."""
+
+    number: int
+    name: str
+    machine: str
+    lasts_s: float | None = None
+
+
+class EndErrand(Message, frozen=True):
+    """Have the client put that back."""
+
+    number: int
+
+
 class DriverTold(Message, frozen=True):
     """A line for people, such as what is waited for."""
 
@@ -79,5 +101,5 @@ def pieces(message: Message) -> Iterator[bytes]:
         yield data[at : at + _PIECE_BYTES]
 
 
-Order = AskAble | ExecutePlan
-Answer = DriverTold | DriverWatched | DriverDone | DriverFailed
+Order = AskAble | ExecutePlan | ErrandDone
+Answer = DriverTold | DriverWatched | DoErrand | EndErrand | DriverDone | DriverFailed

@@ -21,4 +21,21 @@ class ContainerCrash(Action, frozen=True):
     """Have all processes of the container end at once, as if it was killed. Shown: as for a deletion."""
 
 
+class MachineLoss(Action, frozen=True):
+    """Have a lever pulled that takes the machine of the pod away; lifted, its undo runs.
+
+    Shown: 1 when its command has ended well, 2 when the supervisors of all pods there do not answer any more, either.
+    """
+
+    lever: str
+
+
+class ApiServerStop(Action, frozen=True):
+    """Have a lever pulled that stops the API server, for ``lasts_s`` seconds. Shown: 1 when that answers nothing."""
+
+    lever: str
+    lasts_s: float
+
+
+MACHINE_ACTIONS: frozenset[type[Action]] = frozenset({MachineLoss, ApiServerStop})
 POD_ACTIONS: frozenset[type[Action]] = frozenset({PodDeletion, PodEviction, ContainerCrash})

@@ -25,9 +25,11 @@ _PLACES = {
     "Role": ("/apis/rbac.authorization.k8s.io/v1", "roles"),
     "RoleBinding": ("/apis/rbac.authorization.k8s.io/v1", "rolebindings"),
     "Namespace": ("/api/v1", "namespaces"),
+    "Node": ("/api/v1", "nodes"),
     "Job": ("/apis/batch/v1", "jobs"),
     "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
 }
+_OF_NO_NAMESPACE = ("Namespace", "Node")
 _OWN_NAMESPACE = Path(SERVICE_ACCOUNT) / "namespace"
 #: What the client raises where a kubeconfig has another shape.
 _NO_CONFIG = (TypeError, AttributeError, KeyError, ValueError)
@@ -123,6 +125,21 @@ class KubernetesApi:
         """Objects with these labels. Raises ApiError."""
         yield from self._ask("GET", self._path(kind), [("labelSelector", selector)])["items"]
 
+    def pods_on(self, machine: str) -> list[dict[str, Any]]:
+        """Pods on a machine, of all namespaces. Raises ApiError."""
+        found: list[dict[str, Any]] = self._ask("GET", "/api/v1/pods", [("fieldSelector", f"spec.nodeName={machine}")])[
+            "items"
+        ]
+        return found
+
+    def answers(self, limit_s: float) -> bool:
+        """Whether the server says anything within this time."""
+        try:
+            self._once("GET", "/version", limit_s=limit_s)
+        except ApiError as error:
+            return error.status != 0
+        return True
+
     def delete(self, kind: str, name: str, *, grace_s: int | None = None) -> bool:
         """Delete an object, and in the background what it owns. Whether there was one. Raises ApiError."""
         query = [("propagationPolicy", "Background")]
@@ -192,7 +209,7 @@ class KubernetesApi:
 
     def _path(self, kind: str) -> str:
         base, plural = _PLACES[kind]
-        return f"{base}/{plural}" if kind == "Namespace" else f"{base}/namespaces/{self.namespace}/{plural}"
+        return f"{base}/{plural}" if kind in _OF_NO_NAMESPACE else f"{base}/namespaces/{self.namespace}/{plural}"
 
     def _ask(
         self, method: str, path: str, query: list[tuple[str, str]] | None = None, body: Mapping[str, Any] | None = None
@@ -214,7 +231,12 @@ class KubernetesApi:
                 time.sleep(_AGAIN_S)
 
     def _once(
-        self, method: str, path: str, query: list[tuple[str, str]] | None = None, body: Mapping[str, Any] | None = None
+        self,
+        method: str,
+        path: str,
+        query: list[tuple[str, str]] | None = None,
+        body: Mapping[str, Any] | None = None,
+        limit_s: float = ANSWER_S,
     ) -> bytes:
         from kubernetes.client.exceptions import ApiException
         from urllib3.exceptions import HTTPError
@@ -230,7 +252,7 @@ class KubernetesApi:
                 auth_settings=["BearerToken"],
                 _preload_content=False,
                 _return_http_data_only=True,
-                _request_timeout=ANSWER_S,
+                _request_timeout=limit_s,
             )
             data: bytes = answer.data
         except ApiException as error:

@@ -20,6 +20,7 @@ from chaoskit.osprocess import user_at_host
 from chaoskit.substrate.kubernetes import manifests, port_forward, template
 from chaoskit.substrate.kubernetes.api import KubernetesApi
 from chaoskit.substrate.kubernetes.diagnosis import PodDiagnosis
+from chaoskit.substrate.kubernetes.machines import Machines
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.substrate.kubernetes.session import (
     DEADLINE_S,
@@ -55,6 +56,7 @@ class DriverPod:
         self._name = ""
         self._stream: subprocess.Popen[bytes] | None = None
         self._ends: Undo | None = None
+        self._machines: Machines | None = None
 
     def open(self, undo: UndoLog) -> SupervisorLink:
         """Make a session, whose end is written ahead, and come to its supervisor.
@@ -69,10 +71,16 @@ class DriverPod:
             pod = self._await_running(api)
             link = self._reach(api, pod, token)
             api.patch("Job", self._name, {"spec": {"activeDeadlineSeconds": DEADLINE_S}})
+            self._machines = Machines(api, self._name, self._options, undo)
         except BaseException:
             self.close()
             raise
         return link
+
+    def do(self, name: str, machine: str) -> Callable[[], None]:
+        """Pull a lever; see :class:`Machines`."""
+        assert self._machines is not None
+        return self._machines.do(name, machine)
 
     def _make(self) -> KubernetesApi:
         self._api = api = KubernetesApi(self._options.context, self._options.namespace)

@@ -9,8 +9,9 @@ from copy import deepcopy
 from ipaddress import ip_network
 from typing import Any
 
-from chaoskit.substrate.kubernetes import rights, template
+from chaoskit.substrate.kubernetes import placement, rights, template
 from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions
+from chaoskit.substrate.network import COORDINATOR
 
 Manifest = dict[str, Any]
 
@@ -29,6 +30,8 @@ _USER = 1000
 #: On which the supervisor of a driver listens, on the loopback of its pod.
 DRIVER_PORT = 7070
 DRIVER_STATION = "driver"
+#: The station of a pod that may take the place of a lost one begins so.
+STANDBY = "standby"
 #: Resources that every machine has: a driver takes no others, such as GPUs.
 _PLAIN_RESOURCES = ("cpu", "memory", "ephemeral-storage")
 _SHM = "1Gi"
@@ -187,6 +190,7 @@ def driver(session: str, options: KubernetesOptions, given: Mapping[str, Any]) -
         *container["env"],
         *({"name": name, "value": value} for name, value in options.for_driver(session, _TOKEN).items()),
         {"name": f"{VARIABLE}ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": f"{VARIABLE}MACHINE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
     ]
     resources = container.get("resources") or {}
     for kind in ("limits", "requests"):
@@ -194,6 +198,17 @@ def driver(session: str, options: KubernetesOptions, given: Mapping[str, Any]) -
         for name in [name for name in amounts if name not in _PLAIN_RESOURCES]:
             del amounts[name]
     return made
+
+
+def _apart(session: str, component: str) -> Manifest:
+    """Each on a machine of its own, as far as there are as many."""
+    selected = {SESSION: session, "app.kubernetes.io/component": component}
+    return {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": selected},
+    }
 
 
 def _supervised(
@@ -227,8 +242,14 @@ def _supervised(
             {"name": "chaoskit-token", "secret": {"secretName": session, "defaultMode": 0o440}},
         ],
     }
-    metadata: Manifest = {"name": name, "labels": {**labels(session, "node"), STATION: station, PLACE: name}}
+    is_node = station not in (COORDINATOR, DRIVER_STATION)
+    component = "node" if is_node else station
+    metadata: Manifest = {"name": name, "labels": {**labels(session, component), STATION: station, PLACE: name}}
+    if is_node:
+        spec["topologySpreadConstraints"] = [_apart(session, component)]
     made = deepcopy(template.merge({"metadata": metadata, "spec": spec}, given))
+    if not is_node or station.startswith(STANDBY):
+        placement.rather_not_on(made, options.breakable)
     container = next(one for one in made["spec"]["containers"] if one["name"] == template.CONTAINER)
     container["command"] += ["--grace-s", str(made["spec"]["terminationGracePeriodSeconds"])]
     return {"apiVersion": "v1", "kind": "Pod", **made}, container

@@ -46,6 +46,11 @@ class KubernetesOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         address: under which pods reach this process, where it drives runs; "" for its address on the way to the API
             server.
         startup_s: pods must run within this time.
+        machines: of the cluster that faults may break, separated by commas. Pods of nodes go there; the driver's and
+            the coordinator's rather do not. "" for none.
+        levers: file with commands that break them; see :mod:`chaoskit.substrate.kubernetes.levers`. "" for none.
+        strangers: whether a machine may be broken on which others' pods run.
+        machine: on which this process runs. A driver finds it; users leave it out.
         session: JSON of :class:`DrivenSession`. A driver finds it; users leave it out.
     """
 
@@ -58,6 +63,10 @@ class KubernetesOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     service_account: str = ""
     address: str = ""
     startup_s: float = 120.0
+    machines: str = ""
+    levers: str = ""
+    strangers: Literal["refuse", "allow"] = "refuse"
+    machine: str = ""
     session: str = ""
 
     @classmethod
@@ -84,6 +93,7 @@ class KubernetesOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         """Variables that give a driver the same, and the session that it belongs to."""
         driven = msgspec.json.encode(DrivenSession(session, directory)).decode()
         told = {"image": self.image, "python": self.python, "startup_s": str(self.startup_s)}
+        told |= {"machines": self.machines}
         told |= {"harness": "here", "session": driven, "template": f"{directory}/template" if self.template else ""}
         return {f"{VARIABLE}{name.upper()}": value for name, value in told.items() if value}
 
@@ -91,6 +101,11 @@ class KubernetesOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     def driven(self) -> DrivenSession | None:
         """The session of which this process is the driver."""
         return msgspec.json.decode(self.session, type=DrivenSession) if self.session else None
+
+    @property
+    def breakable(self) -> tuple[str, ...]:
+        """The machines that faults may break."""
+        return tuple(name.strip() for name in self.machines.split(",") if name.strip())
 
     @property
     def has_driver(self) -> bool:
@@ -111,6 +126,8 @@ class KubernetesOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
             raise BadInput("substrate", "kubernetes", reason)
         if self.template and not Path(self.template).is_file():
             raise BadInput("template", self.template, "name a file with a Pod in YAML or JSON")
+        if self.levers and not Path(self.levers).is_file():
+            raise BadInput("levers", self.levers, "name a file with commands that break machines, and what undoes them")
         if not 0 < self.startup_s < math.inf:
             raise BadInput("startup_s", self.startup_s, "use a number of seconds above 0")
         try:

@@ -7,6 +7,7 @@ from typing import Any
 
 #: Longer than a cluster takes to notice that a machine is silent (40 to 50 s) and to keep pods off it by itself.
 AVOID_S = 90.0
+_WEIGHT = 100  # the most
 
 
 class LostMachines:
@@ -29,12 +30,40 @@ class LostMachines:
         return tuple(sorted(one for one, lost_s in self._lost_s.items() if now_s < lost_s + AVOID_S))
 
 
+def only_on(pod: dict[str, Any], machines: Sequence[str]) -> None:
+    """Have a pod go to one of these machines, beside what its own affinity asks for. None: to any."""
+    if machines:
+        terms = _required_terms(pod)
+        terms[:] = [_with_field(term, _named("In", machine)) for term in terms for machine in machines]
+
+
 def keep_off(pod: dict[str, Any], machines: Sequence[str]) -> None:
     """Have a pod go to other machines than these, beside what its own affinity asks for."""
-    if not machines:
-        return
+    if machines:
+        terms = _required_terms(pod)
+        terms[:] = [_with_field(term, *(_named("NotIn", machine) for machine in machines)) for term in terms]
+
+
+def rather_not_on(pod: dict[str, Any], machines: Sequence[str]) -> None:
+    """Have a pod go to other machines than these, if it can."""
+    if machines:
+        affinity = pod["spec"].setdefault("affinity", {}).setdefault("nodeAffinity", {})
+        wishes = affinity.setdefault("preferredDuringSchedulingIgnoredDuringExecution", [])
+        off = _with_field({}, *(_named("NotIn", machine) for machine in machines))
+        wishes.append({"weight": _WEIGHT, "preference": off})
+
+
+def _required_terms(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    """What its affinity requires, to be changed in place: of several terms any is enough."""
     affinity = pod["spec"].setdefault("affinity", {}).setdefault("nodeAffinity", {})
     required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
-    for term in required.setdefault("nodeSelectorTerms", [{}]):  # any of them is enough
-        fields = [{"key": "metadata.name", "operator": "NotIn", "values": [machine]} for machine in machines]
-        term.setdefault("matchFields", []).extend(fields)
+    terms: list[dict[str, Any]] = required.setdefault("nodeSelectorTerms", [{}])
+    return terms
+
+
+def _named(operator: str, machine: str) -> dict[str, Any]:
+    return {"key": "metadata.name", "operator": operator, "values": [machine]}
+
+
+def _with_field(term: dict[str, Any], *fields: dict[str, Any]) -> dict[str, Any]:
+    return term | {"matchFields": [*term.get("matchFields", ()), *fields]}

@@ -41,8 +41,6 @@ _END_S = 30.0
 _END_LOOK_S = 0.02
 _ASK_AGAIN_S = 0.1
 _TURN_S = 0.05  # between two looks of the event loop at a pod that is to come
-#: The station of a pod that may take the place of a lost one begins so.
-STANDBY = "standby"
 
 
 class Pod:
@@ -52,6 +50,7 @@ class Pod:
         place: what its supervisor says that it is; never used again.
         address: under which its processes are reached. machine: on which it is.
         goes: whether this session has asked for its end.
+        is_displaced: whether it would be elsewhere if no machine had been lost.
         asked_s: when the API server was last asked whether it is over, on the monotonic clock. is_over: its answer.
     """
 
@@ -60,7 +59,7 @@ class Pod:
         self.kernel = KernelAway(lambda: is_over(self))
         self.link: SupervisorLink | None = None
         self.asked_s, self.is_over = -math.inf, False
-        self.goes = False
+        self.goes = self.is_displaced = False
 
     def come(self, arrival: Arrival) -> None:
         """Its supervisor has dialed."""
@@ -73,6 +72,11 @@ class Pod:
         self.station = station
         if self.link is not None:
             self.link.name = f"the supervisor of {station}"
+
+    @property
+    def stands_by(self) -> bool:
+        """Whether it is for no node yet."""
+        return self.station.startswith(manifests.STANDBY)
 
     def lives(self) -> bool:
         """Whether its supervisor still listens."""
@@ -149,7 +153,12 @@ class Session:
     def _manifest(self, pod: Pod) -> manifests.Manifest:
         runner, owner = f"{self._runner}:{self._reception.address[1]}", self._owner or None
         made = manifests.pod(self.name, pod.station, pod.place, runner, self._options, self._given, owner)
-        placement.keep_off(made, self._lost.avoided(time.monotonic()))
+        avoided = self._lost.avoided(time.monotonic())
+        pod.is_displaced = bool(avoided)
+        if avoided:
+            placement.keep_off(made, avoided)
+        elif pod.station != COORDINATOR and not pod.stands_by:
+            placement.only_on(made, self._options.breakable)
         return made
 
     def stand_ready(self, stations: Iterable[str]) -> None:
@@ -261,10 +270,11 @@ class Session:
 
     def _take_standby(self, station: str) -> Pod | None:
         """A pod that stands by, for a station that has none; None if there is none that lives."""
-        for standby in [name for name in self.pods if name.startswith(STANDBY)]:
-            if self.pods[standby].lives():
-                pod = self.pods[station] = self.pods.pop(standby)
+        for name, pod in self.pods.items():
+            if pod.stands_by and not self.holds_for_lost(name):
+                self.pods[station] = self.pods.pop(name)
                 pod.become(station)
+                pod.is_displaced = bool(self._options.breakable) and station != COORDINATOR
                 return pod
         return None
 
@@ -314,6 +324,21 @@ class Session:
                     otherwise = f"no supervisor came to {self._runner}: can pods reach it?"
                     self._diagnosis.raise_not_running(told, [pod.station], otherwise)
             await asyncio.sleep(_TURN_S)
+
+    def holds_for_lost(self, station: str) -> bool:
+        """Whether a station has no pod that lives, or that is on a machine which has fallen silent."""
+        pod = self.pods.get(station)
+        return pod is None or not pod.lives() or pod.machine in self._lost.avoided(time.monotonic())
+
+    def is_back(self, machine: str) -> None:
+        """A machine that was lost is, or soon will be, there again."""
+        self._lost.is_back(machine)
+
+    def settle_in(self) -> None:
+        """Before a run: pods that went elsewhere for want of a machine are made anew, where they would be by now."""
+        if not self._lost.avoided(time.monotonic()):
+            for station in [station for station, pod in self.pods.items() if pod.is_displaced]:
+                self.remove(station)
 
     async def give_up(self, station: str) -> None:
         """The machine of a station's pod is silent: forget the pod, and make none there for a while."""

@@ -20,12 +20,15 @@ from chaoskit.injection_line import InjectionDoor
 from chaoskit.messages import NodeLost
 from chaoskit.substrate.actions import Action, Backend
 from chaoskit.substrate.away import AwaySubstrate
+from chaoskit.substrate.errands import Errands, ErrandsHere
 from chaoskit.substrate.job_cluster import JobCluster
-from chaoskit.substrate.kubernetes.actions import POD_ACTIONS
+from chaoskit.substrate.kubernetes.actions import MACHINE_ACTIONS, POD_ACTIONS
 from chaoskit.substrate.kubernetes.backends import PodApi
-from chaoskit.substrate.kubernetes.manifests import FILES
+from chaoskit.substrate.kubernetes.machines import Machines
+from chaoskit.substrate.kubernetes.manifests import FILES, STANDBY
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
-from chaoskit.substrate.kubernetes.session import STANDBY, Pod, Session
+from chaoskit.substrate.kubernetes.outside import Outside
+from chaoskit.substrate.kubernetes.session import Pod, Session
 from chaoskit.substrate.network import COORDINATOR, Network, PlainNetwork
 from chaoskit.substrate.nodes import BaseCluster
 from chaoskit.substrate.processes import Process
@@ -34,7 +37,7 @@ from chaoskit.substrate.supervisor.away import KernelAway
 from chaoskit.substrate.supervisor.link import Listener, SupervisorGone, SupervisorLink
 from chaoskit.substrate.supervisor.stream import watch
 
-_LOOK_S = 0.5  # a coordinator says something twenty times a second
+_LOOK_S = 0.25  # a coordinator says something twenty times a second
 _SILENT_S = 1.0  # within which a supervisor answers that has nothing else to do
 _CONNECT_S = 3.0  # a pod that is gone may not answer at all; one lost packet is sent again after a second
 
@@ -54,6 +57,7 @@ class KubernetesSubstrate(AwaySubstrate):
         super().__init__()
         self._options = options
         self._session: Session | None = None
+        self._here: ErrandsHere | None = None
 
     def warm_up(self) -> None:
         if self._session is not None and self._session.is_over():
@@ -63,6 +67,7 @@ class KubernetesSubstrate(AwaySubstrate):
             self._session = Session(self._options, self.undo, lambda line: self.tell(f"waiting for pods: {line}"))
         for station in [station for station, pod in self._session.pods.items() if not pod.lives()]:
             self._session.remove(station)
+        self._session.settle_in()
         self._session.stand_ready([COORDINATOR])
 
     def _stand_ready(self, nodes: Sequence[str]) -> None:
@@ -110,6 +115,11 @@ class KubernetesSubstrate(AwaySubstrate):
         link = pod.link if (pod := self._pods.get(station)) is not None else None
         return link is not None and link.is_open() and not await link.answers(_SILENT_S) and link.is_open()
 
+    def together(self, node: str, nodes: Sequence[str]) -> tuple[str, ...]:
+        """Those of these nodes whose pods are on the machine of a node's pod."""
+        machine = self._pods[node].machine
+        return tuple(one for one in nodes if one in self._pods and self._pods[one].machine == machine)
+
     async def give_up(self, station: str) -> None:
         """The machine of a station is silent."""
         assert self._session is not None
@@ -147,11 +157,11 @@ class KubernetesSubstrate(AwaySubstrate):
             session.replace(COORDINATOR)
         self._give_record(run_directory)
         network.listen(self.link(COORDINATOR))
-        process = self._start_coordinator(network, config, token, run_directory)
+        process = self._start_coordinator(network, config, token, run_directory, filter(session.holds_for_lost, nodes))
         address = msgspec.json.encode(CoordinatorAddress(network.address, network.store))
         for node in nodes:
-            with contextlib.suppress(HarnessError):  # its agent gives up in its time
-                self.link(node).write(address_file(self.home(run_directory)), address)
+            with contextlib.suppress(SupervisorGone):  # one that does not hear of it gives up in its time
+                self.link(node).write_unanswered(address_file(self.home(run_directory)), address)
         return process
 
     def _give_record(self, run_directory: Path) -> None:
@@ -162,12 +172,21 @@ class KubernetesSubstrate(AwaySubstrate):
             self.link(COORDINATOR).write(self.home(run_directory) / RECORD, record)
 
     def why_not(self, action: type[Action]) -> str:
-        return "" if action in POD_ACTIONS else super().why_not(action)
+        return "" if action in POD_ACTIONS | MACHINE_ACTIONS else super().why_not(action)
 
     def backends(self, cluster: BaseCluster) -> Iterable[Backend]:
         assert self._session is not None
         yield PodApi(self._session)
+        yield Outside(self._session, self._doer(), self._options.machine)
         yield from super().backends(cluster)
+
+    def _doer(self) -> Errands:
+        """What does errands: the client of this driver, or this process."""
+        if self.errands is None:
+            assert self._session is not None
+            machines = Machines(self._session.api, self._session.name, self._options, self.undo)
+            self.errands = self._here = ErrandsHere(machines.do)
+        return self.errands
 
     def job_cluster(self, *arguments: Any) -> JobCluster:
         return PodCluster(self, *arguments)
@@ -186,6 +205,8 @@ class KubernetesSubstrate(AwaySubstrate):
         """End everything in the pods, and delete them."""
         session, self._session = self._session, None
         try:
+            if self._here is not None:
+                self._here.end_all()
             if session is not None:
                 session.close()
         finally:
@@ -235,6 +256,9 @@ class PodCluster(JobCluster):
                 await self._substrate.give_up(COORDINATOR)
                 with contextlib.suppress(OSError):
                     self._observer.shutdown(socket.SHUT_RDWR)
+
+    def together(self, node: str) -> tuple[str, ...]:
+        return self._substrate.together(node, self.nodes)
 
     async def replaced(self, node: str) -> None:
         """In its pod, if that is there still; else in another one."""

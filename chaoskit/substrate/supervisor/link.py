@@ -56,6 +56,7 @@ from chaoskit.substrate.supervisor.stream import watch
 _WARM_S = 120.0
 _ANSWER_S = 60.0
 _RECEIVE_BYTES = 2**16
+_UNANSWERED = 0  # the number of a request whose answer is of no interest
 _LOOK_S = 0.05  # for a sign of life
 _decode = wire.decoder(Report)
 
@@ -184,6 +185,10 @@ class SupervisorLink:
     def write(self, path: Path, data: bytes) -> None:
         """Have a small file written there, in place of what was there."""
         self.request(WriteFile, str(path), data, value=None)
+
+    def write_unanswered(self, path: Path, data: bytes) -> None:
+        """The same, without waiting until it was done: a supervisor that is silent holds nothing up."""
+        self.tell(WriteFile(_UNANSWERED, str(path), data))
 
     def ship(self, there: Path, here: Path, station: str, *, with_record: bool = False) -> None:
         """Have the journals and logs of a run copied from its directory there to the one here, as they are written.
@@ -334,7 +339,8 @@ class SupervisorLink:
             case SupervisorLeft():
                 self.has_left = True
             case ProgramStarted() | RequestDone() | RequestFailed():
-                self._answers[report.number] = report
+                if report.number != _UNANSWERED:
+                    self._answers[report.number] = report
             case ProgramExited(pid, status):
                 self.exits[pid] = status
             case ActionShown(applied, count):
@@ -411,7 +417,7 @@ class SupervisorLink:
                 self._loop.remove_reader(line)
             line.close()
 
-    def tell(self, message: LineData | LineClosed | FilesTaken | CrashContainer | AskAlive) -> None:
+    def tell(self, message: LineData | LineClosed | FilesTaken | CrashContainer | AskAlive | WriteFile) -> None:
         """Say something that is not answered."""
         with contextlib.suppress(SupervisorGone):  # its end is found elsewhere
             self._send(message)

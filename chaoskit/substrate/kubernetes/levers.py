@@ -1,0 +1,75 @@
+"""Commands of the user's that break machines from outside: their power, their cables, the API server."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from chaoskit.errors import BadInput, HarnessError
+from chaoskit.substrate.undo import CommandEntry, UndoLog
+
+_COMMAND_S = 30.0
+_MACHINE = "{machine}"
+
+
+class Lever(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A command, and what undoes it; in their words ``{machine}`` stands for the machine.
+
+    ``undo`` must end with status 0 within 10 s where nothing is to be undone, too: a guard runs it after a kill.
+    """
+
+    do: tuple[str, ...]
+    undo: tuple[str, ...]
+
+
+def read(path: str) -> Mapping[str, Lever]:
+    """The levers of a file, by name. Raises BadInput if it has none."""
+    try:
+        found = msgspec.yaml.decode(Path(path).read_bytes(), type=dict[str, Lever])
+    except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
+        told = " ".join(str(error).split())
+        raise BadInput("levers", path, f"name a file with name: {{do: [...], undo: [...]}}, in YAML: {told}") from None
+    for name, lever in found.items():
+        if not lever.do or not lever.undo:
+            raise BadInput("levers", f"{path}: {name}", "give it both, do and undo: a command and its arguments")
+    return found
+
+
+def pull(name: str, lever: Lever, machine: str, undo: UndoLog) -> Callable[[], None]:
+    """Run the command of a lever, once its undo is written down. Gives what puts it back.
+
+    Raises:
+        HarnessError: if it fails; then it was put back at once.
+    """
+    entry = undo.plan(CommandEntry(shlex.join(_filled(lever.undo, machine))))
+
+    def put_back() -> None:
+        _run(f"the undo of lever {name}", _filled(lever.undo, machine))
+        entry.done()
+
+    try:
+        _run(f"lever {name}", _filled(lever.do, machine))
+    except HarnessError:
+        with contextlib.suppress(HarnessError):  # its guard tries once more
+            put_back()
+        raise
+    return put_back
+
+
+def _filled(words: tuple[str, ...], machine: str) -> list[str]:
+    return [word.replace(_MACHINE, machine) for word in words]
+
+
+def _run(what: str, command: list[str]) -> None:
+    try:
+        ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_COMMAND_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise HarnessError(f"{what}: {error}") from error
+    if ended.returncode:
+        told = " ".join((ended.stderr or ended.stdout).decode(errors="replace").split()[-40:])
+        raise HarnessError(f"{what} ended with status {ended.returncode}: {told}")

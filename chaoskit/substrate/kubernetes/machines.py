@@ -1,0 +1,76 @@
+"""The machines of a cluster, and which of them may be broken. What is done to them is done by the user's own hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from chaoskit.errors import HarnessError
+from chaoskit.substrate.kubernetes import levers, manifests
+from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
+from chaoskit.substrate.kubernetes.options import KubernetesOptions
+from chaoskit.substrate.undo import UndoLog
+
+#: A label of machines that are never broken.
+PROTECTED = "chaoskit.dev/protect"
+
+
+class Machines:
+    """Breaks machines that the user has named, one at a time, and none on which anything else would be broken.
+
+    Args:
+        session: whose pods may be.
+    """
+
+    def __init__(self, api: KubernetesApi, session: str, options: KubernetesOptions, undo: UndoLog) -> None:
+        self._api, self._session, self._options, self._undo = api, session, options, undo
+        self._broken: set[str] = set()
+
+    def do(self, name: str, machine: str) -> Callable[[], None]:
+        """Pull a lever; "" for one that is about no machine. Gives what puts it back. Raises HarnessError."""
+        lever = levers.read(self._options.levers).get(name) if self._options.levers else None
+        if lever is None:
+            raise HarnessError(f"there is no lever {name}: name one in the file of the option levers")
+        if machine:
+            self._require_breakable(machine)
+            self._broken.add(machine)
+        put_back = levers.pull(name, lever, machine, self._undo)
+
+        def done() -> None:
+            put_back()
+            self._broken.discard(machine)
+
+        return done
+
+    def _require_breakable(self, machine: str) -> None:
+        if machine not in self._options.breakable:
+            raise HarnessError(f"{machine} may not be broken: name it in the option machines")
+        if others := self._broken - {machine}:
+            raise HarnessError(f"{machine} is left alone: {', '.join(sorted(others))} is broken still")
+        try:
+            if PROTECTED in self._api.get("Node", machine)["metadata"].get("labels", {}):
+                raise HarnessError(f"{machine} may not be broken: it has the label {PROTECTED}")
+            strangers = [] if self._options.strangers == "allow" else sorted(self._strangers(machine))
+        except ApiError as error:
+            raise HarnessError(f"whether {machine} may be broken cannot be told: {error}") from error
+        if strangers:
+            remedy = "drain it, or use the option strangers=allow"
+            raise HarnessError(
+                f"{machine} may not be broken: others' pods run there ({', '.join(strangers)}); {remedy}"
+            )
+
+    def _strangers(self, machine: str) -> Iterator[str]:
+        """Pods of others there, but those that run on every machine."""
+        for pod in self._api.pods_on(machine):
+            metadata = pod["metadata"]
+            is_ours = metadata.get("labels", {}).get(manifests.SESSION) == self._session
+            if not (is_ours or _is_everywhere(metadata) or _has_ended(pod)):
+                yield f"{metadata['namespace']}/{metadata['name']}"
+
+
+def _is_everywhere(metadata: Mapping[str, Any]) -> bool:
+    return any(one["kind"] in ("DaemonSet", "Node") for one in metadata.get("ownerReferences", ()))
+
+
+def _has_ended(pod: Mapping[str, Any]) -> bool:
+    return pod.get("status", {}).get("phase") in ("Failed", "Succeeded")

@@ -1,0 +1,109 @@
+"""The backend of what is done to a cluster from outside: to its machines, and to its API server."""
+
+from __future__ import annotations
+
+import math
+import threading
+
+from chaoskit.errors import HarnessError
+from chaoskit.substrate.actions import Action, Applied
+from chaoskit.substrate.errands import Errands
+from chaoskit.substrate.kubernetes.actions import MACHINE_ACTIONS, ApiServerStop, MachineLoss
+from chaoskit.substrate.kubernetes.api import KubernetesApi
+from chaoskit.substrate.kubernetes.session import Pod, Session
+
+_ASK_AGAIN_S = 0.2
+_ANSWER_S = 2.0  # an API server that says nothing for so long has stopped
+
+
+class Outside:
+    """Has errands done.
+
+    Args:
+        own: the machine on which this process runs: it would break the harness itself. "" for none of the cluster's.
+    """
+
+    actions = MACHINE_ACTIONS
+
+    def __init__(self, session: Session, errands: Errands, own: str) -> None:
+        self._session, self._errands, self._own = session, errands, own
+        self._begun: list[_Errand] = []
+
+    def apply(self, node: str, action: Action) -> Applied:
+        pod = self._session.pods.get(node)
+        if pod is None or not pod.lives():
+            raise ProcessLookupError(f"the pod of {node} is gone")
+        match action:
+            case MachineLoss(lever):
+                if not pod.machine or pod.machine == self._own:
+                    raise HarnessError(f"{pod.machine} is not broken: what drives this run is there")
+                pods = [one for one in self._session.pods.values() if one.machine == pod.machine]
+                made: _Errand = _LostMachine(self._errands, lever, pod.machine, pods, self._session)
+            case ApiServerStop(lever, lasts_s):
+                made = _StoppedServer(self._errands, lever, lasts_s, self._session.api)
+            case _:
+                raise HarnessError(f"{type(action).__name__} is not done from outside")
+        self._begun.append(made)
+        return made
+
+    def release(self, node: str | None = None) -> None:
+        """Nothing of this keeps processes from ending."""
+
+    def close(self) -> None:
+        for one in self._begun:
+            one.lift()
+
+
+class _Errand:
+    """One that was begun, and what shows that it has taken effect."""
+
+    def __init__(self, errands: Errands, lever: str, machine: str, lasts_s: float = math.inf) -> None:
+        self._errands = errands
+        self._number: int | None = errands.begin(lever, machine, lasts_s)
+
+    def shown(self) -> int:
+        raise NotImplementedError
+
+    def is_done(self) -> bool:
+        return self._number is None or self._errands.is_done(self._number)
+
+    def lift(self) -> bool:
+        """Have it put back. Where that fails the run is an error."""
+        number, self._number = self._number, None
+        if number is not None:
+            self._errands.end(number)
+        return True
+
+
+class _LostMachine(_Errand):
+    def __init__(self, errands: Errands, lever: str, machine: str, pods: list[Pod], session: Session) -> None:
+        super().__init__(errands, lever, machine)
+        self._machine, self._pods, self._session = machine, pods, session
+
+    def shown(self) -> int:
+        if not self.is_done():
+            return 0
+        return 1 if any(pod.lives() for pod in self._pods if not pod.stands_by) else 2
+
+    def lift(self) -> bool:
+        self._session.is_back(self._machine)
+        return super().lift()
+
+
+class _StoppedServer(_Errand):
+    def __init__(self, errands: Errands, lever: str, lasts_s: float, api: KubernetesApi) -> None:
+        self._api, self._is_silent, self._is_over = api, False, threading.Event()
+        super().__init__(errands, lever, "", lasts_s)
+        threading.Thread(target=self._ask, name="ck-api-probe", daemon=True).start()
+
+    def _ask(self) -> None:
+        while not self._is_silent and not self._is_over.wait(_ASK_AGAIN_S):
+            self._is_silent = not self._api.answers(_ANSWER_S)
+
+    def shown(self) -> int:
+        self.is_done()  # raises where it failed
+        return int(self._is_silent)
+
+    def lift(self) -> bool:
+        self._is_over.set()
+        return super().lift()

@@ -1,0 +1,159 @@
+"""The machine below a pod that goes, and the API server: broken from outside, by a command of the user's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from chaoskit.config import RunConfig
+from chaoskit.errors import BadInput
+from chaoskit.substrate.actions import Action
+from chaoskit.substrate.kubernetes import levers
+from chaoskit.substrate.kubernetes.actions import ApiServerStop, MachineLoss
+from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions
+from faults import incidents
+from faults.base import Fault, found, require_seconds
+from faults.coordinator import CoordinatorFault
+from faults.evidence import ApiServer, Evidence, MachineSilent, ServerSilent
+from faults.incidents import IncidentKind
+from faults.kubernetes.pod import EXAMPLE
+from faults.node import NodeFault
+from faults.target import Target
+
+_STANDS_S = 0.3  # a rank waits so long for the command: others would take it for hung
+
+
+def _options() -> KubernetesOptions:
+    return KubernetesOptions.from_environment(os.environ)
+
+
+def _unavailable(*, machines: bool) -> str:
+    """Why nothing can be broken from outside; "" if it can. What drives a run there knows no levers, and need not."""
+    try:
+        options = _options()
+    except BadInput as error:
+        return str(error)
+    if reason := options.unavailable():
+        return reason
+    if machines and not options.breakable:
+        return f"name the machines that may be broken: {VARIABLE}MACHINES=node1,node2"
+    if options.driven is None and not options.levers:
+        return f"name a file with the commands that break them, and their undo: {VARIABLE}LEVERS=FILE"
+    return ""
+
+
+def _require_lever(fault: Fault, name: str) -> None:
+    options = _options()
+    if options.driven is None and options.levers and name not in (known := levers.read(options.levers)):
+        raise BadInput("lever", name, f"use one of {options.levers}: {', '.join(known)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoseMachine(NodeFault):
+    """Have the machine of the rank's pod go, with all pods of the run on it, by a command such as a power cut.
+
+    Args:
+        lever: name of the command.
+        back_after_s: when its undo runs; None for the end of the run.
+    """
+
+    lever: str = "power-cut"
+    back_after_s: float | None = None
+
+    family: ClassVar[str] = "node"
+    is_felt: ClassVar[bool] = True
+    of_runtime: ClassVar[bool] = True
+    ends_node: ClassVar[bool] = True
+    needs_standby: ClassVar[bool] = True
+    effect: ClassVar[str] = "one machine of the cluster is gone in silence, with every pod that is on it"
+    evidence: ClassVar[str] = "the command ended well, and no supervisor of the run on that machine answers any more"
+    stands_for: ClassVar[str] = "machines that lose their power or their network"
+    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.POWER, incidents.CHASSIS, incidents.KERNEL_PANIC)
+    impact: ClassVar[str] = "the nodes on it are given up within their leases; the API server notices much later"
+    undo: ClassVar[str] = "the undo of the command, by the process that ran it, or by its guard"
+    substrates: ClassVar[tuple[str, ...]] = ("kubernetes",)
+    example: ClassVar[str] = EXAMPLE
+
+    @classmethod
+    def unavailable(cls) -> str:
+        return _unavailable(machines=True)
+
+    @property
+    def needs(self) -> tuple[type[Action], ...]:
+        return (MachineLoss,)
+
+    @property
+    def leads_to(self) -> frozenset[str]:
+        return super().leads_to | {"unreachable"}
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        if self.back_after_s is not None:
+            require_seconds("back_after_s", self.back_after_s)
+
+    def require(self, config: RunConfig) -> None:
+        _require_lever(self, self.lever)
+
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        lost = target.cluster.together(target.node)
+        target.struck_nodes = set(lost)
+        with target.holding(target.cluster.apply(target.node, MachineLoss(self.lever))) as machine:
+            await target.seen(lambda: machine.shown() or None, limit_s=_STANDS_S)
+            target.release()
+            found(await target.seen(lambda: machine.shown() == 2 or None))
+            told = f"the machine of {', '.join(lost)} does not answer, nor does any other supervisor of the run there"
+            yield MachineSilent(subject=target.whole_node, source="the streams to the supervisors there", seen=told)
+            if self.back_after_s is None:
+                await target.until_end()
+            else:
+                await target.sleep(self.back_after_s - target.seconds_since)
+        target.lifted()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopApiServer(CoordinatorFault):
+    """Have the API server stop for a while. ``rank`` only says which rank stands at the moment when that happens.
+
+    Args:
+        lasts_s: so long, by the clock of the process that stops it: no word of the run may get there meanwhile.
+        lever: name of the command.
+    """
+
+    lasts_s: float
+    lever: str = "api-stop"
+
+    effect: ClassVar[str] = "the API server answers nothing: no pod is made, ended or shown, and no record travels"
+    evidence: ClassVar[str] = "the API server said nothing for 2 s that it was asked by what drives the run"
+    stands_for: ClassVar[str] = "control planes that are overloaded, upgraded or cut off"
+    impact: ClassVar[str] = "none: no decision of a run waits for it; pods that are lost meanwhile are replaced later"
+    undo: ClassVar[str] = "the undo of the command, by the process that ran it, or by its guard"
+    substrates: ClassVar[tuple[str, ...]] = ("kubernetes",)
+    sample: ClassVar[Mapping[str, Any]] = {"at_step": 20, "lasts_s": 5.0}
+    example: ClassVar[str] = EXAMPLE
+
+    @classmethod
+    def unavailable(cls) -> str:
+        return _unavailable(machines=False)
+
+    @property
+    def needs(self) -> tuple[type[Action], ...]:
+        return (ApiServerStop,)
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        require_seconds("lasts_s", self.lasts_s, above_0=True)
+
+    def require(self, config: RunConfig) -> None:
+        _require_lever(self, self.lever)
+
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        target.unclaim()  # no rank comes to harm
+        with target.holding(target.cluster.apply(target.node, ApiServerStop(self.lever, self.lasts_s))) as stop:
+            target.release()
+            found(await target.seen(lambda: stop.shown() or None))
+            told = "the API server has not answered within 2 s"
+            yield ServerSilent(subject=ApiServer(), source="requests of what drives the run", seen=told)
+            await target.sleep(self.lasts_s - target.seconds_since)
+        target.lifted()

@@ -1,0 +1,33 @@
+"""Machines lose their power, and the API server stops: where commands are named that do that (``LEVERS``)."""
+
+from __future__ import annotations
+
+import pytest
+
+from chaoskit import Chaos
+from chaoskit.suites.recovery.expect import AT, survives
+from faults import Kill, LoseMachine, StopApiServer
+
+pytestmark = [pytest.mark.chaos(substrate="kubernetes"), pytest.mark.slow]
+needs_machines = pytest.mark.skipif(bool(LoseMachine.unavailable()), reason=LoseMachine.unavailable())
+needs_levers = pytest.mark.skipif(bool(StopApiServer.unavailable()), reason=StopApiServer.unavailable())
+
+
+@needs_machines
+@pytest.mark.parametrize("phase", ["forward", "reduce"])
+def test_a_machine_that_loses_its_power_costs_nothing(chaos: Chaos, phase: str) -> None:
+    """Its connections do not end, and the API server holds it for ready: the leases of its nodes run out."""
+    survives(chaos, LoseMachine(rank=1, at_step=AT, phase=phase), spares=0, steps=200)
+
+
+@needs_machines
+def test_a_lost_machines_nodes_come_back_elsewhere(chaos: Chaos) -> None:
+    outcome = survives(chaos, LoseMachine(rank=1, at_step=AT), spares=0, steps=600, node_replacements=3)
+    lost = {record["node"] for record in outcome.records("node_lost")}
+    assert lost <= {record["node"] for record in outcome.records("node_replaced")}
+
+
+@needs_levers
+def test_no_decision_waits_for_the_api_server(chaos: Chaos) -> None:
+    """A rank that dies while it stands still is replaced as ever."""
+    survives(chaos, StopApiServer(at_step=AT, lasts_s=4.0), Kill(rank=1, at_step=AT + 40), steps=400)

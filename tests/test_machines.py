@@ -1,0 +1,273 @@
+"""Machines of a real cluster that lose their power, and its API server that stops: broken from outside, by commands."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import pods
+from support.waiting import wait_until
+
+from chaoskit.errors import BadInput, HarnessError
+from chaoskit.experiment.harness import Harness
+from chaoskit.experiment.host import ExperimentHost, make_host
+from chaoskit.experiment.outcome import Outcome
+from chaoskit.substrate.kubernetes.api import KubernetesApi
+from chaoskit.substrate.kubernetes.machines import PROTECTED, Machines
+from chaoskit.substrate.kubernetes.manifests import SESSION, STATION
+from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions
+from chaoskit.substrate.undo import UndoLog
+from chaoskit.suites.recovery.expect import AT, STEADY
+from chaoskit.vocabulary import Event
+from faults import Fault, Kill, LoseMachine, StopApiServer
+
+WHY_NOT = pods.unavailable() or pods.no_tool()
+pytestmark = [
+    pytest.mark.skipif(bool(WHY_NOT), reason=f"machines: {WHY_NOT}"),
+    pytest.mark.xdist_group("machines"),
+    pytest.mark.costly,
+    pytest.mark.slow,
+]
+BREAKABLE = ("node1", "node2")
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest.MonkeyPatch]:
+    """Pods of nodes go to two machines, which may be broken; the driver and the coordinator rather to the third."""
+    directory = tmp_path_factory.mktemp("options")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in pods.environment(directory).items():
+            if name.startswith(VARIABLE) or name == "KUBECONFIG":
+                patch.setenv(name, value)
+        patch.setenv(f"{VARIABLE}MACHINES", ",".join(BREAKABLE))
+        patch.setenv(f"{VARIABLE}LEVERS", pods.levers(directory))
+        patch.setenv(f"{VARIABLE}STRANGERS", "allow")  # other tests may run beside these
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def reached(options: pytest.MonkeyPatch) -> Iterator[tuple[ExperimentHost, str]]:
+    """A driver, and the name of its session."""
+    host, before = make_host("kubernetes"), sessions()
+    host.reach()
+    (made,) = sessions() - before
+    yield host, made
+    host.close()
+
+
+@pytest.fixture(scope="module")
+def harness(reached: tuple[ExperimentHost, str], tmp_path_factory: pytest.TempPathFactory) -> Harness:
+    return Harness(reached[0], tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def session(reached: tuple[ExperimentHost, str]) -> str:
+    return reached[1]
+
+
+@pytest.fixture(autouse=True)
+def whole() -> Iterator[None]:
+    """Whatever a test has broken is there again."""
+    yield
+    for machine in pods.machines():
+        wait_until(lambda machine=machine: pods.is_ready(machine), f"{machine} to be ready again", limit_s=60.0)
+
+
+def run(harness: Harness, *faults: Fault, **plan: Any) -> Outcome:
+    settings: dict[str, Any] = {"nodes": 3, "spares": 0, "steps": 200, "deadline_s": 90.0} | plan
+    return harness.run(STEADY, faults=faults, **settings)
+
+
+def machine_of(station: str, session: str) -> str:
+    (pod,) = pods.pods(f"{STATION}={station},{SESSION}={session}").values()
+    return str(pod["spec"]["nodeName"])
+
+
+def sessions() -> set[str]:
+    """Those that have pods."""
+    return {str(one["metadata"]["labels"][SESSION]) for one in pods.pods().values()}
+
+
+@pytest.mark.promise("**A machine that loses its power costs no step**")
+def test_a_machine_loses_its_power(harness: Harness) -> None:
+    """Nobody says so: connections fall silent. The losses are the twin's, bit by bit."""
+    outcome = run(harness, LoseMachine(rank=1, at_step=AT))
+    assert outcome.verdict.value == "passed", outcome.reasons
+    assert outcome.lost_steps == outcome.false_alarms == 0
+    outcome.assert_same_losses_as_twin()
+    lost = outcome.records(Event.NODE_LOST)
+    assert {one["detail"] for one in lost} == {"silent for 3 beats"}
+    (record,) = outcome.faults
+    assert "does not answer" in record.evidence[1].observed
+
+
+@pytest.mark.promise("**No pod is made on a machine that has fallen silent**")
+def test_a_node_of_a_dead_machine_is_replaced_on_another_one(harness: Harness, session: str) -> None:
+    """The API server holds the machine for ready still: left to itself, the scheduler may bind a pod to it. One of two
+    nodes gets the pod that stands by, the other one a new pod.
+    """
+    run(harness, nodes=4, steps=20, twin=False)
+    dead = machine_of("node1", session)
+    outcome = run(harness, LoseMachine(rank=1, at_step=AT), nodes=4, node_replacements=3, steps=700, twin=False)
+    assert outcome.verdict.value == "passed", outcome.reasons
+    lost = {str(one["node"]) for one in outcome.records(Event.NODE_LOST)}
+    assert len(lost) == 2
+    assert {one["node"] for one in outcome.records(Event.NODE_REPLACED)} == lost
+    assert dead not in {machine_of(node, session) for node in lost}
+    # by the next run the machine is there again, and the pod goes where it would have gone
+    after = run(harness, steps=20)
+    assert after.verdict.value == "passed", after.reasons
+    assert machine_of("node1", session) in BREAKABLE
+
+
+def test_a_machine_comes_back_while_the_run_goes_on(harness: Harness) -> None:
+    outcome = run(harness, LoseMachine(rank=1, at_step=AT, back_after_s=3.0), steps=300)
+    assert outcome.verdict.value == "passed", outcome.reasons
+    assert len(outcome.records(Event.LIFTED)) == 1
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [LoseMachine(rank=1, at_step=AT, lever="nothing"), StopApiServer(at_step=AT, lasts_s=1.0, lever="nothing")],
+    ids=str,
+)
+def test_a_command_that_does_nothing_is_no_evidence(harness: Harness, fault: Fault) -> None:
+    """It ends well. What must show does not."""
+    outcome = run(harness, fault, steps=100, twin=False)
+    assert outcome.verdict.value == "unknown", outcome.reasons
+
+
+def test_a_command_that_fails_is_an_error_of_the_run(harness: Harness) -> None:
+    with pytest.raises(HarnessError, match=r"lever broken ended with status 3: no way to node[12]"):
+        run(harness, LoseMachine(rank=1, at_step=AT, lever="broken"), twin=False)
+
+
+def test_the_api_server_stops_and_a_rank_dies_meanwhile(harness: Harness) -> None:
+    """No decision waits for it."""
+    faults = StopApiServer(at_step=AT, lasts_s=4.0), Kill(rank=1, at_step=AT + 30)
+    outcome = run(harness, *faults, steps=300)
+    assert outcome.verdict.value == "passed", outcome.reasons
+    assert [record.state for record in outcome.faults] == ["confirmed", "confirmed"]
+    outcome.assert_same_losses_as_twin()
+
+
+def test_the_machine_of_the_coordinator_loses_its_power(options: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No connection to it ends, and the rank beside it is lost as well. Another pod takes over from its record."""
+    with options.context() as patch:
+        patch.setenv(f"{VARIABLE}MACHINES", ",".join(pods.machines()))
+        host, before = make_host("kubernetes"), sessions()
+        try:
+            host.reach()
+            (own,) = sessions() - before
+            harness = Harness(host, tmp_path)
+            with pods.cordoned(machine_of("driver", own)):
+                run(harness, steps=20, twin=False)
+            machine = machine_of("coordinator", own)
+            beside = [rank for rank in range(3) if machine_of(f"node{rank}", own) == machine]
+            outcome = run(harness, LoseMachine(rank=beside[0], at_step=AT), steps=200)
+        finally:
+            host.close()
+    assert outcome.verdict.value == "passed", outcome.reasons
+    assert outcome.lost_steps == 0
+    assert len(outcome.records(Event.RESUMED)) == 1
+    outcome.assert_same_losses_as_twin()
+
+
+# -- what is left alone -----------------------------------------------------------------------------------------------
+
+
+def breaker(tmp_path: Path, **more: Any) -> Machines:
+    """What pulls levers, with one that makes a file."""
+    path = tmp_path / "levers.json"
+    path.write_text(json.dumps({"flag": {"do": ["touch", f"{tmp_path}/{{machine}}"], "undo": ["true"]}}))
+    told = {"machines": "node0,node1,node2", "levers": str(path), "strangers": "allow"} | more
+    return Machines(KubernetesApi(namespace=pods.namespace()), "a-session", KubernetesOptions(**told), UndoLog())
+
+
+@pytest.fixture
+def shared() -> Iterator[str]:
+    """A machine on which a pod of another namespace is."""
+    path, name = "/api/v1/namespaces/default/pods", "stranger"
+    container = {"name": "one", "image": pods.IMAGE, "command": ["sleep", "1000"]}
+    spec = {"nodeName": "node1", "containers": [container], "terminationGracePeriodSeconds": 0}
+    pods.ask("POST", path, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec})
+    yield "node1"
+    pods.ask("DELETE", f"{path}/{name}")
+
+
+def test_a_machine_that_was_not_named_is_left_alone(options: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(HarnessError, match="node2 may not be broken: name it in the option machines"):
+        breaker(tmp_path, machines="node0, node1").do("flag", "node2")
+    assert not (tmp_path / "node2").exists()
+
+
+def test_a_protected_machine_is_left_alone(options: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pods.labelled("node1", PROTECTED):
+        with pytest.raises(HarnessError, match=f"node1 may not be broken: it has the label {PROTECTED}"):
+            breaker(tmp_path).do("flag", "node1")
+        breaker(tmp_path).do("flag", "node2")
+    assert [path.name for path in tmp_path.glob("node*")] == ["node2"]
+
+
+def test_a_machine_with_pods_of_others_is_left_alone(options: pytest.MonkeyPatch, tmp_path: Path, shared: str) -> None:
+    with pytest.raises(HarnessError, match=rf"{shared} may not be broken: others' pods .*default/stranger"):
+        breaker(tmp_path, strangers="refuse").do("flag", shared)
+    breaker(tmp_path).do("flag", shared)
+    assert (tmp_path / shared).exists()
+
+
+def test_one_machine_is_broken_at_a_time(options: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machines = breaker(tmp_path)
+    put_back = machines.do("flag", "node1")
+    with pytest.raises(HarnessError, match="node2 is left alone: node1 is broken still"):
+        machines.do("flag", "node2")
+    put_back()
+    machines.do("flag", "node2")
+
+
+def test_a_lever_that_is_not_there_is_refused_before_anything_starts(
+    options: pytest.MonkeyPatch, harness: Harness
+) -> None:
+    with pytest.raises(BadInput, match=r"lever='off': use one of .*: power-cut, api-stop"):
+        run(harness, LoseMachine(rank=1, at_step=AT, lever="off"))
+
+
+def test_without_levers_or_machines_the_fault_says_what_to_do(options: pytest.MonkeyPatch) -> None:
+    assert LoseMachine.unavailable() == StopApiServer.unavailable() == ""
+    with options.context() as patch:
+        patch.delenv(f"{VARIABLE}LEVERS")
+        assert "LEVERS=FILE" in LoseMachine.unavailable()
+        patch.delenv(f"{VARIABLE}MACHINES")
+        assert "MACHINES=" in LoseMachine.unavailable()
+
+
+def test_a_machine_is_put_back_when_pytest_is_killed(options: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The command's undo is the guard's, where the command ran: neither driver nor run is needed for it."""
+    (tmp_path / "test_it.py").write_text(
+        f"from faults import LoseMachine\n\n\ndef test_it(chaos):\n"
+        f"    chaos.run({STEADY!r}, nodes=2, spares=0, steps=100000, twin=False, deadline_s=300,\n"
+        f"              faults=[LoseMachine(rank=1, at_step={AT})])\n"
+    )
+    command = ["python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--chaos-substrate", "kubernetes", "."]
+    before = sessions()
+    with subprocess.Popen(command, cwd=tmp_path, env=dict(os.environ), start_new_session=True) as process:
+        is_off = wait_until(lambda: any(not is_on(one) for one in BREAKABLE), "the power cut", limit_s=120.0)
+        assert is_off is not False
+        process.send_signal(signal.SIGKILL)
+    wait_until(lambda: all(is_on(one) for one in BREAKABLE), "the power", limit_s=60.0)
+    wait_until(lambda: not sessions() - before, "the end of its session", limit_s=120.0)
+
+
+def is_on(machine: str) -> bool:
+    """Whether a kubelet runs there: a process of this machine, in a network namespace of its own."""
+    asked = subprocess.run(
+        [os.environ[pods.VARIABLE_OF_TOOL], "in", machine.removeprefix("node"), "ss", "-ltn"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return ":10250" in asked.stdout
