@@ -63,6 +63,7 @@ from chaoskit.osprocess import (
     set_name,
     signal_name,
 )
+from chaoskit.runclock import to_run
 from chaoskit.runtime import zygote
 from chaoskit.runtime.board import Board
 from chaoskit.vocabulary import EXITED, Event
@@ -398,13 +399,13 @@ class Agent:
             return
         charge.lost = True
         trained_in = charge.board.trained_in
-        self._tell(WorkerLost(charge.name, self._spec.node, cause, detail, detected_ns, trained_in))
+        self._tell(WorkerLost(charge.name, self._spec.node, cause, detail, to_run(detected_ns), trained_in))
 
     async def _beat(self) -> None:
         interval_s = self._config.heartbeat_ms / 1000 * REPORT_SHARE
         while True:
             beats = tuple(charge.read() for charge in self._charges.values() if not charge.lost)
-            self._tell(Heartbeat(self._spec.node, beats, time.monotonic_ns(), self._uplink.clock.offset))
+            self._tell(Heartbeat(self._spec.node, beats, to_run(time.monotonic_ns()), self._uplink.clock.offset))
             self._uplink.look(time.monotonic())
             for charge in self._charges.values():
                 charge.board.lease(self._uplink.lease_until_ns)

@@ -43,6 +43,7 @@ from chaoskit.messages import (
     Probe,
     RendezvousHello,
     Welcome,
+    WorkerLost,
 )
 from chaoskit.osprocess import (
     Starvation,
@@ -53,6 +54,7 @@ from chaoskit.osprocess import (
     raise_priority,
     set_name,
 )
+from chaoskit.runclock import to_own, to_run
 from chaoskit.vocabulary import Event
 
 #: A coordinator that ends with this status must not be started again.
@@ -76,6 +78,13 @@ class CoordinatorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token: str
     run_directory: str
     lost: tuple[str, ...] = ()
+
+
+def _in_run_time(message: messages.Message) -> messages.Message:
+    """As observers are told it, which may have another clock."""
+    if isinstance(message, WorkerLost):
+        return msgspec.structs.replace(message, detected_ns=to_run(message.detected_ns))
+    return message
 
 
 class Coordinator:
@@ -222,7 +231,7 @@ class Coordinator:
         self._observers.add(writer, hello)
         self._watched.set()
         for message in (self._welcome(), *self._plane.picture()):
-            writer.write(wire.encode(message))
+            writer.write(wire.encode(_in_run_time(message)))
         try:
             while True:
                 message = await wire.read_message(reader)
@@ -246,6 +255,8 @@ class Coordinator:
     def _hear_agent(self, node: str, message: Any) -> None:
         """Nodes of one host beat together: one look does for them all."""
         self._hold(self._record.check)  # one that is over must not prolong the lease of a node
+        if isinstance(message, WorkerLost):  # nodes tell the run's time, and decisions are by our clock
+            message = msgspec.structs.replace(message, detected_ns=to_own(message.detected_ns))
         self._carry_out(self._plane.hear(message, time.monotonic()))
         if not isinstance(message, Heartbeat):
             self._tick_soon()
@@ -311,7 +322,7 @@ class Coordinator:
                         self._acknowledgements.ask(node, writer.get_extra_info("socket"))
                     self._write(writer, message)
                 case Show(message):
-                    self._observers.show(message, time.monotonic())
+                    self._observers.show(_in_run_time(message), time.monotonic())
                 case Reply(client, message):
                     assert isinstance(client, int)
                     self._write(self._clients.get(client), message)

@@ -21,6 +21,7 @@ from chaoskit.coordinator_files import Address
 from chaoskit.errors import Refused
 from chaoskit.health.clock import OffsetWindow
 from chaoskit.messages import AgentHello, EndJob, Heard, Welcome
+from chaoskit.runclock import to_own
 
 _CONNECT_S, _ATTEMPT_S = 20.0, 3.0
 _RETRY_S = 0.02
@@ -124,7 +125,7 @@ class Uplink:
         self._acknowledged_ns = max(self._acknowledged_ns, sent_ns)
 
     def _acknowledge(self, heard: Heard) -> None:
-        sent_ns, now_ns, wall_ns = heard.sent_ns, self._now_ns(), time.time_ns()
+        sent_ns, now_ns, wall_ns = to_own(heard.sent_ns), self._now_ns(), time.time_ns()
         self.clock.hear(heard.wall_ns, wall_ns - (now_ns - sent_ns), now_ns - sent_ns)
         if sent_ns > self._acknowledged_ns:  # an answer that the network held back for long says nothing of now
             self._acknowledged_ns = sent_ns

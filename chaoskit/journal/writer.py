@@ -18,6 +18,7 @@ from typing import Any
 from chaoskit.errors import JournalFull
 from chaoskit.journal import lines
 from chaoskit.osprocess import NO_ROOM, boot_id, start_ticks
+from chaoskit.runclock import to_run
 from chaoskit.vocabulary import Event
 
 #: Of what is written; told by the first record of every writer.
@@ -64,13 +65,13 @@ class Journal:
             self.write(Event.OPENED, version=FORMAT, role=role, node=node, **_this_process())
 
     def write(self, event: Event, *, t_ns: int | None = None, **fields: Any) -> None:
-        """Append one record. ``t_ns`` defaults to now.
+        """Append one record. ``t_ns``: when it happened, by this machine's clock; now, if it is left out.
 
         Raises:
             JournalFull: if the disk is full, and records have waited for too long, or there are too many.
             OSError: if it fails.
         """
-        begin = lines.encode(event, time.monotonic_ns() if t_ns is None else t_ns, fields)
+        begin = lines.encode(event, to_run(time.monotonic_ns() if t_ns is None else t_ns), fields)
         with self._lock:
             caught_up = not self._late.lines or self._catch_up()
             line = self._seal(begin)
@@ -85,7 +86,7 @@ class Journal:
         """Whether this record is among the newest of the file, written by a process before this one perhaps."""
         if t_ns is None:
             return False
-        begin = lines.encode(event, t_ns, fields)
+        begin = lines.encode(event, to_run(t_ns), fields)
         with self._path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             return any(lines.is_of(line, begin) for line in (*file, *self._late.lines))
@@ -169,7 +170,7 @@ class Journal:
             late.written()
             if not late.lines and late.count:
                 told = late.summary(time.monotonic())
-                late.lines.append(self._seal(lines.encode(Event.RECORDS_LATE, time.monotonic_ns(), told)))
+                late.lines.append(self._seal(lines.encode(Event.RECORDS_LATE, to_run(time.monotonic_ns()), told)))
         return True
 
 
@@ -229,6 +230,7 @@ def _this_process() -> dict[str, Any]:
         "host": socket.gethostname(),
         "boot_id": boot_id(),
         "unix_ns": time.time_ns(),
+        "clock_ahead_ns": to_run(0),
         "chaoskit": own_version(),
         "torch": None if torch is None else str(torch.__version__),
         "python": platform.python_version(),

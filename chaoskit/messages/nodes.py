@@ -100,7 +100,7 @@ class ClockOffset(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """A node lives. ``sent_ns``: when it said so, by its own CLOCK_MONOTONIC. ``clock``: None before an answer."""
+    """A node lives. ``sent_ns``: when it said so, by the run's clock. ``clock``: None before an answer."""
 
     node: str
     beats: tuple[Beat, ...]

@@ -40,7 +40,8 @@ class Holding(Message, frozen=True):
 class WorkerLost(Message, frozen=True):
     """``cause``: killed, stopped, exited, raised, hung, slow, nonfinite, corrupt ... ``detail`` is for people.
 
-    ``trained_in``: the generation in which the worker last committed a step; 0 for none. Its board outlives it.
+    ``detected_ns``: of the run's clock. ``trained_in``: the generation in which the worker last committed a step; 0 for
+    none. Its board outlives it.
     """
 
     worker: str

@@ -159,9 +159,10 @@ class SupervisedSubstrate:
         home, entry = str(self.home(run_directory)), "chaoskit.control.coordinator:run_coordinator"
         try:
             arguments = msgspec.json.encode(CoordinatorSpec(self.seen_there(config), token, home, tuple(lost)))
-            program = Program(entry, arguments, COORDINATOR, home, restarts=_RESTARTS, over=EXIT_OVER)
             self.prepare(COORDINATOR, run_directory)
-            return self.link(COORDINATOR).start(program, network.listeners, network.namespace(COORDINATOR))
+            link = self.link(COORDINATOR)
+            program = Program(entry, arguments, COORDINATOR, home, _RESTARTS, EXIT_OVER, link.clock_ahead_ns())
+            return link.start(program, network.listeners, network.namespace(COORDINATOR))
         finally:
             for listener in network.listeners:
                 listener.close()
@@ -186,8 +187,9 @@ class SupervisedSubstrate:
         started = workers_started(run_directory, node)
         coordinator = CoordinatorAddress(network.address, network.store)
         spec = AgentSpec(node, host, coordinator, token, home, door, started)
-        program = Program("chaoskit.control.agent:run_agent", msgspec.json.encode(spec), node, home)
-        return self.link(node).start(program, namespace=network.namespace(node))
+        link, entry = self.link(node), "chaoskit.control.agent:run_agent"
+        program = Program(entry, msgspec.json.encode(spec), node, home, clock_ahead_ns=link.clock_ahead_ns())
+        return link.start(program, namespace=network.namespace(node))
 
     def bare(self, nodes: int, run_directory: Path, needs: Needs = NOTHING) -> BareCluster:
         """Nodes on which commands can be started, and nothing runs yet. They see all directories of this host."""

@@ -45,17 +45,32 @@ def unavailable() -> str:
     return tried.stderr.strip() if tried.returncode else ""
 
 
-class FarNode:
-    """A supervisor in a list of processes of its own, and the stream to it."""
+def no_clocks() -> str:
+    """Why nodes can have no clocks of their own here; "" if they can."""
+    tried = subprocess.run([*_APART, *clock(7), *_MOUNT, "true"], capture_output=True, text=True, check=False)
+    return tried.stderr.strip() if tried.returncode else ""
 
-    def __init__(self, station: str, undo: UndoLog) -> None:
+
+def clock(ahead_s: int) -> tuple[str, ...]:
+    """Options of ``unshare`` for a CLOCK_MONOTONIC that is so far ahead of this machine's."""
+    return ("--time", "--monotonic", str(ahead_s))
+
+
+class FarNode:
+    """A supervisor in a list of processes of its own, and the stream to it.
+
+    Args:
+        options: of ``unshare``, for what it has of its own beside that.
+    """
+
+    def __init__(self, station: str, undo: UndoLog, options: Sequence[str] = ()) -> None:
         token = secrets.token_hex(16)
         self._station, self._reception = station, Reception(HOST, token)
         self._reception.expect(station)
         self._relay, port = slow_relay(self._reception.address[1], undo)
         command = [sys.executable, "-m", "chaoskit.substrate.supervisor", "--dial", f"{HOST}:{port}"]
         self._process = subprocess.Popen(
-            [*_APART, *_MOUNT, *command, "--place", station, "--token-file", "/dev/stdin"],
+            [*_APART, *options, *_MOUNT, *command, "--place", station, "--token-file", "/dev/stdin"],
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             start_new_session=True,
             stdin=subprocess.PIPE,
@@ -106,12 +121,20 @@ class FarSubstrate(AwaySubstrate):
         self._stand_ready([COORDINATOR])
 
     def _stand_ready(self, stations: Sequence[str]) -> None:
-        new = {station: FarNode(station, self.undo) for station in stations if station not in self._nodes}
+        new = {
+            station: FarNode(station, self.undo, self.options(station))
+            for station in stations
+            if station not in self._nodes
+        }
         for node in new.values():
             node.connect()
         self._nodes |= new
         for node in new.values():
             node.await_ready()
+
+    def options(self, station: str) -> Sequence[str]:
+        """Of ``unshare``, for a station."""
+        return ()
 
     def link(self, station: str) -> SupervisorLink:
         return self._nodes[station].link
@@ -133,6 +156,14 @@ class FarSubstrate(AwaySubstrate):
         while self._nodes:
             self._nodes.popitem()[1].close()
         super().close()
+
+
+class ApartSubstrate(FarSubstrate):
+    """The same, and each node has a clock of its own: an hour apart, as machines are that were not started together."""
+
+    def options(self, station: str) -> Sequence[str]:
+        hours = 5 if station == COORDINATOR else 1 + int(station.removeprefix("node"))
+        return clock(3600 * hours)
 
 
 class FarNetwork(PlainNetwork):

@@ -17,6 +17,7 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         name: of its log. run_directory: where that lies, in ``log``.
         restarts: how often it is started again, on the same sockets, if it ends before it is over.
         over: the exit code that says that it is.
+        clock_ahead_ns: how far the clock of the program's run is ahead of the supervisor's machine's.
     """
 
     entry: str
@@ -25,6 +26,7 @@ class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     run_directory: str
     restarts: int = 0
     over: int = 0
+    clock_ahead_ns: int = 0
 
 
 # -- the runner's -------------------------------------------------------------------------------------------------
@@ -72,6 +74,12 @@ class CloseListener(Message, frozen=True):
 
 class CrashContainer(Message, frozen=True):
     """End with all others, as the first process of a container that is killed. What they have written is shipped."""
+
+
+class AskClock(Message, frozen=True):
+    """Ask for its CLOCK_MONOTONIC, in nanoseconds."""
+
+    number: int
 
 
 class AskAlive(Message, frozen=True):
@@ -226,6 +234,7 @@ Request = (
     | SettleFiles
     | CrashContainer
     | AskAlive
+    | AskClock
 )
 
 # -- the supervisor's ---------------------------------------------------------------------------------------------
@@ -244,9 +253,10 @@ class SupervisorHello(Message, frozen=True):
 
 
 class SupervisorReady(Message, frozen=True):
-    """Programs can be started. ``version``: of its chaoskit."""
+    """Programs can be started. ``version``: of its chaoskit. ``clock``: which one it has."""
 
     version: str
+    clock: str = ""
 
 
 class SupervisorLeaves(Message, frozen=True):

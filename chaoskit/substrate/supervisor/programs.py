@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
+import msgspec
+
 from chaoskit.osprocess import (
     adopt_orphans,
     await_readable,
@@ -23,6 +25,7 @@ from chaoskit.osprocess import (
     reap,
     start_ticks,
 )
+from chaoskit.runclock import set_ahead
 from chaoskit.substrate import namespaces
 from chaoskit.substrate.supervisor.messages import Program
 
@@ -162,6 +165,7 @@ class Programs:
             return pid
         try:
             self._forget()
+            set_ahead(program.clock_ahead_ns)
             for one in self._started.values():
                 _close(set(one.descriptors).difference(descriptors))  # a port must close when its program is given up
             adopt_orphans()
@@ -184,7 +188,7 @@ class Programs:
 
 def _once(program: Program) -> Program:
     """The same, not to be started again."""
-    return Program(program.entry, program.arguments, program.name, program.run_directory)
+    return msgspec.structs.replace(program, restarts=0, over=0)
 
 
 def _close(descriptors: Iterable[int]) -> None:

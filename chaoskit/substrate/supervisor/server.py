@@ -24,6 +24,7 @@ from chaoskit import wire
 from chaoskit.errors import ChaoskitError
 from chaoskit.journal.writer import own_version
 from chaoskit.osprocess import adopt_orphans, set_name, socket_name
+from chaoskit.runclock import clock_id
 from chaoskit.substrate.supervisor import ferry
 from chaoskit.substrate.supervisor.acts import Acts
 from chaoskit.substrate.supervisor.door import LineDoor
@@ -32,6 +33,7 @@ from chaoskit.substrate.supervisor.messages import (
     ActionShown,
     ApplyAction,
     AskAlive,
+    AskClock,
     AskKernel,
     AskWhyNot,
     CloseListener,
@@ -120,7 +122,7 @@ class Supervisor:
         signal.set_wakeup_fd(self._woken.fileno(), warn_on_full_buffer=False)
         self._selector.register(self._wakes, selectors.EVENT_READ, self._reap)
         self._selector.register(self._connection, selectors.EVENT_READ, self._obey)
-        self.tell(SupervisorReady(own_version()))
+        self.tell(SupervisorReady(own_version(), clock_id()))
         with contextlib.ExitStack() as over:
             over.callback(self._programs.end_all)
             over.callback(self._acts.close)
@@ -270,6 +272,8 @@ class Supervisor:
         match request:
             case StartProgram():
                 return self._start(request)
+            case AskClock(number):
+                return RequestDone(number, self._acts.encode(time.monotonic_ns()))
             case EndPrograms(number, programs, patience_s):
                 self._acts.release_programs(programs)
                 self._tell_exits(self._programs.end(programs, patience_s))
