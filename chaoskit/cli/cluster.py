@@ -21,7 +21,7 @@ from chaoskit.plaintext import echo
 from chaoskit.substrate.kubernetes import manifests
 from chaoskit.substrate.kubernetes.api import KubernetesApi
 from chaoskit.substrate.kubernetes.examination import ClusterFinding, examine_cluster
-from chaoskit.substrate.kubernetes.installation import installation
+from chaoskit.substrate.kubernetes.installation import installation, machine_rights
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.substrate.kubernetes.session import end
 
@@ -82,15 +82,20 @@ def show_manifests(
         Literal["restricted", "baseline", "privileged"],
         typer.Option(help="The level of Pod Security that it enforces. chaoskit's own pods are restricted."),
     ] = "restricted",
+    machines: Annotated[
+        bool, typer.Option("--machines", help="And a role of the cluster for people that break machines.")
+    ] = False,
 ) -> None:
     """Print what an administrator makes once, so that others can run with few rights.
 
     A namespace that allows runs, and in it the service account of drivers, and a
-    role for people. It starts nothing.
+    role for people. It starts nothing. The same lies in deploy/, for kustomize and
+    for Helm.
 
     Example: [cyan]chaoskit cluster manifests --namespace chaos | kubectl apply -f -[/]
     """
-    documents = [msgspec.yaml.encode(one).decode() for one in installation(namespace, security)]
+    made = [*installation(namespace, security), *([machine_rights()] if machines else [])]
+    documents = [msgspec.yaml.encode(one).decode() for one in made]
     sys.stdout.write("---\n".join(documents))
 
 

@@ -7,6 +7,8 @@ from chaoskit.substrate.kubernetes.manifests import ALLOWED, ALLOWED_VALUE, Mani
 
 #: The service account of drivers, and the role of people.
 ACCOUNT, USERS = "chaoskit-driver", "chaoskit-user"
+#: The role of people that break machines, too.
+MACHINE_USERS = "chaoskit-machines"
 _LABELS = {"app.kubernetes.io/name": "chaoskit", "app.kubernetes.io/component": "installation"}
 
 
@@ -33,6 +35,13 @@ def installation(namespace: str, security: str) -> list[Manifest]:
     ]
 
 
-def _role(name: str, within: Manifest, granted: tuple[rights.Right, ...]) -> Manifest:
-    metadata = {"name": name, **within}
-    return {"apiVersion": f"{rights.RBAC}/v1", "kind": "Role", "metadata": metadata, "rules": rights.rules(granted)}
+def machine_rights() -> Manifest:
+    """A role of the cluster for people that break machines; see :mod:`chaoskit.substrate.kubernetes.machines`."""
+    return _role(MACHINE_USERS, {"labels": _LABELS}, rights.MACHINE_RIGHTS, kind="ClusterRole")
+
+
+def _role(name: str, within: Manifest, granted: tuple[rights.Right, ...], kind: str = "Role") -> Manifest:
+    """A role, whose annotations say what each right is for."""
+    why = {f"chaoskit.dev/{one.resource.replace('/', '.')}": one.why for one in granted}
+    metadata = {"name": name, **within, "annotations": why}
+    return {"apiVersion": f"{rights.RBAC}/v1", "kind": kind, "metadata": metadata, "rules": rights.rules(granted)}

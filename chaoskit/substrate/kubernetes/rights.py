@@ -46,6 +46,11 @@ ACCOUNT_RIGHTS = (
     Right("rolebindings", ("create",), "which account that is for", RBAC),
     *DRIVER_RIGHTS,
 )
+#: What a user needs beside them that breaks machines: of the cluster, as machines belong to no namespace.
+MACHINE_RIGHTS = (
+    Right("nodes", ("get",), "whether a machine is protected"),
+    Right("pods", ("list",), "whether others' pods are on it"),
+)
 
 
 def rules(rights: Iterable[Right]) -> list[dict[str, Any]]:

@@ -1,0 +1,63 @@
+"""Write the files of ``deploy/``: ``python docs/generate/deploy.py``.
+
+They hold what ``chaoskit cluster manifests`` prints. For kustomize that is one file. For Helm it is three, whose
+templates use nothing but ``{{ .Values.x }}`` and one ``if`` around a whole file: a test can render them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from chaoskit.journal.writer import own_version
+from chaoskit.substrate.kubernetes.installation import installation, machine_rights
+from chaoskit.substrate.kubernetes.manifests import Manifest
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+_GENERATED = "# Written by docs/generate/deploy.py.\n"
+#: Values of the chart, with what each is for.
+VALUES = {
+    "namespace": ("chaos", "In which runs take place. It is made, with the label that allows them."),
+    "createNamespace": (True, "Whether it is made: an existing one needs the label chaoskit.dev/chaos=allowed."),
+    "podSecurity": ("restricted", "The level of Pod Security that it enforces: restricted, baseline or privileged."),
+    "machines": (False, "Whether there is a role of the cluster for people that break machines (LoseMachine)."),
+}
+
+
+def files() -> Mapping[str, str]:
+    """Every file, by its path below ``deploy/``."""
+    namespace, *others = installation("{{ .Values.namespace }}", "{{ .Values.podSecurity }}")
+    chart = {"apiVersion": "v2", "name": "chaoskit", "type": "application", "version": own_version()}
+    kustomization = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
+    return {
+        "base/kustomization.yaml": _GENERATED + _yaml([kustomization | {"resources": ["chaoskit.yaml"]}]),
+        "base/chaoskit.yaml": _GENERATED + _yaml(installation("chaos", "restricted")),
+        "chart/Chart.yaml": _GENERATED
+        + _yaml([chart | {"appVersion": own_version(), "description": "What chaoskit's runs need on a cluster"}]),
+        "chart/values.yaml": _GENERATED + "".join(_value(name) for name in VALUES),
+        "chart/templates/namespace.yaml": _only_if("createNamespace", _yaml([namespace])),
+        "chart/templates/chaoskit.yaml": _GENERATED + _yaml(others),
+        "chart/templates/machines.yaml": _only_if("machines", _yaml([machine_rights()])),
+    }
+
+
+def _yaml(documents: Iterable[Manifest]) -> str:
+    return "---\n".join(msgspec.yaml.encode(one).decode() for one in documents)
+
+
+def _value(name: str) -> str:
+    value, told = VALUES[name]
+    return f"# {told}\n{name}: {msgspec.json.encode(value).decode()}\n"
+
+
+def _only_if(value: str, text: str) -> str:
+    return f"{{{{ if .Values.{value} }}}}\n{_GENERATED}{text}{{{{ end }}}}\n"
+
+
+if __name__ == "__main__":
+    for name, text in files().items():
+        path = DEPLOY / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
