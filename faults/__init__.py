@@ -11,7 +11,7 @@ from faults.disk import DiskError, DiskFull, ReadOnlyDisk, SlowDisk
 from faults.hang import Hang
 from faults.kill import Kill
 from faults.kubernetes.coordinator_pod import DeleteCoordinatorPod
-from faults.kubernetes.machine import LoseMachine, StopApiServer
+from faults.kubernetes.machine import DrainMachine, LoseMachine, StopApiServer, TaintMachine
 from faults.kubernetes.pod import DeletePod, EvictPod, KillContainer
 from faults.leaving import Exit
 from faults.limits import LimitCpu, LimitIo, LimitMemory, LimitPids
@@ -60,6 +60,8 @@ CATALOGUE: tuple[type[Fault], ...] = (
     EvictPod,
     KillContainer,
     LoseMachine,
+    DrainMachine,
+    TaintMachine,
     StopApiServer,
     LimitCpu,
     LimitMemory,
@@ -109,6 +111,7 @@ __all__ = [
     "Demand",
     "DiskError",
     "DiskFull",
+    "DrainMachine",
     "EvictPod",
     "Exit",
     "FailLoad",
@@ -144,6 +147,7 @@ __all__ = [
     "SlowDisk",
     "StopApiServer",
     "Straggle",
+    "TaintMachine",
     "TakeSpot",
     "Target",
     "TornWrite",

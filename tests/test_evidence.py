@@ -72,6 +72,7 @@ from faults import (
     Demand,
     DiskError,
     DiskFull,
+    DrainMachine,
     EvictPod,
     Exit,
     FailLoad,
@@ -103,6 +104,7 @@ from faults import (
     SlowDisk,
     StopApiServer,
     Straggle,
+    TaintMachine,
     TakeSpot,
     TornWrite,
 )
@@ -919,7 +921,10 @@ MAY_LEAD_TO: list[tuple[type[Fault], dict[str, Any], set[str]]] = [
     (FreezeNode, {}, EXITED | HUNG | {"node lost", "stopped"}),
     *((kind, {}, set()) for kind in (KillCoordinator, DeleteCoordinatorPod, StopApiServer)),
     *((kind, {}, EXITED | {"node lost", "unreachable"}) for kind in (LoseNode, ReplaceNode, Rack)),
-    *((kind, {}, EXITED | {"node lost", "unreachable"}) for kind in (DeletePod, EvictPod, KillContainer, LoseMachine)),
+    *(
+        (kind, {}, EXITED | {"node lost", "unreachable"})
+        for kind in (DeletePod, EvictPod, KillContainer, LoseMachine, DrainMachine, TaintMachine)
+    ),
     *((kind, {}, HUNG | {"node lost", "slow", "unreachable"}) for kind in (LimitCpu, LimitIo)),
     *((kind, {}, FAILED | {"node lost", "slow", "unreachable"}) for kind in (LimitMemory, LimitPids)),
     (CrashLoop, {}, EXITED),

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from support import pods
 from support.waiting import wait_until
 
+from chaoskit.elastic.settings import ElasticPolicy
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.experiment.harness import Harness
 from chaoskit.experiment.host import ExperimentHost, make_host
@@ -25,7 +27,7 @@ from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.suites.recovery.expect import AT, STEADY
 from chaoskit.vocabulary import Event
-from faults import Fault, Kill, LoseMachine, StopApiServer
+from faults import DrainMachine, Fault, Kill, LoseMachine, StopApiServer, TaintMachine
 
 WHY_NOT = pods.unavailable() or pods.no_tool()
 pytestmark = [
@@ -177,6 +179,64 @@ def test_the_machine_of_the_coordinator_loses_its_power(options: pytest.MonkeyPa
     assert outcome.lost_steps == 0
     assert len(outcome.records(Event.RESUMED)) == 1
     outcome.assert_same_losses_as_twin()
+
+
+# -- machines that the cluster empties --------------------------------------------------------------------------------
+
+
+def marks_of(machine: str) -> dict[str, Any]:
+    """What keeps pods off it."""
+    spec = pods.ask("GET", f"/api/v1/nodes/{machine}")["spec"]
+    return {name: spec[name] for name in ("unschedulable", "taints") if name in spec}
+
+
+@pytest.mark.promise("**A drain loses no step**")
+def test_a_drained_machine_is_left_in_order(harness: Harness) -> None:
+    """With time to end, and an elastic policy, no rank is given up."""
+    policy = ElasticPolicy(min_replicas=1, max_replicas=3)
+    outcome = run(harness, DrainMachine(rank=1, at_step=AT, grace_s=20), steps=300, elastic=policy)
+    assert outcome.verdict.value == "passed", outcome.reasons
+    assert outcome.records(Event.DETECTED) == []
+    assert outcome.steps[-1].world < 3
+    outcome.assert_same_losses_as_twin()
+    assert [marks_of(machine) for machine in pods.machines()] == [{}, {}, {}]
+
+
+def test_a_tainted_machine_is_emptied_by_the_cluster(harness: Harness) -> None:
+    outcome = run(harness, TaintMachine(rank=1, at_step=AT), steps=300)
+    assert outcome.verdict.value == "passed", outcome.reasons
+    assert outcome.lost_steps == 0
+    outcome.assert_same_losses_as_twin()
+    assert [marks_of(machine) for machine in pods.machines()] == [{}, {}, {}]
+
+
+def test_a_cordon_of_others_is_left_alone(options: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pods.cordoned("node1"):
+        with pytest.raises(HarnessError, match="node1 has a cordon already"):
+            breaker(tmp_path).do("cordon", "node1")
+        assert marks_of("node1")
+
+
+_MARKS = """
+import sys, time
+from chaoskit.substrate.kubernetes.api import KubernetesApi
+from chaoskit.substrate.kubernetes.marks import MARKS, mark
+from chaoskit.substrate.undo import UndoLog
+undo = UndoLog()
+for name in MARKS:
+    mark(KubernetesApi(), name, "node1", undo)
+print("marked", flush=True)
+time.sleep(60)
+"""
+
+
+def test_marks_are_taken_off_when_their_process_is_killed(options: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen([sys.executable, "-c", _MARKS], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"marked\n"
+        assert set(marks_of("node1")) == {"unschedulable", "taints"}
+        process.send_signal(signal.SIGKILL)
+    wait_until(lambda: not marks_of("node1"), "the undo of both marks")
 
 
 # -- what is left alone -----------------------------------------------------------------------------------------------

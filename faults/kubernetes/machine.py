@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
+
+import msgspec
 
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
 from chaoskit.substrate.actions import Action
 from chaoskit.substrate.kubernetes import levers
-from chaoskit.substrate.kubernetes.actions import ApiServerStop, MachineLoss
+from chaoskit.substrate.kubernetes.actions import ApiServerStop, MachineDrain, MachineLoss, MachineTaint
 from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions
 from faults import incidents
 from faults.base import Fault, found, require_seconds
 from faults.coordinator import CoordinatorFault
 from faults.evidence import ApiServer, Evidence, MachineSilent, ServerSilent
 from faults.incidents import IncidentKind
-from faults.kubernetes.pod import EXAMPLE
+from faults.kubernetes.pod import EXAMPLE, OVER, OVER_SOURCE, require_grace_s
 from faults.node import NodeFault
+from faults.processes import all_gone, look_up
 from faults.target import Target
 
 _STANDS_S = 0.3  # a rank waits so long for the command: others would take it for hung
@@ -29,7 +32,7 @@ def _options() -> KubernetesOptions:
     return KubernetesOptions.from_environment(os.environ)
 
 
-def _unavailable(*, machines: bool) -> str:
+def _unavailable(*, machines: bool, levers_needed: bool = True) -> str:
     """Why nothing can be broken from outside; "" if it can. What drives a run there knows no levers, and need not."""
     try:
         options = _options()
@@ -39,7 +42,7 @@ def _unavailable(*, machines: bool) -> str:
         return reason
     if machines and not options.breakable:
         return f"name the machines that may be broken: {VARIABLE}MACHINES=node1,node2"
-    if options.driven is None and not options.levers:
+    if levers_needed and options.driven is None and not options.levers:
         return f"name a file with the commands that break them, and their undo: {VARIABLE}LEVERS=FILE"
     return ""
 
@@ -113,6 +116,90 @@ class LoseMachine(NodeFault):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EmptiedMachine(NodeFault):
+    """Base of the faults that have a machine emptied by the cluster, and given back when the run is over."""
+
+    family: ClassVar[str] = "node"
+    of_runtime: ClassVar[bool] = True
+    ends_node: ClassVar[bool] = True
+    needs_standby: ClassVar[bool] = True
+    evidence: ClassVar[str] = (
+        "the connections to the first processes of all pods of the run on the machine have ended, and the API server "
+        "has none of them any more, or says that they have ended"
+    )
+    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.MAINTENANCE,)
+    impact: ClassVar[str] = "the nodes on it are given up; with grace and an elastic policy they leave"
+    substrates: ClassVar[tuple[str, ...]] = ("kubernetes",)
+    example: ClassVar[str] = EXAMPLE
+
+    @classmethod
+    def unavailable(cls) -> str:
+        return _unavailable(machines=True, levers_needed=False)
+
+    @property
+    def needs(self) -> tuple[type[Action], ...]:
+        return (type(self.emptying),)
+
+    @property
+    def emptying(self) -> Action:
+        """What is done to the machine."""
+        raise NotImplementedError
+
+    @property
+    def leads_to(self) -> frozenset[str]:
+        return super().leads_to | {"unreachable"}
+
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        processes = look_up(target)
+        target.struck_nodes = set(target.cluster.together(target.node))
+        with target.holding(target.cluster.apply(target.node, self.emptying)) as emptied:
+            target.release()
+            found(await target.seen(lambda: emptied.shown() or None))
+            seen = await all_gone(target, processes)
+            yield msgspec.structs.replace(seen, source=OVER_SOURCE, more=OVER)
+            await target.until_end()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrainMachine(EmptiedMachine):
+    """Drain the machine of the rank's pod, as ``kubectl drain`` does: cordon it, then evict the pods of the run there.
+
+    Args:
+        grace_s: their processes have so many whole seconds to end.
+    """
+
+    grace_s: int = 20
+
+    effect: ClassVar[str] = "one machine of the cluster is drained: it takes no pod, and those on it are evicted"
+    stands_for: ClassVar[str] = "upgrades and repairs of machines, one after the other"
+    undo: ClassVar[str] = "the cordon is taken off by the process that has put it on, or by its guard"
+
+    @property
+    def emptying(self) -> Action:
+        return MachineDrain(self.grace_s)
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        require_grace_s(self.grace_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaintMachine(EmptiedMachine):
+    """Taint the machine of the rank's pod (``NoExecute``): the cluster deletes every pod there that does not bear it.
+
+    Pods have the grace of their own, 30 s unless a template says otherwise.
+    """
+
+    effect: ClassVar[str] = "one machine of the cluster has a taint, for which its pods are deleted"
+    stands_for: ClassVar[str] = "machines that a cloud takes back, or that a controller holds for sick"
+    undo: ClassVar[str] = "the taint is taken off by the process that has put it on, or by its guard"
+
+    @property
+    def emptying(self) -> Action:
+        return MachineTaint()
+
+
+@dataclass(frozen=True, kw_only=True)
 class StopApiServer(CoordinatorFault):
     """Have the API server stop for a while. ``rank`` only says which rank stands at the moment when that happens.
 
@@ -121,7 +208,7 @@ class StopApiServer(CoordinatorFault):
         lever: name of the command.
     """
 
-    lasts_s: float
+    lasts_s: float = 10.0
     lever: str = "api-stop"
 
     effect: ClassVar[str] = "the API server answers nothing: no pod is made, ended or shown, and no record travels"
@@ -130,7 +217,6 @@ class StopApiServer(CoordinatorFault):
     impact: ClassVar[str] = "none: no decision of a run waits for it; pods that are lost meanwhile are replaced later"
     undo: ClassVar[str] = "the undo of the command, by the process that ran it, or by its guard"
     substrates: ClassVar[tuple[str, ...]] = ("kubernetes",)
-    sample: ClassVar[Mapping[str, Any]] = {"at_step": 20, "lasts_s": 5.0}
     example: ClassVar[str] = EXAMPLE
 
     @classmethod

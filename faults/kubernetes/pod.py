@@ -22,7 +22,7 @@ from faults.processes import all_gone, look_up
 from faults.target import Target
 
 OVER_SOURCE = "the end of the pod's first process, and the API server"
-_OVER = "; the API server has no such pod any more, or says that it has ended"
+OVER = "; the API server has no such pod any more, or says that it has ended"
 #: A test that asks for the substrate.
 EXAMPLE = """import pytest
 
@@ -32,6 +32,12 @@ from faults import {name}
 @pytest.mark.chaos(substrate="kubernetes")
 def test_{name}(chaos):
     chaos.run("gpt", nodes=4, steps=60, faults=[{fault}])"""
+
+
+def require_grace_s(grace_s: int) -> None:
+    """Refuse what the API server takes for no grace period. Raises BadInput."""
+    if grace_s < 0 or grace_s != int(grace_s):
+        raise BadInput("grace_s", grace_s, "use a whole number of seconds, 0 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +80,7 @@ class PodFault(NodeFault):
         target.release()
         found(await target.seen(lambda: removal.shown() or None))
         seen = await all_gone(target, processes)
-        yield msgspec.structs.replace(seen, source=OVER_SOURCE, more=_OVER)
+        yield msgspec.structs.replace(seen, source=OVER_SOURCE, more=OVER)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +97,7 @@ class GracefulPodFault(PodFault):
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
-        if self.grace_s < 0 or self.grace_s != int(self.grace_s):
-            raise BadInput("grace_s", self.grace_s, "use a whole number of seconds, 0 or more")
+        require_grace_s(self.grace_s)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from chaoskit import Chaos
+from chaoskit import Chaos, ElasticPolicy
 from chaoskit.suites.recovery.expect import AT, survives
-from faults import Kill, LoseMachine, StopApiServer
+from faults import DrainMachine, Kill, LoseMachine, StopApiServer, TaintMachine
 
 pytestmark = [pytest.mark.chaos(substrate="kubernetes"), pytest.mark.slow]
+may_empty = pytest.mark.skipif(bool(DrainMachine.unavailable()), reason=DrainMachine.unavailable())
 needs_machines = pytest.mark.skipif(bool(LoseMachine.unavailable()), reason=LoseMachine.unavailable())
 needs_levers = pytest.mark.skipif(bool(StopApiServer.unavailable()), reason=StopApiServer.unavailable())
 
@@ -25,6 +26,19 @@ def test_a_lost_machines_nodes_come_back_elsewhere(chaos: Chaos) -> None:
     outcome = survives(chaos, LoseMachine(rank=1, at_step=AT), spares=0, steps=600, node_replacements=3)
     lost = {record["node"] for record in outcome.records("node_lost")}
     assert lost <= {record["node"] for record in outcome.records("node_replaced")}
+
+
+@may_empty
+def test_a_drained_machine_is_left_in_order(chaos: Chaos) -> None:
+    """With time to end, and an elastic policy, it is no loss: no rank is given up."""
+    policy = ElasticPolicy(min_replicas=1, max_replicas=3)
+    outcome = survives(chaos, DrainMachine(rank=1, at_step=AT), spares=0, steps=300, elastic=policy)
+    assert outcome.records("detected") == []
+
+
+@may_empty
+def test_a_tainted_machine_costs_nothing(chaos: Chaos) -> None:
+    survives(chaos, TaintMachine(rank=1, at_step=AT), spares=0, steps=300)
 
 
 @needs_levers

@@ -30,6 +30,22 @@ class MachineLoss(Action, frozen=True):
     lever: str
 
 
+class MachineDrain(Action, frozen=True):
+    """Have the machine of the pod cordoned, and all pods of the run on it evicted; lifted, the cordon is taken off.
+
+    Their processes have ``grace_s`` seconds to end. Shown: 1 when nothing is left of any of these pods.
+    """
+
+    grace_s: int
+
+
+class MachineTaint(Action, frozen=True):
+    """Have the machine tainted, so that the cluster deletes its pods; lifted, the taint is taken off.
+
+    Shown: as for a drain.
+    """
+
+
 class ApiServerStop(Action, frozen=True):
     """Have a lever pulled that stops the API server, for ``lasts_s`` seconds. Shown: 1 when that answers nothing."""
 
@@ -37,5 +53,5 @@ class ApiServerStop(Action, frozen=True):
     lasts_s: float
 
 
-MACHINE_ACTIONS: frozenset[type[Action]] = frozenset({MachineLoss, ApiServerStop})
+MACHINE_ACTIONS: frozenset[type[Action]] = frozenset({MachineLoss, MachineDrain, MachineTaint, ApiServerStop})
 POD_ACTIONS: frozenset[type[Action]] = frozenset({PodDeletion, PodEviction, ContainerCrash})

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from chaoskit.errors import BadInput, HarnessError
+from chaoskit.substrate.kubernetes.marks import MARKS
 from chaoskit.substrate.undo import CommandEntry, UndoLog
 
 _COMMAND_S = 30.0
@@ -35,6 +36,8 @@ def read(path: str) -> Mapping[str, Lever]:
         told = " ".join(str(error).split())
         raise BadInput("levers", path, f"name a file with name: {{do: [...], undo: [...]}}, in YAML: {told}") from None
     for name, lever in found.items():
+        if name in MARKS:
+            raise BadInput("levers", f"{path}: {name}", "use another name: this is what the API server does")
         if not lever.do or not lever.undo:
             raise BadInput("levers", f"{path}: {name}", "give it both, do and undo: a command and its arguments")
     return found

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from chaoskit.errors import HarnessError
-from chaoskit.substrate.kubernetes import levers, manifests
+from chaoskit.substrate.kubernetes import levers, manifests, marks
 from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.substrate.undo import UndoLog
@@ -27,20 +27,31 @@ class Machines:
         self._broken: set[str] = set()
 
     def do(self, name: str, machine: str) -> Callable[[], None]:
-        """Pull a lever; "" for one that is about no machine. Gives what puts it back. Raises HarnessError."""
-        lever = levers.read(self._options.levers).get(name) if self._options.levers else None
-        if lever is None:
-            raise HarnessError(f"there is no lever {name}: name one in the file of the option levers")
+        """Pull a lever, or put a mark on; the machine is "" for a lever that is about none. Gives what puts it back.
+
+        Raises:
+            HarnessError: if that fails, or the machine may not be broken.
+        """
         if machine:
             self._require_breakable(machine)
+        put_back = self._mark(name, machine) if name in marks.MARKS else self._pull(name, machine)
+        if machine:
             self._broken.add(machine)
-        put_back = levers.pull(name, lever, machine, self._undo)
 
         def done() -> None:
             put_back()
             self._broken.discard(machine)
 
         return done
+
+    def _mark(self, name: str, machine: str) -> Callable[[], None]:
+        return marks.mark(self._api, name, machine, self._undo)
+
+    def _pull(self, name: str, machine: str) -> Callable[[], None]:
+        lever = levers.read(self._options.levers).get(name) if self._options.levers else None
+        if lever is None:
+            raise HarnessError(f"there is no lever {name}: name one in the file of the option levers")
+        return levers.pull(name, lever, machine, self._undo)
 
     def _require_breakable(self, machine: str) -> None:
         if machine not in self._options.breakable:

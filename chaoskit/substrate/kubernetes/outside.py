@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 
 from chaoskit.errors import HarnessError
 from chaoskit.substrate.actions import Action, Applied
 from chaoskit.substrate.errands import Errands
-from chaoskit.substrate.kubernetes.actions import MACHINE_ACTIONS, ApiServerStop, MachineLoss
-from chaoskit.substrate.kubernetes.api import KubernetesApi
+from chaoskit.substrate.kubernetes.actions import (
+    MACHINE_ACTIONS,
+    ApiServerStop,
+    MachineDrain,
+    MachineLoss,
+    MachineTaint,
+)
+from chaoskit.substrate.kubernetes.api import EvictionRefused, KubernetesApi
+from chaoskit.substrate.kubernetes.marks import CORDON, TAINT
 from chaoskit.substrate.kubernetes.session import Pod, Session
 
 _ASK_AGAIN_S = 0.2
@@ -33,18 +41,25 @@ class Outside:
         pod = self._session.pods.get(node)
         if pod is None or not pod.lives():
             raise ProcessLookupError(f"the pod of {node} is gone")
-        match action:
-            case MachineLoss(lever):
-                if not pod.machine or pod.machine == self._own:
-                    raise HarnessError(f"{pod.machine} is not broken: what drives this run is there")
-                pods = [one for one in self._session.pods.values() if one.machine == pod.machine]
-                made: _Errand = _LostMachine(self._errands, lever, pod.machine, pods, self._session)
-            case ApiServerStop(lever, lasts_s):
-                made = _StoppedServer(self._errands, lever, lasts_s, self._session.api)
-            case _:
-                raise HarnessError(f"{type(action).__name__} is not done from outside")
+        if isinstance(action, ApiServerStop):
+            made: _Errand = _StoppedServer(self._errands, action.lever, action.lasts_s, self._session.api)
+        else:
+            made = self._break(action, pod.machine)
         self._begun.append(made)
         return made
+
+    def _break(self, action: Action, machine: str) -> _Errand:
+        if not machine or machine == self._own:
+            raise HarnessError(f"{machine} is not broken: what drives this run is there")
+        pods = [one for one in self._session.pods.values() if one.machine == machine]
+        match action:
+            case MachineLoss(lever):
+                return _LostMachine(self._errands, lever, machine, pods, self._session)
+            case MachineDrain(grace_s):
+                return _DrainedMachine(self._errands, machine, pods, self._session, grace_s)
+            case MachineTaint():
+                return _EmptiedMachine(self._errands, TAINT, machine, pods, self._session)
+        raise HarnessError(f"{type(action).__name__} is not done from outside")
 
     def release(self, node: str | None = None) -> None:
         """Nothing of this keeps processes from ending."""
@@ -88,6 +103,32 @@ class _LostMachine(_Errand):
     def lift(self) -> bool:
         self._session.is_back(self._machine)
         return super().lift()
+
+
+class _EmptiedMachine(_Errand):
+    """A machine that the cluster empties by itself."""
+
+    def __init__(self, errands: Errands, mark: str, machine: str, pods: list[Pod], session: Session) -> None:
+        super().__init__(errands, mark, machine)
+        self._pods, self._session = pods, session
+
+    def shown(self) -> int:
+        return int(self.is_done() and all(self._session.is_pod_over(pod) for pod in self._pods))
+
+
+class _DrainedMachine(_EmptiedMachine):
+    """One that is cordoned, and whose pods are evicted then: else they might come back to it."""
+
+    def __init__(self, errands: Errands, machine: str, pods: list[Pod], session: Session, grace_s: int) -> None:
+        super().__init__(errands, CORDON, machine, pods, session)
+        self._left, self._grace_s = [pod for pod in pods if pod.lives()], grace_s
+
+    def shown(self) -> int:
+        if self.is_done():
+            while self._left:
+                with contextlib.suppress(EvictionRefused):  # then it does not end, and nothing will be shown
+                    self._session.evict(self._left.pop(), self._grace_s)
+        return super().shown()
 
 
 class _StoppedServer(_Errand):

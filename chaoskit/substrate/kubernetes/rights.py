@@ -48,7 +48,7 @@ ACCOUNT_RIGHTS = (
 )
 #: What a user needs beside them that breaks machines: of the cluster, as machines belong to no namespace.
 MACHINE_RIGHTS = (
-    Right("nodes", ("get",), "whether a machine is protected"),
+    Right("nodes", ("get", "patch"), "whether a machine is protected; cordons and taints"),
     Right("pods", ("list",), "whether others' pods are on it"),
 )
 

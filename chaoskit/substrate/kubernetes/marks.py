@@ -1,0 +1,82 @@
+"""Marks on machines by which a cluster itself empties them: cordons and taints. Each is put on with its undo.
+
+``python -m chaoskit.substrate.kubernetes.marks JSON`` takes one off, for the undo guard of a killed process.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+from chaoskit.errors import HarnessError
+from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
+from chaoskit.substrate.undo import CommandEntry, UndoLog
+
+#: Names of errands: no pod is bound to the machine any more; those that are there have to go, too.
+CORDON, TAINT = "cordon", "taint"
+MARKS = (CORDON, TAINT)
+_KEY = "chaoskit.dev/fault"
+_TRIES = 5  # against others that change the same object
+
+
+def mark(api: KubernetesApi, name: str, machine: str, undo: UndoLog) -> Callable[[], None]:
+    """Put a mark on, once its undo is written down. Gives what takes it off.
+
+    Raises:
+        HarnessError: if the machine has it already, which is another's doing. ApiError: if the server refuses it.
+    """
+    if _has(api.get("Node", machine), name):
+        raise HarnessError(f"{machine} has a {name} already")
+    told = json.dumps({"mark": name, "machine": machine, "server": api.server, **api.place})
+    command = [sys.executable, "-m", "chaoskit.substrate.kubernetes.marks", told]
+    entry = undo.plan(CommandEntry(shlex.join(command)))
+    _change(api, name, machine, on=True)
+
+    def take_off() -> None:
+        _change(api, name, machine, on=False)
+        entry.done()
+
+    return take_off
+
+
+def _has(node: dict[str, Any], name: str) -> bool:
+    spec = node.get("spec", {})
+    if name == CORDON:
+        return bool(spec.get("unschedulable"))
+    return any(one["key"] == _KEY for one in spec.get("taints", ()))
+
+
+def _change(api: KubernetesApi, name: str, machine: str, *, on: bool) -> None:
+    """Put a mark on, or take it off; a machine that is not there any more has none."""
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            node = api.get("Node", machine)
+            if _has(node, name) is not on:
+                api.patch("Node", machine, _patch(node, name, on=on))
+            return
+        except ApiError as error:
+            if error.status == HTTPStatus.NOT_FOUND and not on:
+                return
+            if error.status != HTTPStatus.CONFLICT or not tries_left:
+                raise
+
+
+def _patch(node: dict[str, Any], name: str, *, on: bool) -> dict[str, Any]:
+    if name == CORDON:
+        return {"spec": {"unschedulable": True if on else None}}
+    others = [one for one in node.get("spec", {}).get("taints", ()) if one["key"] != _KEY]
+    ours = [{"key": _KEY, "value": "chaoskit", "effect": "NoExecute"}] if on else []
+    version = {"resourceVersion": node["metadata"]["resourceVersion"]}  # a list is replaced as a whole
+    return {"metadata": version, "spec": {"taints": others + ours}}
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[1])
+    there = KubernetesApi(given["context"], given["namespace"], given["kubeconfig"])
+    if there.server != given["server"]:
+        sys.exit(f"the machine is of {given['server']}, and the kubeconfig is of {there.server}")
+    _change(there, given["mark"], given["machine"], on=False)
