@@ -129,7 +129,7 @@ def test_an_errand_is_done_and_put_back_once() -> None:
     wait_until(lambda: errands.is_done(number), "the errand")
     errands.end(number)
     wait_until(lambda: book.lines == ["cut m1", "cut back"], "its end")
-    errands.end_all()
+    errands.settle()
     assert book.lines == ["cut m1", "cut back"]
 
 
@@ -138,7 +138,7 @@ def test_the_last_errand_is_put_back_first() -> None:
     errands = ErrandsHere(book.do)
     for number, name in enumerate(("cut", "cordon"), start=1):
         assert errands.do(number, name, "m1", float("inf")) == ""
-    errands.end_all()
+    errands.settle()
     assert book.lines == ["cut m1", "cordon m1", "cordon back", "cut back"]
 
 
@@ -148,8 +148,19 @@ def test_one_that_fails_says_so_and_is_not_put_back() -> None:
     number = errands.begin("cut", "m1")
     with pytest.raises(HarnessError, match="cut cannot be done"):
         wait_until(lambda: errands.is_done(number), "the errand")
-    errands.end_all()
+    errands.settle()
     assert book.lines == []
+
+
+def test_whatever_goes_wrong_is_told_to_what_waits_for_it() -> None:
+    """A file of levers that has gone since the plan, for one: the client would wait for ever."""
+
+    def breaks(name: str, machine: str) -> Callable[[], None]:
+        raise OSError("no such file")
+
+    errands = ErrandsHere(breaks)
+    assert errands.do(1, "cut", "m1", float("inf")) == "no such file"
+    errands.settle()
 
 
 def test_what_cannot_be_put_back_is_told_when_all_others_were() -> None:
@@ -158,7 +169,7 @@ def test_what_cannot_be_put_back_is_told_when_all_others_were() -> None:
     errands.do(1, "cordon", "m1", float("inf"))
     errands.do(2, "cut", "m1", float("inf"))
     with pytest.raises(HarnessError, match="could not be put back: cut cannot be put back"):
-        errands.end_all()
+        errands.settle()
     assert book.lines[-1] == "cordon back"
 
 
@@ -167,7 +178,7 @@ def test_one_that_lasts_for_a_while_is_put_back_without_a_word() -> None:
     errands = ErrandsHere(book.do)
     errands.do(1, "stop", "", 0.05)
     wait_until(lambda: book.lines == ["stop ", "stop back"], "its own end")
-    errands.end_all()
+    errands.settle()
     assert book.lines == ["stop ", "stop back"]
 
 
@@ -247,4 +258,4 @@ def test_nothing_waits_for_a_command_that_takes_its_time() -> None:
     assert not errands.is_done(number)
     release.set()
     wait_until(lambda: errands.is_done(number), "the errand")
-    errands.end_all()
+    errands.settle()

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,7 @@ def test_a_machine_comes_back_while_the_run_goes_on(harness: Harness) -> None:
 
 @pytest.mark.parametrize(
     "fault",
-    [LoseMachine(rank=1, at_step=AT, lever="nothing"), StopApiServer(at_step=AT, lasts_s=1.0, lever="nothing")],
+    [LoseMachine(rank=1, at_step=AT, lever="nothing"), StopApiServer(at_step=AT, lasts_s=1.0, lever="no-stop")],
     ids=str,
 )
 def test_a_command_that_does_nothing_is_no_evidence(harness: Harness, fault: Fault) -> None:
@@ -282,6 +283,19 @@ def test_a_machine_with_pods_of_others_is_left_alone(options: pytest.MonkeyPatch
     assert (tmp_path / shared).exists()
 
 
+def test_a_lever_for_machines_is_pulled_for_none_without_a_name(options: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing but the names that were allowed guards what it does."""
+    with pytest.raises(HarnessError, match="lever flag is for machines"):
+        breaker(tmp_path).do("flag", "")
+
+
+def test_two_that_come_together_are_one_after_the_other(options: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machines = breaker(tmp_path)
+    with ThreadPoolExecutor(2) as threads:
+        tried = [threads.submit(machines.do, "flag", machine) for machine in ("node1", "node2")]
+    assert [one.exception() is None for one in tried].count(True) == 1
+
+
 def test_one_machine_is_broken_at_a_time(options: pytest.MonkeyPatch, tmp_path: Path) -> None:
     machines = breaker(tmp_path)
     put_back = machines.do("flag", "node1")
@@ -294,8 +308,10 @@ def test_one_machine_is_broken_at_a_time(options: pytest.MonkeyPatch, tmp_path: 
 def test_a_lever_that_is_not_there_is_refused_before_anything_starts(
     options: pytest.MonkeyPatch, harness: Harness
 ) -> None:
-    with pytest.raises(BadInput, match=r"lever='off': use one of .*: power-cut, api-stop"):
+    with pytest.raises(BadInput, match=r"lever='off': use one of .* with {machine} in its words: power-cut, n"):
         run(harness, LoseMachine(rank=1, at_step=AT, lever="off"))
+    with pytest.raises(BadInput, match=r"lever='power-cut': use one of .* without {machine}: api-stop"):
+        run(harness, StopApiServer(at_step=AT, lever="power-cut"))
 
 
 def test_without_levers_or_machines_the_fault_says_what_to_do(options: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from chaoskit.errors import BadInput
 from chaoskit.experiment.outcome import Outcome
-from chaoskit.journal import Record
+from chaoskit.experiment.replacing import NodeReplacer
+from chaoskit.journal import Journal, Record
+from chaoskit.messages import Heartbeat, NodeLost
 from chaoskit.pytest_plugin import Chaos
+from chaoskit.substrate.base import Cluster
 from chaoskit.suites.goals import all_took_effect
 from chaoskit.suites.recovery.expect import AT, STEADY
 from chaoskit.vocabulary import Event
@@ -66,6 +71,39 @@ def test_a_node_that_stands_still_is_not_replaced_and_comes_back(chaos: Chaos) -
     assert replaced(outcome) == []
     (failed,) = outcome.records(Event.REPLACEMENT_FAILED)
     assert "has processes still" in failed["reason"]
+
+
+class Nodes:
+    """A cluster of which nothing is asked but replacements, and those that come."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        self.again = asyncio.Event()
+
+    async def replaced(self, node: str) -> None:
+        if self.started:
+            self.again.set()
+        self.started.append(node)
+
+
+def test_one_that_is_lost_before_it_is_heard_is_replaced_again(tmp_path: Path) -> None:
+    """The coordinator has not had it, and so tells of no loss."""
+
+    async def story() -> list[str]:
+        nodes, journal = Nodes(), Journal(tmp_path, "harness")
+        replacer = NodeReplacer(cast("Cluster", nodes), 1, journal, join_s=0.01)
+        replacer.hear(NodeLost("node1", "silent"))
+        await nodes.again.wait()
+        replacer.hear(Heartbeat("node1", ()))
+        heard = len(nodes.started)
+        await asyncio.sleep(0.05)
+        assert len(nodes.started) == heard
+        replacer.hear(NodeLost("node1", "silent"))
+        assert len(nodes.started) == heard  # one a run
+        await replacer.close()
+        return nodes.started
+
+    assert set(asyncio.run(story())) == {"node1"}
 
 
 def test_by_default_a_lost_node_stays_lost(chaos: Chaos) -> None:

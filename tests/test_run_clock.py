@@ -14,6 +14,9 @@ from support.far_nodes import ApartSubstrate, FarNode, clock, no_clocks, unavail
 
 from chaoskit import runclock
 from chaoskit.config import DETECTION
+from chaoskit.control import events
+from chaoskit.control.outputs import Remember
+from chaoskit.control.record import Record
 from chaoskit.experiment.harness import Harness
 from chaoskit.journal import Journal, read_journals
 from chaoskit.substrate.undo import UndoLog
@@ -60,6 +63,23 @@ def test_a_process_that_is_started_knows_it(ahead: int) -> None:
     code = "from chaoskit import runclock; print(runclock.to_run(1), runclock.to_own(1))"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.split() == [str(1 + HOUR_NS), str(1 - HOUR_NS)]
+
+
+def test_a_record_is_read_by_the_clock_of_the_machine_that_it_has_moved_to(tmp_path: Path) -> None:
+    """What the next coordinator tells again of the last decision happened when it happened."""
+    lost = events.WorkerLost("node1.0", "exited", "", detected_ns=90 * 10**9)
+    first = Record(tmp_path / "coordinator.record")
+    first.append([Remember(events.Tick(), 80.5, 3.25), Remember(lost, 91.0, 3.25)])
+    runclock.set_ahead(-HOUR_NS)  # the next machine is an hour ahead of the run's clock, and so of the first one
+    try:
+        tick, again = Record(tmp_path / "coordinator.record").memory
+    finally:
+        runclock.set_ahead(0)
+        del os.environ[runclock.VARIABLE]
+    assert isinstance(again.event, events.WorkerLost)
+    assert again.event.detected_ns == 90 * 10**9 + HOUR_NS
+    assert (tick.now_s, again.now_s) == (3680.5, 3691.0)
+    assert again.now_s - again.lag_s == 91.0 - 3.25  # the membership's own time has not moved
 
 
 @apart

@@ -92,10 +92,11 @@ class Coordinator:
 
     def __init__(self, spec: CoordinatorSpec) -> None:
         self._spec = spec
+        has_moved = not (Path(spec.run_directory) / "journal" / "coordinator.jsonl").exists()  # else it came back here
         self._journal = Journal(Path(spec.run_directory) / "journal", "coordinator", role="coordinator")
         self._record = Record(Path(spec.run_directory) / RECORD)
         self._plane = ControlPlane(spec.config, self._record.memory, time.monotonic())
-        self._plane.expect_no_longer(spec.lost, time.monotonic())
+        self._plane.expect_no_longer(spec.lost if has_moved else (), time.monotonic())
         self._agents: dict[str, asyncio.StreamWriter] = {}
         self._starved: dict[str, tuple[Starvation, int]] = {}  # agents on this host, with the last reading in ns
         self._acknowledgements = Acknowledgements()

@@ -40,6 +40,7 @@ class Decisions:
         self._board = RendezvousBoard()
         self._results = Results()
         self._facts = Facts()  # for observers
+        self._gone: dict[str, str] = {}  # nodes that are lost, and have not come back: why
         self._attendance = Attendance(config.nodes, now_s + config.startup_s)
         self._hosts: dict[str, str] = {}  # every worker there ever was -> node
         self._farewells: dict[str, tuple[float, str]] = {}  # worker that is given up, and well -> until when, and why
@@ -132,6 +133,7 @@ class Decisions:
         if isinstance(event, events.NodeLost) and event.node in self._membership.nodes:
             outputs.append(Note(Event.NODE_LOST, {"node": event.node, "detail": event.detail}, int(now_s * 1e9)))
             outputs.append(Show(NodeLost(event.node, event.detail)))
+            self._gone[event.node] = event.detail
         for lost, rank in lost_workers(event, self._membership, now_s):
             self._facts.note(lost)
             if rank is None and isinstance(event, events.NodeLost):

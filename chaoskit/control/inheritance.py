@@ -75,6 +75,9 @@ class Inheritance(Nodes):
         match entry.event:
             case events.NodeJoined(node):
                 self._joined[node] = entry.event
+                self._gone.pop(node, None)
+            case events.NodeLost(node, detail):
+                self._gone[node] = detail
             case events.GenerationSeen():
                 self._attendance.hurry(now_s + REATTACH_S)
                 self._attendance.linger(now_s + REATTACH_S)

@@ -67,6 +67,7 @@ class Nodes(Attention):
                 return outputs + self._welcome_back(hello, now_s)
             outputs += self._lose_node(node, "another agent came in its place", now_s)
         self._joined[node] = joined
+        self._gone.pop(node, None)
         for known in (self._fitness, self._newcomers, self._clocks):
             known.forget(node)
         outputs += [Send(node, StopWorker(worker, "fenced")) for worker in hello.workers]

@@ -62,6 +62,7 @@ class ControlPlane(Hearing):
         """What an observer that comes now must be told."""
         plan = self._reasons.plan
         told: list[messages.Message] = [*self._facts.tell()]
+        told += [messages.NodeLost(node, detail) for node, detail in self._gone.items()]
         if plan is not None:
             told.append(plan)
         if self._elasticity is not None:

@@ -21,10 +21,11 @@ from typing import Annotated
 import msgspec
 
 from chaoskit.checkpoint.files import sync_directory
-from chaoskit.control.events import AnyEvent
+from chaoskit.control.events import AnyEvent, WorkerLost
 from chaoskit.control.outputs import Remember
 from chaoskit.errors import ChaoskitError
 from chaoskit.osprocess import reserve
+from chaoskit.runclock import to_own, to_run
 
 
 class Fenced(ChaoskitError):
@@ -40,9 +41,12 @@ class _Header(msgspec.Struct, frozen=True):
 
 
 class _Line(msgspec.Struct, frozen=True):
+    """``ahead_ns``: how far the run's clock is ahead of the one by which this is told; another machine reads it."""
+
     now_s: float
     event: AnyEvent
     lag_s: float = 0.0
+    ahead_ns: int = 0
 
 
 class _Packed(msgspec.Struct, frozen=True):
@@ -161,7 +165,7 @@ def _write(fd: int, lines: list[bytes]) -> None:
 
 
 def _encode(entry: Remember) -> bytes:
-    line = _Line(entry.now_s, entry.event, entry.lag_s)
+    line = _Line(entry.now_s, entry.event, entry.lag_s, to_run(0))
     data = _encoder.encode(line)
     try:
         if _line_decoder.decode(data) == line:
@@ -206,4 +210,10 @@ def _decode(line: bytes) -> Remember:
         decoded = _line_decoder.decode(line)
     except msgspec.ValidationError:
         decoded = _unpacker.decode(_packed_decoder.decode(line).packed)
-    return Remember(decoded.event, decoded.now_s, decoded.lag_s)
+    shift_ns = to_own(decoded.ahead_ns)  # 0 on the machine that wrote it
+    if not shift_ns:
+        return Remember(decoded.event, decoded.now_s, decoded.lag_s)
+    event = decoded.event
+    if isinstance(event, WorkerLost) and event.detected_ns:
+        event = msgspec.structs.replace(event, detected_ns=event.detected_ns + shift_ns)
+    return Remember(event, decoded.now_s + shift_ns / 1e9, decoded.lag_s + shift_ns / 1e9)

@@ -81,7 +81,7 @@ class JobFollower:
         self._wakes_s = math.inf  # when it is to wake without a message
         self._following: asyncio.Task[Any] | None = None
         self._injector = Injector(experiment.faults, journal, self._place_of, self._woken.set)
-        self._replacer = NodeReplacer(cluster, experiment.config.node_replacements, journal)
+        self._replacer = NodeReplacer(cluster, self._config.node_replacements, journal, self._config.startup_s)
         self.injections = self._injector.injections
         self.tell_missed = self._injector.tell_missed
         self.run_end = RunEnd.HARNESS

@@ -29,6 +29,9 @@ class Errands(Protocol):
     def end(self, number: int) -> None:
         """Have it put back. What cannot be is an error of the run, told where it was tried."""
 
+    def settle(self) -> None:
+        """The run is over: have everything put back. Raises HarnessError with what could not be."""
+
 
 class Errand:
     """One that is being done, or was: in a thread of its own, as commands take seconds.
@@ -50,9 +53,10 @@ class Errand:
     def _do(self, do: Doer, name: str, machine: str) -> None:
         try:
             self._putting_back = do(name, machine)
-        except HarnessError as error:
-            self.failure = str(error)
-        self.is_done.set()
+        except Exception as error:  # noqa: BLE001 - the run that waits for it is told
+            self.failure = str(error) or type(error).__name__
+        finally:
+            self.is_done.set()
         if self._timer is not None:
             self._timer.daemon = True
             self._timer.start()
@@ -68,8 +72,8 @@ class Errand:
             self._is_over = True
             try:
                 self._putting_back()
-            except HarnessError as error:
-                self.why_not_ended = str(error)
+            except Exception as error:  # noqa: BLE001 - what was done before it is put back, too
+                self.why_not_ended = str(error) or type(error).__name__
 
 
 class ErrandsHere:
@@ -100,7 +104,7 @@ class ErrandsHere:
     def end(self, number: int) -> None:
         threading.Thread(target=self._begun[number].end, name="ck-errand-ends").start()
 
-    def end_all(self) -> None:
+    def settle(self) -> None:
         """Put everything back, the last one first, and wait for it. Raises HarnessError with what could not be."""
         begun, self._begun = self._begun, {}
         for errand in reversed(begun.values()):

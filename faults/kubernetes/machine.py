@@ -14,9 +14,9 @@ from chaoskit.errors import BadInput
 from chaoskit.substrate.actions import Action
 from chaoskit.substrate.kubernetes import levers
 from chaoskit.substrate.kubernetes.actions import ApiServerStop, MachineDrain, MachineLoss, MachineTaint
-from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions
+from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions, in_a_pod
 from faults import incidents
-from faults.base import Fault, found, require_seconds
+from faults.base import found, require_seconds
 from faults.coordinator import CoordinatorFault
 from faults.evidence import ApiServer, Evidence, MachineSilent, ServerSilent
 from faults.incidents import IncidentKind
@@ -40,6 +40,8 @@ def _unavailable(*, machines: bool, levers_needed: bool = True) -> str:
         return str(error)
     if reason := options.unavailable():
         return reason
+    if machines and options.driven is None and not options.has_driver and in_a_pod() and not options.machine:
+        return f"say on which machine pytest runs, which is not broken: {VARIABLE}MACHINE=NAME"
     if machines and not options.breakable:
         return f"name the machines that may be broken: {VARIABLE}MACHINES=node1,node2"
     if levers_needed and options.driven is None and not options.levers:
@@ -47,10 +49,15 @@ def _unavailable(*, machines: bool, levers_needed: bool = True) -> str:
     return ""
 
 
-def _require_lever(fault: Fault, name: str) -> None:
+def _require_lever(name: str, *, machines: bool) -> None:
     options = _options()
-    if options.driven is None and options.levers and name not in (known := levers.read(options.levers)):
-        raise BadInput("lever", name, f"use one of {options.levers}: {', '.join(known)}")
+    if options.driven is not None or not options.levers:
+        return
+    known = levers.read(options.levers)
+    fitting = [one for one, lever in known.items() if lever.is_for_machines is machines]
+    if name not in fitting:
+        kind = "with {machine} in its words" if machines else "without {machine}"
+        raise BadInput("lever", name, f"use one of {options.levers} {kind}: {', '.join(fitting) or 'there is none'}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +104,7 @@ class LoseMachine(NodeFault):
             require_seconds("back_after_s", self.back_after_s)
 
     def require(self, config: RunConfig) -> None:
-        _require_lever(self, self.lever)
+        _require_lever(self.lever, machines=True)
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         lost = target.cluster.together(target.node)
@@ -232,7 +239,7 @@ class StopApiServer(CoordinatorFault):
         require_seconds("lasts_s", self.lasts_s, above_0=True)
 
     def require(self, config: RunConfig) -> None:
-        _require_lever(self, self.lever)
+        _require_lever(self.lever, machines=False)
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         target.unclaim()  # no rank comes to harm
@@ -242,4 +249,5 @@ class StopApiServer(CoordinatorFault):
             told = "the API server has not answered within 2 s"
             yield ServerSilent(subject=ApiServer(), source="requests of what drives the run", seen=told)
             await target.sleep(self.lasts_s - target.seconds_since)
+            stop.shown()  # raises where the command has failed
         target.lifted()

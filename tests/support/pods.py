@@ -222,7 +222,8 @@ def levers(directory: Path) -> str:
     told = {
         "power-cut": {"do": _tool("power-cut"), "undo": _tool("start")},
         "api-stop": {"do": _signal("STOP"), "undo": _signal("CONT")},
-        "nothing": {"do": ["true"], "undo": ["true"]},
+        "nothing": {"do": ["true", "{machine}"], "undo": ["true"]},
+        "no-stop": {"do": ["true"], "undo": ["true"]},
         "broken": {"do": ["sh", "-c", "echo no way to {machine} >&2; exit 3"], "undo": ["true"]},
     }
     path = directory / "levers.json"

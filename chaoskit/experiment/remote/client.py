@@ -232,7 +232,7 @@ class RemoteHost:
             self._end_driver(link)  # what it does would be in the way of the next order
             raise
         finally:
-            self._errands.end_all()
+            self._errands.settle()
         if isinstance(answer, DriverDone):
             return answer.value
         raise BadInput(answer.field, answer.value, answer.reason) if answer.field else HarnessError(answer.reason)

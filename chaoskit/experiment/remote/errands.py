@@ -78,3 +78,6 @@ class ClientLine:
     def end(self, number: int) -> None:
         """Have the client put it back."""
         self.say(EndErrand(number))
+
+    def settle(self) -> None:
+        """The client does that by itself, when it has the answer to its order."""

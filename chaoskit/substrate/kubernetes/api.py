@@ -18,6 +18,7 @@ from chaoskit.substrate.kubernetes.options import SERVICE_ACCOUNT
 from chaoskit.substrate.kubernetes.template import CONTAINER
 
 ANSWER_S = 10.0
+_KUBELETS = "kube-node-lease"  # the namespace in which each machine has a lease
 _PLACES = {
     "Pod": ("/api/v1", "pods"),
     "Secret": ("/api/v1", "secrets"),
@@ -26,10 +27,11 @@ _PLACES = {
     "RoleBinding": ("/apis/rbac.authorization.k8s.io/v1", "rolebindings"),
     "Namespace": ("/api/v1", "namespaces"),
     "Node": ("/api/v1", "nodes"),
+    "Lease": (f"/apis/coordination.k8s.io/v1/namespaces/{_KUBELETS}", "leases"),
     "Job": ("/apis/batch/v1", "jobs"),
     "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
 }
-_OF_NO_NAMESPACE = ("Namespace", "Node")
+_OF_NO_NAMESPACE = ("Namespace", "Node", "Lease")
 _OWN_NAMESPACE = Path(SERVICE_ACCOUNT) / "namespace"
 #: What the client raises where a kubeconfig has another shape.
 _NO_CONFIG = (TypeError, AttributeError, KeyError, ValueError)

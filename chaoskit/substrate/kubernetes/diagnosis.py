@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import NoReturn
 
 from chaoskit.errors import BadInput, HarnessError
@@ -28,14 +28,22 @@ class PodDiagnosis:
             remedy = "change the template, the image, or what you may do in the namespace"
             raise BadInput("template", self._options.template, f"{remedy}: {error}") from None
 
-    def pending(self, stations: Iterable[str]) -> list[Pending]:
-        """Why pods do not run yet, as the API server has it; nothing where it does not answer."""
+    def pending(self, stations: Iterable[str], places: Container[str] | None = None) -> list[Pending]:
+        """Why pods do not run yet, as the API server has it; nothing where it does not answer.
+
+        ``places``: names of those that are waited for; None for whatever belongs to these stations.
+        """
         wanted = set(stations)
         try:
             found = list(self._api.find("Pod", manifests.selector(self._session)))
         except ApiError as error:
             return [Pending(", ".join(sorted(wanted)), "ApiServer", str(error))]
-        told = [pending(one["metadata"]["labels"].get(manifests.STATION, ""), one) for one in found]
+        labels = [one["metadata"]["labels"] for one in found]
+        told = [
+            pending(label.get(manifests.STATION, ""), one)
+            for label, one in zip(labels, found, strict=True)
+            if places is None or label.get(manifests.PLACE, "") in places
+        ]
         return [one for one in told if one is not None and one.station in wanted]
 
     def raise_not_running(

@@ -27,6 +27,11 @@ class Lever(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     do: tuple[str, ...]
     undo: tuple[str, ...]
 
+    @property
+    def is_for_machines(self) -> bool:
+        """Whether its commands name a machine."""
+        return any(_MACHINE in word for word in (*self.do, *self.undo))
+
 
 def read(path: str) -> Mapping[str, Lever]:
     """The levers of a file, by name. Raises BadInput if it has none."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -13,6 +15,7 @@ from chaoskit.substrate.undo import UndoLog
 
 #: A label of machines that are never broken.
 PROTECTED = "chaoskit.dev/protect"
+_BACK_S, _LOOK_S = 600.0, 0.5
 
 
 class Machines:
@@ -25,6 +28,7 @@ class Machines:
     def __init__(self, api: KubernetesApi, session: str, options: KubernetesOptions, undo: UndoLog) -> None:
         self._api, self._session, self._options, self._undo = api, session, options, undo
         self._broken: set[str] = set()
+        self._lock = threading.Lock()
 
     def do(self, name: str, machine: str) -> Callable[[], None]:
         """Pull a lever, or put a mark on; the machine is "" for a lever that is about none. Gives what puts it back.
@@ -32,10 +36,22 @@ class Machines:
         Raises:
             HarnessError: if that fails, or the machine may not be broken.
         """
-        if machine:
+        if name in marks.MARKS:
+            return self._break(machine, lambda: marks.mark(self._api, name, machine, self._undo))
+        lever = levers.read(self._options.levers).get(name) if self._options.levers else None
+        if lever is None:
+            raise HarnessError(f"there is no lever {name}: name one in the file of the option levers")
+        if lever.is_for_machines is not bool(machine):
+            raise HarnessError(f"lever {name} is {'' if lever.is_for_machines else 'not '}for machines")
+        if not machine:
+            return levers.pull(name, lever, "", self._undo)
+        return self._break(machine, lambda: self._take(name, lever, machine))
+
+    def _break(self, machine: str, act: Callable[[], Callable[[], None]]) -> Callable[[], None]:
+        """Break a machine, if none is broken."""
+        with self._lock:
             self._require_breakable(machine)
-        put_back = self._mark(name, machine) if name in marks.MARKS else self._pull(name, machine)
-        if machine:
+            put_back = act()
             self._broken.add(machine)
 
         def done() -> None:
@@ -44,14 +60,27 @@ class Machines:
 
         return done
 
-    def _mark(self, name: str, machine: str) -> Callable[[], None]:
-        return marks.mark(self._api, name, machine, self._undo)
+    def _take(self, name: str, lever: levers.Lever, machine: str) -> Callable[[], None]:
+        """Pull a lever; what puts the machine back waits until its kubelet is heard again."""
+        put_back = levers.pull(name, lever, machine, self._undo)
 
-    def _pull(self, name: str, machine: str) -> Callable[[], None]:
-        lever = levers.read(self._options.levers).get(name) if self._options.levers else None
-        if lever is None:
-            raise HarnessError(f"there is no lever {name}: name one in the file of the option levers")
-        return levers.pull(name, lever, machine, self._undo)
+        def done() -> None:
+            heard = self._heard(machine)
+            put_back()
+            until_s = time.monotonic() + _BACK_S
+            while heard and self._heard(machine) == heard:
+                if time.monotonic() > until_s:
+                    raise HarnessError(f"{machine} was put back, and is not heard after {_BACK_S:g} s")
+                time.sleep(_LOOK_S)
+
+        return done
+
+    def _heard(self, machine: str) -> str:
+        """When the API server has heard its kubelet last; "" where it does not say."""
+        try:
+            return str(self._api.get("Lease", machine)["spec"].get("renewTime", ""))
+        except ApiError:
+            return ""
 
     def _require_breakable(self, machine: str) -> None:
         if machine not in self._options.breakable:

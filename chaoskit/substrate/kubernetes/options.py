@@ -19,6 +19,11 @@ SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 VARIABLE = "CHAOSKIT_KUBERNETES_"
 
 
+def in_a_pod() -> bool:
+    """Whether this process is in a pod that may ask the API server."""
+    return Path(SERVICE_ACCOUNT).is_dir()
+
+
 class DrivenSession(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a client has made before it starts a driver. ``directory``: in which that finds it, as files."""
 
@@ -50,7 +55,7 @@ class KubernetesOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
             the coordinator's rather do not. "" for none.
         levers: file with commands that break them; see :mod:`chaoskit.substrate.kubernetes.levers`. "" for none.
         strangers: whether a machine may be broken on which others' pods run.
-        machine: on which this process runs. A driver finds it; users leave it out.
+        machine: on which this process runs, where it is in a pod itself; it is not broken. A driver finds it.
         session: JSON of :class:`DrivenSession`. A driver finds it; users leave it out.
     """
 
@@ -110,7 +115,7 @@ class KubernetesOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     @property
     def has_driver(self) -> bool:
         """Whether runs are driven by a pod of its own."""
-        return self.harness == "pod" or (not self.harness and not Path(SERVICE_ACCOUNT).is_dir())
+        return self.harness == "pod" or (not self.harness and not in_a_pod())
 
     def unavailable(self) -> str:
         """Why no pod can be made with them here; "" if nothing is known against it."""

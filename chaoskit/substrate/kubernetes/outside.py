@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
+import time
 
 from chaoskit.errors import HarnessError
 from chaoskit.substrate.actions import Action, Applied
@@ -39,8 +40,8 @@ class Outside:
 
     def apply(self, node: str, action: Action) -> Applied:
         pod = self._session.pods.get(node)
-        if pod is None or not pod.lives():
-            raise ProcessLookupError(f"the pod of {node} is gone")
+        if pod is None or not pod.lives() or pod.leaves():  # its end would be taken for the machine's
+            raise ProcessLookupError(f"the pod of {node} is gone, or goes already")
         if isinstance(action, ApiServerStop):
             made: _Errand = _StoppedServer(self._errands, action.lever, action.lasts_s, self._session.api)
         else:
@@ -67,6 +68,7 @@ class Outside:
     def close(self) -> None:
         for one in self._begun:
             one.lift()
+        self._errands.settle()
 
 
 class _Errand:
@@ -93,15 +95,16 @@ class _Errand:
 class _LostMachine(_Errand):
     def __init__(self, errands: Errands, lever: str, machine: str, pods: list[Pod], session: Session) -> None:
         super().__init__(errands, lever, machine)
-        self._machine, self._pods, self._session = machine, pods, session
+        self._machine, self._session = machine, session
+        self._pods = [pod for pod in pods if pod.lives() and not pod.stands_by]  # one that stands by is not watched
 
     def shown(self) -> int:
         if not self.is_done():
             return 0
-        return 1 if any(pod.lives() for pod in self._pods if not pod.stands_by) else 2
+        return 2 if all(pod.fell_silent for pod in self._pods) else 1
 
     def lift(self) -> bool:
-        self._session.is_back(self._machine)
+        self._session.expect_back(self._machine)
         return super().lift()
 
 
@@ -138,8 +141,12 @@ class _StoppedServer(_Errand):
         threading.Thread(target=self._ask, name="ck-api-probe", daemon=True).start()
 
     def _ask(self) -> None:
+        """Until nothing was answered for a while; a request that is refused at once is one of several then."""
+        answered_s = time.monotonic()
         while not self._is_silent and not self._is_over.wait(_ASK_AGAIN_S):
-            self._is_silent = not self._api.answers(_ANSWER_S)
+            if self._api.answers(_ANSWER_S):
+                answered_s = time.monotonic()
+            self._is_silent = time.monotonic() > answered_s + _ANSWER_S
 
     def shown(self) -> int:
         self.is_done()  # raises where it failed

@@ -50,6 +50,7 @@ ACCOUNT_RIGHTS = (
 MACHINE_RIGHTS = (
     Right("nodes", ("get", "patch"), "whether a machine is protected; cordons and taints"),
     Right("pods", ("list",), "whether others' pods are on it"),
+    Right("leases", ("get",), "whether a machine that was put back is heard again", "coordination.k8s.io"),
 )
 
 

@@ -40,6 +40,8 @@ DEADLINE_S = 24 * 3600  # of a session whose pods run
 _END_S = 30.0
 _END_LOOK_S = 0.02
 _ASK_AGAIN_S = 0.1
+#: Within which a supervisor answers that has nothing else to do.
+ANSWER_S = 1.0
 _TURN_S = 0.05  # between two looks of the event loop at a pod that is to come
 
 
@@ -51,6 +53,7 @@ class Pod:
         address: under which its processes are reached. machine: on which it is.
         goes: whether this session has asked for its end.
         is_displaced: whether it would be elsewhere if no machine had been lost.
+        fell_silent: whether it was given up because its supervisor did not answer.
         asked_s: when the API server was last asked whether it is over, on the monotonic clock. is_over: its answer.
     """
 
@@ -59,7 +62,7 @@ class Pod:
         self.kernel = KernelAway(lambda: is_over(self))
         self.link: SupervisorLink | None = None
         self.asked_s, self.is_over = -math.inf, False
-        self.goes = self.is_displaced = False
+        self.goes = self.is_displaced = self.fell_silent = False
 
     def come(self, arrival: Arrival) -> None:
         """Its supervisor has dialed."""
@@ -115,7 +118,7 @@ class Session:
         self._owner: dict[str, Any] = {}
         self._ends: Undo | None = None
         self.pods: dict[str, Pod] = {}
-        self._lost = placement.LostMachines()
+        self._lost, self._returning = placement.LostMachines(), set[str]()
         try:
             if self._driven is None:
                 self._open(token)
@@ -146,8 +149,7 @@ class Session:
 
     def _end_former_pods(self) -> None:
         """Delete what a driver has left that was killed, and its supervisor was not."""
-        others = f"{manifests.selector(self.name)},{manifests.STATION}!={manifests.DRIVER_STATION}"
-        for one in self.api.find("Pod", others):
+        for one in self._made():
             self.api.delete("Pod", one["metadata"]["name"], grace_s=0)
 
     def _manifest(self, pod: Pod) -> manifests.Manifest:
@@ -198,7 +200,7 @@ class Session:
             if (arrived := self._reception.await_any(missing, _LOOK_S)) is not None:
                 missing.pop(arrived[0]).come(arrived[1])
                 continue
-            told = self._diagnosis.pending(pod.station for pod in missing.values())
+            told = self._diagnosis.pending([pod.station for pod in missing.values()], missing)
             if told and (text := "; ".join(map(str, told))) != shown:
                 self._tell(shown := text)
             if time.monotonic() > until_s or any(one.is_final for one in told):
@@ -292,9 +294,12 @@ class Session:
         if (former := self.pods.get(station)) is not None:
             await asyncio.to_thread(self.api.delete, "Pod", former.place, grace_s=0)
             self._forget(station)
-        if (standby := self._take_standby(station)) is not None:
-            await asyncio.to_thread(self._label, standby)
-            return
+        while (standby := self._take_standby(station)) is not None:
+            if standby.link is not None and await standby.link.answers(ANSWER_S):
+                await asyncio.to_thread(self._label, standby)
+                return
+            await self.give_up(station)
+            self._forget(station)
         pod = self._expected(station)
         try:
             await asyncio.to_thread(self.api.create, self._manifest(pod))
@@ -303,10 +308,14 @@ class Session:
             self._reception.give_up(pod.place)
             if pod.link is not None:
                 pod.link.close()
-            with contextlib.suppress(ApiError):  # else its owner takes it along
-                self.api.delete("Pod", pod.place, grace_s=0)
+            asyncio.get_running_loop().run_in_executor(None, self._drop, pod)
             raise
         self.pods[station] = pod
+
+    def _drop(self, pod: Pod) -> None:
+        """Delete a pod that is not needed; what is left of it goes before the next run (:meth:`settle_in`)."""
+        with contextlib.suppress(ApiError):
+            self.api.delete("Pod", pod.place, grace_s=0)
 
     async def _arrived(self, pod: Pod) -> None:
         """Wait until its supervisor can start programs, and say why that does not come."""
@@ -317,12 +326,12 @@ class Session:
                 self._lost.is_back(pod.machine)
             elif time.monotonic() > looked_s + _LOOK_S:
                 looked_s = time.monotonic()
-                told = await asyncio.to_thread(self._diagnosis.pending, [pod.station])
+                told = await asyncio.to_thread(self._diagnosis.pending, [pod.station], [pod.place])
                 if told and (text := "; ".join(map(str, told))) != shown:
                     self._tell(shown := text)
                 if looked_s > begun_s + self._options.startup_s or any(one.is_final for one in told):
                     otherwise = f"no supervisor came to {self._runner}: can pods reach it?"
-                    self._diagnosis.raise_not_running(told, [pod.station], otherwise)
+                    await asyncio.to_thread(self._diagnosis.raise_not_running, told, [pod.station], otherwise)
             await asyncio.sleep(_TURN_S)
 
     def holds_for_lost(self, station: str) -> bool:
@@ -330,20 +339,34 @@ class Session:
         pod = self.pods.get(station)
         return pod is None or not pod.lives() or pod.machine in self._lost.avoided(time.monotonic())
 
-    def is_back(self, machine: str) -> None:
-        """A machine that was lost is, or soon will be, there again."""
-        self._lost.is_back(machine)
+    def expect_back(self, machine: str) -> None:
+        """A machine that was lost is there again by the next run: whoever puts it back waits for that."""
+        self._returning.add(machine)
 
     def settle_in(self) -> None:
-        """Before a run: pods that went elsewhere for want of a machine are made anew, where they would be by now."""
+        """Before a run: machines are back that were to come back. Pods that went elsewhere for want of one are made
+        anew, where they would be by now, and those that came too late are deleted.
+        """
+        for machine in self._returning:
+            self._lost.is_back(machine)
+        self._returning.clear()
         if not self._lost.avoided(time.monotonic()):
             for station in [station for station, pod in self.pods.items() if pod.is_displaced]:
                 self.remove(station)
+        known = {pod.place for pod in self.pods.values()}
+        for one in self._made():
+            if one["metadata"]["labels"].get(manifests.PLACE) not in known:
+                self.api.delete("Pod", one["metadata"]["name"], grace_s=0)
+
+    def _made(self) -> Iterable[dict[str, Any]]:
+        """The session's pods, as the API server has them, but the driver's."""
+        return self.api.find("Pod", f"{manifests.selector(self.name)},{manifests.STATION}!={manifests.DRIVER_STATION}")
 
     async def give_up(self, station: str) -> None:
         """The machine of a station's pod is silent: forget the pod, and make none there for a while."""
         pod = self.pods[station]
         self._lost.lose(pod.machine, time.monotonic())
+        pod.fell_silent = True
         if pod.link is not None:
             pod.link.close()
         with contextlib.suppress(ApiError):  # it is asked for again when the pod is replaced

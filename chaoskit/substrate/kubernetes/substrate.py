@@ -28,7 +28,7 @@ from chaoskit.substrate.kubernetes.machines import Machines
 from chaoskit.substrate.kubernetes.manifests import FILES, STANDBY
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.substrate.kubernetes.outside import Outside
-from chaoskit.substrate.kubernetes.session import Pod, Session
+from chaoskit.substrate.kubernetes.session import ANSWER_S, Pod, Session
 from chaoskit.substrate.network import COORDINATOR, Network, PlainNetwork
 from chaoskit.substrate.nodes import BaseCluster
 from chaoskit.substrate.processes import Process
@@ -38,7 +38,6 @@ from chaoskit.substrate.supervisor.link import Listener, SupervisorGone, Supervi
 from chaoskit.substrate.supervisor.stream import watch
 
 _LOOK_S = 0.25  # a coordinator says something twenty times a second
-_SILENT_S = 1.0  # within which a supervisor answers that has nothing else to do
 _CONNECT_S = 3.0  # a pod that is gone may not answer at all; one lost packet is sent again after a second
 
 
@@ -57,7 +56,6 @@ class KubernetesSubstrate(AwaySubstrate):
         super().__init__()
         self._options = options
         self._session: Session | None = None
-        self._here: ErrandsHere | None = None
 
     def warm_up(self) -> None:
         if self._session is not None and self._session.is_over():
@@ -113,7 +111,7 @@ class KubernetesSubstrate(AwaySubstrate):
     async def is_silent(self, station: str) -> bool:
         """Whether the stream to a station's supervisor is open, and it does not answer."""
         link = pod.link if (pod := self._pods.get(station)) is not None else None
-        return link is not None and link.is_open() and not await link.answers(_SILENT_S) and link.is_open()
+        return link is not None and link.is_open() and not await link.answers(ANSWER_S) and link.is_open()
 
     def together(self, node: str, nodes: Sequence[str]) -> tuple[str, ...]:
         """Those of these nodes whose pods are on the machine of a node's pod."""
@@ -182,11 +180,10 @@ class KubernetesSubstrate(AwaySubstrate):
 
     def _doer(self) -> Errands:
         """What does errands: the client of this driver, or this process."""
-        if self.errands is None:
-            assert self._session is not None
-            machines = Machines(self._session.api, self._session.name, self._options, self.undo)
-            self.errands = self._here = ErrandsHere(machines.do)
-        return self.errands
+        if self.errands is not None:
+            return self.errands
+        assert self._session is not None
+        return ErrandsHere(Machines(self._session.api, self._session.name, self._options, self.undo).do)
 
     def job_cluster(self, *arguments: Any) -> JobCluster:
         return PodCluster(self, *arguments)
@@ -205,8 +202,6 @@ class KubernetesSubstrate(AwaySubstrate):
         """End everything in the pods, and delete them."""
         session, self._session = self._session, None
         try:
-            if self._here is not None:
-                self._here.end_all()
             if session is not None:
                 session.close()
         finally:
@@ -265,6 +260,9 @@ class PodCluster(JobCluster):
         if self._doubts is not None and (doubt := self._doubts.get(node)) is not None:
             await asyncio.shield(doubt)
         await self._substrate.renew(node, self.run_directory)
+        if await self._substrate.is_silent(node):  # what follows is asked of it, and would wait for its answers
+            await self._substrate.give_up(node)
+            raise HarnessError(f"the pod of {node} does not answer")
         self.replace(node)
 
 

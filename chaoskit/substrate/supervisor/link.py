@@ -47,6 +47,7 @@ from chaoskit.substrate.supervisor.messages import (
     ShipFiles,
     StartProgram,
     StoreSource,
+    SupervisorAlive,
     SupervisorLeaves,
     SupervisorLeft,
     SupervisorReady,
@@ -119,7 +120,7 @@ class SupervisorLink:
         self._splitter = wire.Splitter(_decode)
         self._count = 0
         self._answers: dict[int, ProgramStarted | RequestDone | RequestFailed] = {}
-        self._heard_s = time.monotonic()
+        self._signs_of_life = 0
         self._version: str | None = None  # of its chaoskit, once it can start programs
         self._clock = ""
         self._is_over = self.leaves = self.has_left = False
@@ -292,12 +293,12 @@ class SupervisorLink:
 
     async def answers(self, limit_s: float) -> bool:
         """Whether it gives a sign of life within this time, while the event loop goes on."""
-        asked_s = time.monotonic()
+        until_s, before = time.monotonic() + limit_s, self._signs_of_life
         self.tell(AskAlive())
         while self.is_open():
-            if self._heard_s > asked_s:
+            if self._signs_of_life > before:
                 return True
-            if time.monotonic() > asked_s + limit_s:
+            if time.monotonic() > until_s:
                 return False
             await asyncio.sleep(_LOOK_S)
         return False
@@ -346,7 +347,6 @@ class SupervisorLink:
             data = b""
         if not data:
             self._let_go()
-        self._heard_s = time.monotonic()
         for report in self._splitter.feed(data):
             self._take(report)
 
@@ -354,6 +354,8 @@ class SupervisorLink:
         match report:
             case SupervisorReady(version, clock):
                 self._version, self._clock = version, clock
+            case SupervisorAlive():
+                self._signs_of_life += 1
             case SupervisorLeaves():
                 self.leaves = True
             case SupervisorLeft():
