@@ -258,6 +258,16 @@ def is_ready(machine: str) -> bool:
     return any(one["type"] == "Ready" and one["status"] == "True" for one in found)
 
 
+def is_tidy(machine: str) -> bool:
+    """Whether there is nothing on a machine but what the API server knows: on one that had no power, networks of pods
+    outlive these for some seconds, and a new pod may get the address of one.
+    """
+    command = [os.environ[VARIABLE_OF_TOOL], "in", machine.removeprefix("node"), "ip", "-br", "link", "show"]
+    shown = subprocess.run([*command, "type", "veth"], capture_output=True, text=True, check=True).stdout
+    wanted = ask("GET", f"/api/v1/pods?fieldSelector=spec.nodeName={machine}")["items"]
+    return len(shown.splitlines()) == 1 + len(wanted)  # the machine's own cable
+
+
 @contextlib.contextmanager
 def labelled(machine: str, label: str) -> Iterator[None]:
     """A machine has a label, as long as a ``with`` lasts."""

@@ -6,6 +6,7 @@ import contextlib
 import signal
 import socket
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -92,7 +93,8 @@ class Driver:
         except ChaoskitError as error:
             return DriverFailed(str(error))
         except Exception as error:  # noqa: BLE001 - it is told there
-            return DriverFailed(f"{type(error).__name__}: {error}")
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            return DriverFailed(f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})")
 
 
 def _execute(order: ExecutePlan, host: LocalHost, tell: Callable[[Answer], None]) -> None:

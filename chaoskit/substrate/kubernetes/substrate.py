@@ -83,8 +83,7 @@ class KubernetesSubstrate(AwaySubstrate):
         return {station: pod.link for station, pod in self._pods.items() if pod.link is not None}
 
     def kernel(self, station: str) -> KernelAway:
-        assert self._session is not None
-        return self._session.pods[station].kernel
+        return self._pod(station).kernel
 
     def launch(self, config: RunConfig, run_directory: Path, *, replacements: int = 0, **options: Any) -> JobCluster:
         """Start coordinator and agents, in pods that stay.
@@ -103,7 +102,7 @@ class KubernetesSubstrate(AwaySubstrate):
     ) -> Process:
         """Start an agent of a run, in a new pod if the node's own is lost."""
         assert self._session is not None
-        if not self._session.pods[node].lives():
+        if not self._pod(node).lives():
             self.settle(node, run_directory)
             self._session.replace(node)
         return super().start_agent(network, node, token, run_directory, injection)
@@ -115,7 +114,7 @@ class KubernetesSubstrate(AwaySubstrate):
 
     def together(self, node: str, nodes: Sequence[str]) -> tuple[str, ...]:
         """Those of these nodes whose pods are on the machine of a node's pod."""
-        machine = self._pods[node].machine
+        machine = self._pod(node).machine
         return tuple(one for one in nodes if one in self._pods and self._pods[one].machine == machine)
 
     async def give_up(self, station: str) -> None:
@@ -133,6 +132,12 @@ class KubernetesSubstrate(AwaySubstrate):
         if pod is not None:
             self.settle(node, run_directory)
         await self._session.renew(node)
+
+    def _pod(self, station: str) -> Pod:
+        """The pod of a station. Raises SupervisorGone if it was lost since the run was to begin."""
+        if (pod := self._pods.get(station)) is None:
+            raise SupervisorGone(f"the pod of {station} is gone")
+        return pod
 
     @property
     def _pods(self) -> Mapping[str, Pod]:
@@ -194,9 +199,7 @@ class KubernetesSubstrate(AwaySubstrate):
         self._session.kill(node)
 
     def network(self, nodes: Sequence[str], port: int) -> Network:
-        assert self._session is not None
-        session = self._session
-        return PodNetwork(self.link(COORDINATOR), port, lambda name: session.pods[name].address)
+        return PodNetwork(self.link(COORDINATOR), port, lambda name: self._pod(name).address)
 
     def close(self) -> None:
         """End everything in the pods, and delete them."""
