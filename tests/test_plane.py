@@ -38,6 +38,7 @@ from chaoskit.messages import (
     Heard,
     Heartbeat,
     Loss,
+    NodeLost,
     Plan,
     Probe,
     Recall,
@@ -536,6 +537,20 @@ def test_an_observer_that_comes_later_is_shown_no_worker_that_was_lost_with_its_
     assert {one.worker for one in told if isinstance(one, WorkerLost)} == {"b.0"}
 
 
+def lost_nodes(bench: Bench) -> list[str]:
+    """Those of which an observer that comes now is told."""
+    return [one.node for one in bench.plane.picture() if isinstance(one, NodeLost)]
+
+
+def test_an_observer_that_comes_later_hears_of_lost_nodes_until_they_are_back() -> None:
+    """What replaces nodes may have lost its connection just then; the next coordinator knows it, too."""
+    bench = Bench().begin()
+    bench.do(bench.plane.detach("b", "gone", bench.now_s, dead=True))
+    assert lost_nodes(bench) == lost_nodes(bench.successor()) == ["b"]
+    bench.attach(hello("b", pid=2))
+    assert lost_nodes(bench) == lost_nodes(bench.successor()) == []
+
+
 def test_a_node_whose_connection_ends_is_lost_and_its_workers_are_fenced_when_it_comes_back() -> None:
     bench = Bench().begin()
     bench.now_s = 1.0
@@ -650,6 +665,15 @@ def test_a_node_that_does_not_come_back_is_lost() -> None:
     heir = Bench().begin().successor()
     heir.attach(back("a"))
     heir.go_on(REATTACH_S + 0.5, "a")
+    assert heir.plane.membership.members == ("a.0",)
+
+
+def test_a_node_that_is_known_to_be_lost_is_waited_for_no_longer_than_a_lease() -> None:
+    """What has started this coordinator says so: the machine of the one before took that node along."""
+    heir = Bench().begin().successor()
+    heir.plane.expect_no_longer(["b", "no member"], heir.now_s)
+    heir.attach(back("a"))
+    heir.go_on(REATTACH_S / 4, "a")
     assert heir.plane.membership.members == ("a.0",)
 
 
