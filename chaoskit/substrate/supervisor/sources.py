@@ -10,6 +10,7 @@ import tarfile
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 from chaoskit.errors import BadInput
 
@@ -132,8 +133,19 @@ class SourceStore:
         part.mkdir(parents=True)
         packed.seek(0)
         with tarfile.open(fileobj=packed, mode="r") as archive:
-            archive.extractall(part, filter="data")
+            if strange := next((one.name for one in archive.getmembers() if not _is_plain_file(one)), ""):
+                raise ValueError(f"{strange!r} is no file below the directory")
+            archive.extractall(part, **_FILTER)
         part.replace(directory / digest)
+
+
+def _is_plain_file(member: tarfile.TarInfo) -> bool:
+    path = Path(member.name)
+    return member.isfile() and not path.is_absolute() and ".." not in path.parts
+
+
+#: Python before 3.11.4 has none.
+_FILTER: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 
 
 def _plain(digest: str) -> str:
