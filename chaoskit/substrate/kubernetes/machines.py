@@ -51,8 +51,12 @@ class Machines:
         """Break a machine, if none is broken."""
         with self._lock:
             self._require_breakable(machine)
-            put_back = act()
             self._broken.add(machine)
+            try:
+                put_back = act()
+            except BaseException:  # what failed was put back
+                self._broken.discard(machine)
+                raise
 
         def done() -> None:
             put_back()
@@ -68,19 +72,19 @@ class Machines:
             heard = self._heard(machine)
             put_back()
             until_s = time.monotonic() + _BACK_S
-            while heard and self._heard(machine) == heard:
+            while heard is not None and self._heard(machine) in (heard, None):
                 if time.monotonic() > until_s:
                     raise HarnessError(f"{machine} was put back, and is not heard after {_BACK_S:g} s")
                 time.sleep(_LOOK_S)
 
         return done
 
-    def _heard(self, machine: str) -> str:
-        """When the API server has heard its kubelet last; "" where it does not say."""
+    def _heard(self, machine: str) -> str | None:
+        """When the API server has heard its kubelet last; None where it does not say."""
         try:
             return str(self._api.get("Lease", machine)["spec"].get("renewTime", ""))
         except ApiError:
-            return ""
+            return None
 
     def _require_breakable(self, machine: str) -> None:
         if machine not in self._options.breakable:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import sys
@@ -34,12 +35,17 @@ def mark(api: KubernetesApi, name: str, machine: str, undo: UndoLog) -> Callable
     told = json.dumps({"mark": name, "machine": machine, "server": api.server, **api.place})
     command = [sys.executable, "-m", "chaoskit.substrate.kubernetes.marks", told]
     entry = undo.plan(CommandEntry(shlex.join(command)))
-    _change(api, name, machine, on=True)
 
     def take_off() -> None:
         _change(api, name, machine, on=False)
         entry.done()
 
+    try:
+        _change(api, name, machine, on=True)
+    except ApiError:  # it may be on all the same
+        with contextlib.suppress(ApiError):
+            take_off()
+        raise
     return take_off
 
 

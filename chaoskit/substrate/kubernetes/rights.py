@@ -26,7 +26,7 @@ class Right:
 #: Rights of a driver; and of the user where pytest itself drives runs.
 DRIVER_RIGHTS = (
     Right("pods", ("create", "delete", "get", "list", "patch"), "the pods of nodes and of the coordinator"),
-    Right("pods/eviction", ("create",), "the fault EvictPod"),
+    Right("pods/eviction", ("create",), "the faults EvictPod and DrainMachine"),
     Right("pods/log", ("get",), "why a pod ended before its supervisor came"),
 )
 #: Rights of the user that runs pytest, with an installed account for drivers.

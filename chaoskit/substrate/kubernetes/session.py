@@ -1,6 +1,6 @@
 """One session on a cluster: the pods of its runs, and what goes with them.
 
-All objects belong to one Job. In its pod is the driver that runs are driven by (:mod:`.driver`), and without one the
+All objects belong to one Job. In its pod is the driver of the runs (:mod:`.driver_pod`), and without one the
 coordinator. Supervisors end when their stream to the runner does, so the pod of that Job ends with the runner,
 Kubernetes removes the Job a little later, and its garbage collector removes all that the Job owns. The runner, its
 guard and ``chaoskit cleanup`` only delete the Job sooner.
@@ -16,6 +16,7 @@ import secrets
 import shlex
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -264,11 +265,17 @@ class Session:
 
     def replace(self, node: str) -> None:
         """Have another pod in the place of one that is lost: one that stands by, else a new one."""
-        self.remove(node)
-        if (pod := self._take_standby(node)) is not None:
-            self._label(pod)
+        former = self._forget(node)
+        if (pod := self._take_standby(node)) is not None:  # nothing of this needs the API server
+            threading.Thread(target=self._tidy, args=[former, pod], name="ck-tidy", daemon=True).start()
         else:
+            self.api.delete("Pod", former.place, grace_s=0)
             self.stand_ready([node])
+
+    def _tidy(self, former: Pod, pod: Pod) -> None:
+        """Have the API server know what has become of both."""
+        self._drop(former)
+        self._label(pod)
 
     def _take_standby(self, station: str) -> Pod | None:
         """A pod that stands by, for a station that has none; None if there is none that lives."""
