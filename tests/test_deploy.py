@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import runpy
-import shutil
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -70,12 +68,6 @@ def test_the_base_is_what_the_command_prints() -> None:
 )
 def test_the_chart_is_what_the_command_prints(given: dict[str, Any], wanted: list[Any]) -> None:
     assert same(rendered(**given), wanted)
-
-
-@pytest.mark.skipif(shutil.which("helm") is None, reason="helm is not installed")
-def test_helm_renders_the_same() -> None:
-    made = subprocess.run(["helm", "template", str(DEPLOY / "chart")], capture_output=True, text=True, check=True)
-    assert same(documents(made.stdout), rendered())
 
 
 def test_each_right_has_its_reason() -> None:
