@@ -100,7 +100,7 @@ def sessions() -> set[str]:
 
 @pytest.mark.promise("**A machine that loses its power costs no step**")
 def test_a_machine_loses_its_power(harness: Harness) -> None:
-    """Nobody says so: connections fall silent. The losses are the twin's, bit by bit."""
+    """No connection ends: they fall silent. The losses are the twin's, bit by bit."""
     outcome = run(harness, LoseMachine(rank=1, at_step=AT))
     assert outcome.verdict.value == "passed", outcome.reasons
     assert outcome.lost_steps == outcome.false_alarms == 0

@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-import msgspec
-
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
 from chaoskit.substrate.actions import Action
@@ -20,9 +18,9 @@ from faults.base import found, require_seconds
 from faults.coordinator import CoordinatorFault
 from faults.evidence import ApiServer, Evidence, MachineSilent, ServerSilent
 from faults.incidents import IncidentKind
-from faults.kubernetes.pod import EXAMPLE, OVER, OVER_SOURCE, require_grace_s
+from faults.kubernetes.pod import EXAMPLE, pods_over, require_grace_s
 from faults.node import NodeFault
-from faults.processes import all_gone, look_up
+from faults.processes import look_up
 from faults.target import Target
 
 _STANDS_S = 0.3  # a rank waits so long for the command: others would take it for hung
@@ -160,10 +158,7 @@ class EmptiedMachine(NodeFault):
         processes = look_up(target)
         target.struck_nodes = set(target.cluster.together(target.node))
         with target.holding(target.cluster.apply(target.node, self.emptying)) as emptied:
-            target.release()
-            found(await target.seen(lambda: emptied.shown() or None))
-            seen = await all_gone(target, processes)
-            yield msgspec.structs.replace(seen, source=OVER_SOURCE, more=OVER)
+            yield await pods_over(target, processes, emptied)
             await target.until_end()
 
 

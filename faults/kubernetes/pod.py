@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import msgspec
 
 from chaoskit.errors import BadInput
-from chaoskit.substrate.actions import Action
+from chaoskit.substrate.actions import Action, Applied
 from chaoskit.substrate.kubernetes.actions import ContainerCrash, PodDeletion, PodEviction
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
+from chaoskit.substrate.processes import Process
 from faults import incidents
 from faults.base import found
 from faults.evidence import Evidence
@@ -22,7 +23,7 @@ from faults.processes import all_gone, look_up
 from faults.target import Target
 
 OVER_SOURCE = "the end of the pod's first process, and the API server"
-OVER = "; the API server has no such pod any more, or says that it has ended"
+_OVER = "; the API server has no such pod any more, or says that it has ended"
 #: A test that asks for the substrate.
 EXAMPLE = """import pytest
 
@@ -32,6 +33,14 @@ from faults import {name}
 @pytest.mark.chaos(substrate="kubernetes")
 def test_{name}(chaos):
     chaos.run("gpt", nodes=4, steps=60, faults=[{fault}])"""
+
+
+async def pods_over(target: Target, processes: Sequence[Process], removal: Applied) -> Evidence:
+    """Let the rank go on, and wait for the end of what was told to go: of the pods, and of the node's processes."""
+    target.release()
+    found(await target.seen(lambda: removal.shown() or None))
+    seen = await all_gone(target, processes)
+    return msgspec.structs.replace(seen, source=OVER_SOURCE, more=_OVER)
 
 
 def require_grace_s(grace_s: int) -> None:
@@ -76,11 +85,7 @@ class PodFault(NodeFault):
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         processes = look_up(target)
-        removal = target.cluster.apply(target.node, self.removal)
-        target.release()
-        found(await target.seen(lambda: removal.shown() or None))
-        seen = await all_gone(target, processes)
-        yield msgspec.structs.replace(seen, source=OVER_SOURCE, more=OVER)
+        yield await pods_over(target, processes, target.cluster.apply(target.node, self.removal))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -94,14 +94,14 @@ class _Errand:
 
 class _LostMachine(_Errand):
     def __init__(self, errands: Errands, lever: str, machine: str, pods: list[Pod], session: Session) -> None:
-        super().__init__(errands, lever, machine)
-        self._machine, self._session = machine, session
         self._pods = [pod for pod in pods if pod.lives() and not pod.stands_by]  # one that stands by is not watched
+        self._machine, self._session = machine, session
+        super().__init__(errands, lever, machine)
 
     def shown(self) -> int:
         if not self.is_done():
             return 0
-        return 2 if all(pod.fell_silent for pod in self._pods) else 1
+        return 2 if self._pods and all(pod.fell_silent for pod in self._pods) else 1
 
     def lift(self) -> bool:
         self._session.expect_back(self._machine)

@@ -347,7 +347,7 @@ class Session:
         return pod is None or not pod.lives() or pod.machine in self._lost.avoided(time.monotonic())
 
     def expect_back(self, machine: str) -> None:
-        """A machine that was lost is there again by the next run: whoever puts it back waits for that."""
+        """A machine that was lost is there again by the next run: what puts it back waits for that."""
         self._returning.add(machine)
 
     def settle_in(self) -> None:
