@@ -265,6 +265,7 @@ def test_what_a_killed_launcher_left_is_told_and_left_alone(tmp_path: Path, monk
     """What a killed launcher wrote down to be undone is found; the doctor repairs nothing, the janitor does."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     stopped = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    before = left_behind()  # by others on this machine
     try:
         code = (
             "import os, signal\nfrom chaoskit.substrate.undo import ContinueEntry, UndoLog\n"
@@ -276,14 +277,12 @@ def test_what_a_killed_launcher_left_is_told_and_left_alone(tmp_path: Path, monk
         live = UndoLog()
         live.plan(ContinueEntry(os.getpid(), start_ticks(os.getpid())))  # of a launcher that lives
         seen = found(probes.left_behind)["undo"]
-        assert (seen.state, seen.found, seen.remedy) == (
-            "limited",
-            f"continue pid {stopped.pid}",
-            "chaoskit cleanup",
-        )
-        assert left_behind() == [f"continue pid {stopped.pid}"]
-        assert [repair.target for repair in sweep()] == [f"pid {stopped.pid}"]
-        assert found(probes.left_behind)["undo"].state == "ok"
+        assert (seen.state, seen.remedy) == ("limited", "chaoskit cleanup")
+        assert f"continue pid {stopped.pid}" in str(seen.found)
+        assert set(left_behind()) - set(before) == {f"continue pid {stopped.pid}"}
+        assert f"pid {stopped.pid}" in [repair.target for repair in sweep()]
+        assert left_behind() == before
+        assert found(probes.left_behind)["undo"].state == ("limited" if before else "ok")
         live.close()
     finally:
         stopped.kill()

@@ -80,7 +80,6 @@ def whole() -> Iterator[None]:
     yield
     for machine in pods.machines():
         wait_until(lambda machine=machine: pods.is_ready(machine), f"{machine} to be ready again", limit_s=60.0)
-        wait_until(lambda machine=machine: pods.is_tidy(machine), f"{machine} to be tidy", limit_s=300.0, poll_s=0.2)
 
 
 def run(harness: Harness, *faults: Fault, **plan: Any) -> Outcome:

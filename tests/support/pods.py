@@ -220,7 +220,7 @@ def environment(directory: Path) -> dict[str, str]:
 def levers(directory: Path) -> str:
     """A file with commands that break machines of the cluster, and its API server, and some that only say so."""
     told = {
-        "power-cut": {"do": _tool("power-cut"), "undo": _tool("start")},
+        "power-cut": {"do": _tool("power-cut"), "undo": _power_on()},
         "api-stop": {"do": _signal("STOP"), "undo": _signal("CONT")},
         "nothing": {"do": ["true", "{machine}"], "undo": ["true"]},
         "no-stop": {"do": ["true"], "undo": ["true"]},
@@ -234,6 +234,17 @@ def levers(directory: Path) -> str:
 def _tool(act: str) -> list[str]:
     """Of what has made the cluster: its machines are node0, node1 and so on."""
     return ["sh", "-c", f'exec "$0" node {act} "${{1#node}}"', os.environ[VARIABLE_OF_TOOL], "{machine}"]
+
+
+def _power_on() -> list[str]:
+    """A machine that boots has no network of a pod that it had before: here the kernel keeps these for minutes, as
+    sockets are open that wait for answers, and new pods get their addresses.
+    """
+    script = (
+        'n="${1#node}"; for one in $("$0" in "$n" ip -br link show type veth | grep -o "^veth[^@ ]*"); do'
+        ' "$0" in "$n" ip link delete "$one"; done; exec "$0" node start "$n"'
+    )
+    return ["sh", "-c", script, os.environ[VARIABLE_OF_TOOL], "{machine}"]
 
 
 def _signal(name: str) -> list[str]:
@@ -256,16 +267,6 @@ def is_ready(machine: str) -> bool:
     """Whether the API server holds a machine for ready."""
     found = ask("GET", f"/api/v1/nodes/{machine}")["status"]["conditions"]
     return any(one["type"] == "Ready" and one["status"] == "True" for one in found)
-
-
-def is_tidy(machine: str) -> bool:
-    """Whether there is nothing on a machine but what the API server knows: on one that had no power, networks of pods
-    outlive these for some seconds, and a new pod may get the address of one.
-    """
-    command = [os.environ[VARIABLE_OF_TOOL], "in", machine.removeprefix("node"), "ip", "-br", "link", "show"]
-    shown = subprocess.run([*command, "type", "veth"], capture_output=True, text=True, check=True).stdout
-    wanted = ask("GET", f"/api/v1/pods?fieldSelector=spec.nodeName={machine}")["items"]
-    return len(shown.splitlines()) == 1 + len(wanted)  # the machine's own cable
 
 
 @contextlib.contextmanager
