@@ -448,10 +448,10 @@ def test_cleanup_ends_what_a_dead_launcher_left(workplace: Workplace, command: l
         f"undo = UndoLog(); undo.plan(KillEntry({left.pid}, {start_ticks(left.pid)}))\n"
         "os.kill(undo.guard_pid, signal.SIGKILL); os.waitpid(undo.guard_pid, 0); os._exit(9)"
     )
-    how: dict[str, Any] = {"env": workplace.environment, "capture_output": True, "text": True, "check": False}
-    before = subprocess.run([sys.executable, *command], **how)  # what others left may not be put back
-    subprocess.run([sys.executable, "-c", code], **how)
-    done = subprocess.run([sys.executable, *command], **how)
+    how: dict[str, Any] = {"env": workplace.environment, "capture_output": True, "text": True}
+    before = subprocess.run([sys.executable, *command], **how, check=False)  # what others left may not be put back
+    subprocess.run([sys.executable, "-c", code], **how, check=False)
+    done = subprocess.run([sys.executable, *command], **how, check=False)
     assert done.returncode == before.returncode, done.stderr
     assert f"ended pid {left.pid}" in done.stdout
     assert left.wait(LIMIT_S) == -signal.SIGKILL
