@@ -308,7 +308,7 @@ def test_pods_of_the_session_are_hardened_and_belong_to_its_job(harness: Harness
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "reason"),
-    [(LimitCpu(rank=1, at_step=8), "not writable"), (Cut(rank=1, at_step=8), "use the substrate netns or docker")],
+    [(LimitCpu(rank=1, at_step=8), "not writable"), (Cut(rank=1, at_step=8), "NETWORK_FAULTS=allow")],
     ids=["a limit", "a cut"],
 )
 def test_what_cannot_be_done_in_a_pod_is_refused(harness: Harness, job: Path, fault: Fault, reason: str) -> None:
@@ -543,6 +543,21 @@ def test_the_doctor_names_each_right_that_is_missing(person: None, tmp_path: Pat
         "create pods/eviction",
         "patch pods",
     }
+
+
+@pytest.mark.costly
+@pytest.mark.slow
+def test_the_doctor_asks_for_rights_over_machines(
+    person: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are of the whole cluster: where machines were named that may be broken."""
+    monkeypatch.setenv("CHAOSKIT_KUBERNETES_MACHINES", "node1")
+    monkeypatch.setenv("CHAOSKIT_KUBERNETES_SERVICE_ACCOUNT", ACCOUNT)
+    told = cluster("doctor", "--no-trial", "--json", directory=tmp_path)
+    assert told.returncode == 1
+    missing = {one["name"] for one in json.loads(told.stdout)["findings"] if not one["is_there"]}
+    wanted = {"get nodes", "patch nodes", "list pods", "get leases"}
+    assert missing == {f"{one} in the whole cluster" for one in wanted}
 
 
 @pytest.mark.costly

@@ -178,10 +178,11 @@ class KubernetesApi:
         """The version of the server. Raises ApiError."""
         return str(self._ask("GET", "/version")["gitVersion"])
 
-    def may(self, verb: str, group: str, resource: str) -> bool:
-        """Whether the server would let us do this in the namespace. Raises ApiError."""
+    def may(self, verb: str, group: str, resource: str, *, everywhere: bool = False) -> bool:
+        """Whether the server would let us do this in the namespace, or in the whole cluster. Raises ApiError."""
         name, _, part = resource.partition("/")
-        wanted = {"namespace": self.namespace, "verb": verb, "group": group, "resource": name, "subresource": part}
+        where = "" if everywhere else self.namespace
+        wanted = {"namespace": where, "verb": verb, "group": group, "resource": name, "subresource": part}
         kind = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
         asked = {**kind, "spec": {"resourceAttributes": wanted}}
         answer = self._ask("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body=asked)

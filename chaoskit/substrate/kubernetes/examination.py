@@ -49,8 +49,22 @@ def _answers(api: KubernetesApi, options: KubernetesOptions) -> Iterator[Cluster
         yield ClusterFinding("namespace", False, str(error))
     more = rights.ACCOUNT_RIGHTS if options.has_driver else rights.DRIVER_RIGHTS
     wanted = rights.CLIENT_RIGHTS + (() if options.has_driver and options.service_account else more)
-    lacking = [(one, verb) for one in wanted for verb in one.verbs if not api.may(verb, one.group, one.resource)]
+    yield from _rights(api, "rights", "a session", wanted)
+    if options.breakable:
+        yield from _rights(api, "rights over machines", "breaking machines", rights.MACHINE_RIGHTS, everywhere=True)
+
+
+def _rights(
+    api: KubernetesApi, name: str, purpose: str, wanted: tuple[rights.Right, ...], *, everywhere: bool = False
+) -> Iterator[ClusterFinding]:
+    where = " in the whole cluster" if everywhere else ""
+    lacking = [
+        (one, verb)
+        for one in wanted
+        for verb in one.verbs
+        if not api.may(verb, one.group, one.resource, everywhere=everywhere)
+    ]
     for one, verb in lacking:
-        yield ClusterFinding(f"{verb} {one.resource}", False, f"you may not, and it is needed: {one.why}")
+        yield ClusterFinding(f"{verb} {one.resource}{where}", False, f"you may not, and it is needed: {one.why}")
     if not lacking:
-        yield ClusterFinding("rights", True, f"all {sum(len(one.verbs) for one in wanted)} that a session needs")
+        yield ClusterFinding(name, True, f"all {sum(len(one.verbs) for one in wanted)} that {purpose} needs")
