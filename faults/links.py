@@ -31,6 +31,7 @@ class LinkDown(NetworkFault):
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.NIC, incidents.SWITCH)
     impact: ClassVar[str] = "the lease of the node ends, and its workers are given up"
     makes: ClassVar[type[Change]] = Unplug
+    substrates: ClassVar[tuple[str, ...]] = ("netns", "docker")
 
     @property
     def outages(self) -> tuple[tuple[float, float | None], ...]:

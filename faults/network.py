@@ -63,7 +63,7 @@ class NetworkFault(Fault):
 
     family: ClassVar[str] = "network"
     whole_node: ClassVar[bool] = True
-    substrates: ClassVar[tuple[str, ...]] = ("netns", "docker")
+    substrates: ClassVar[tuple[str, ...]] = ("netns", "docker", "kubernetes")
     undo: ClassVar[str] = "the rule is removed; the network vanishes with the run"
     example: ClassVar[str] = EXAMPLE
     #: The kind of change that it makes.

@@ -142,6 +142,7 @@ class Bandwidth(BadNetwork):
     evidence: ClassVar[str] = "the kernel counts how often it held packets back"
     stands_for: ClassVar[str] = "links that fall back to a lower rate, and neighbours that use them up"
     makes: ClassVar[type[Change]] = Narrow
+    substrates: ClassVar[tuple[str, ...]] = ("netns", "docker")
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)

@@ -323,6 +323,22 @@ def test_without_levers_or_machines_the_fault_says_what_to_do(options: pytest.Mo
         assert "MACHINES=" in LoseMachine.unavailable()
 
 
+@pytest.mark.promise("**A machine may be lost between two runs**")
+def test_a_machine_is_lost_between_two_runs(harness: Harness, session: str) -> None:
+    """Streams to its pods stay open, and the API server holds it for ready: the next run has other pods."""
+    warm = run(harness, steps=20)
+    assert warm.verdict.value == "passed", warm.reasons
+    machine = machine_of("node1", session)
+    tool = [os.environ[pods.VARIABLE_OF_TOOL], "node"]
+    subprocess.run([*tool, "power-cut", machine.removeprefix("node")], check=True)
+    try:
+        outcome = run(harness, steps=20)
+        assert outcome.verdict.value == "passed", outcome.reasons
+        assert machine not in {machine_of(f"node{number}", session) for number in range(3)}
+    finally:
+        subprocess.run([*tool, "start", machine.removeprefix("node")], check=True)
+
+
 def test_a_machine_is_put_back_when_pytest_is_killed(options: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The command's undo is the guard's, where the command ran: neither driver nor run is needed for it."""
     (tmp_path / "test_it.py").write_text(

@@ -56,9 +56,13 @@ class AwaySubstrate(SupervisedSubstrate):
 
     def prepare(self, station: str, run_directory: Path) -> None:
         link = self.link(station)
+        self._store_source(link)
+        link.ship(self.home(run_directory), run_directory, station, with_record=station == COORDINATOR)
+
+    def _store_source(self, link: SupervisorLink) -> None:
+        """Have the job's directory there, unless it is."""
         if self._source is not None:
             link.store(self._source, self.files / "source")
-        link.ship(self.home(run_directory), run_directory, station, with_record=station == COORDINATOR)
 
     def collect(self, run_directory: Path) -> None:
         failures = list[HarnessError]()
@@ -101,7 +105,8 @@ class AwaySubstrate(SupervisedSubstrate):
         return why_not(self.link(COORDINATOR), action)
 
     def backends(self, cluster: BaseCluster) -> Iterable[Backend]:
-        able = frozenset(action for action in CONTROLLERS if not self.why_not(action))
+        coordinator = self.link(COORDINATOR)
+        able = frozenset(action for action in CONTROLLERS if not why_not(coordinator, action))
         yield BackendAway(able, self.link, cluster.root, self.home(cluster.run_directory))
 
     def bare(self, nodes: int, run_directory: Path, needs: Needs = NOTHING) -> BareCluster:

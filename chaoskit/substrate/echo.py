@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 import time
+from typing import Protocol
 
 from chaoskit.osprocess import await_readable
 
@@ -68,8 +69,18 @@ class Echoes:
         self._socket.close()
 
 
-class EchoProbe:
-    """Sends echoes to one station in a thread of its own, one after the other, until it is closed.
+class EchoProbe(Protocol):
+    """Sends echoes from one station to another one, one after the other, until it is closed."""
+
+    def results_ms(self) -> list[float | None]:
+        """The round trips so far, in the order in which the echoes were sent; None for one that was lost."""
+
+    def close(self) -> None:
+        """Send no further one."""
+
+
+class EchoThread:
+    """A probe in a thread of its own.
 
     Args:
         timeout_s: an echo that has no answer by then is lost.
@@ -83,7 +94,6 @@ class EchoProbe:
         self._thread.start()
 
     def results_ms(self) -> list[float | None]:
-        """Return the round trips so far, in the order in which the echoes were sent; None for one that was lost."""
         return list(self._found)
 
     def _ask(self) -> None:
@@ -94,7 +104,6 @@ class EchoProbe:
         self._echoes.close()
 
     def close(self) -> None:
-        """Send no further one."""
         self._closed.set()
 
 

@@ -10,7 +10,7 @@ from typing import get_args
 from chaoskit.errors import HarnessError
 from chaoskit.substrate import abilities
 from chaoskit.substrate.actions import Action, Applied, Backend, Counted
-from chaoskit.substrate.echo import Echoes, EchoProbe
+from chaoskit.substrate.echo import Echoes, EchoProbe, EchoThread
 from chaoskit.substrate.local import LocalSubstrate
 from chaoskit.substrate.namespaces import INSIDE
 from chaoskit.substrate.network import COORDINATOR, Network
@@ -131,7 +131,7 @@ class NamespaceNetwork:
             echoes.close()
 
     def probe(self, source: str, target: str, timeout_s: float) -> EchoProbe:
-        return EchoProbe(self._echoes(source), self.host(target), timeout_s)
+        return EchoThread(self._echoes(source), self.host(target), timeout_s)
 
     def _echoes(self, source: str) -> Echoes:
         _, (opened,) = self._switch.ask(OpenEcho(self._number, source))

@@ -106,21 +106,26 @@ def nft_table(name: str, change: Block, ports: Mapping[str, str], addresses: Map
     for source in dict.fromkeys(source for source, _ in change.ways):
         hook = f'type filter hook ingress device "{ports[source]}" priority 0'
         targets = [target for other, target in change.ways if other == source]
-        rules = [rule for target in targets for rule in _rules(change, addresses[target])]
+        matches = [f"ip daddr {addresses[target]}" for target in targets]
+        rules = [
+            rule
+            for match in matches
+            for rule in verdicts(match, loud=change.loud, port=change.port, share=change.share)
+        ]
         lines += [f"chain {ports[source]} {{", hook, *rules, "}"]
     return "\n".join([f"table netdev {name} {{", *lines, "}", ""])
 
 
-def _rules(change: Block, address: str) -> list[str]:
-    match = f"ip daddr {address}"
-    chance = f" numgen random mod {SHARE_OF} < {round(change.share * SHARE_OF)}" if change.share < 1 else ""
-    if change.port:
-        sides = [f"{match} tcp {side} {change.port}" for side in ("dport", "sport")]
-    elif change.loud:
+def verdicts(match: str, *, loud: bool, port: int, share: float) -> list[str]:
+    """Rules for packets that ``match``, each with a counter. What they do to them: see :class:`Block`."""
+    chance = f" numgen random mod {SHARE_OF} < {round(share * SHARE_OF)}" if share < 1 else ""
+    if port:
+        sides = [f"{match} tcp {side} {port}" for side in ("dport", "sport")]
+    elif loud:
         sides = [f"{match} meta l4proto tcp"]
     else:
         sides = [match]
-    verdict = "reject with tcp reset" if change.loud else "drop"
+    verdict = "reject with tcp reset" if loud else "drop"
     return [f"{side}{chance} counter {verdict}" for side in sides]
 
 

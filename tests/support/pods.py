@@ -238,11 +238,12 @@ def _tool(act: str) -> list[str]:
 
 def _power_on() -> list[str]:
     """A machine that boots has no network of a pod that it had before: here the kernel keeps these for minutes, as
-    sockets are open that wait for answers, and new pods get their addresses.
+    sockets are open that wait for answers, and new pods get their addresses. One that has its power keeps them.
     """
     script = (
-        'n="${1#node}"; for one in $("$0" in "$n" ip -br link show type veth | grep -o "^veth[^@ ]*"); do'
-        ' "$0" in "$n" ip link delete "$one"; done; exec "$0" node start "$n"'
+        'n="${1#node}"; case $("$0" in "$n" ip -br link show eth0) in *NO-CARRIER*)'
+        ' for one in $("$0" in "$n" ip -br link show type veth | grep -o "^veth[^@ ]*"); do'
+        ' "$0" in "$n" ip link delete "$one"; done;; esac; exec "$0" node start "$n"'
     )
     return ["sh", "-c", script, os.environ[VARIABLE_OF_TOOL], "{machine}"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import socket
+import threading
 from collections import deque
 
 from chaoskit import wire
@@ -26,16 +27,17 @@ class ClientLine:
     """The line, and the errands on it. ``line``: a Unix socket whose messages are kept apart."""
 
     def __init__(self, line: socket.socket) -> None:
-        self._line = line
+        self._line, self._saying = line, threading.Lock()
         self._splitter = wire.Splitter(_decode)
         self._orders = deque[Order]()
         self._numbers = itertools.count(1)
         self._done: dict[int, str] = {}  # errand -> why it failed
 
     def say(self, answer: Answer) -> None:
-        """Tell the client."""
-        for piece in pieces(answer):
-            self._line.send(piece)
+        """Tell the client. Any thread may."""
+        with self._saying:
+            for piece in pieces(answer):
+                self._line.send(piece)
 
     def next_order(self) -> Order | None:
         """Wait for an order; None when the client has hung up."""

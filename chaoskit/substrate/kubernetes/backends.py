@@ -8,7 +8,7 @@ from chaoskit.errors import HarnessError
 from chaoskit.substrate.actions import Action, Applied
 from chaoskit.substrate.kubernetes.actions import POD_ACTIONS, ContainerCrash, PodDeletion, PodEviction
 from chaoskit.substrate.kubernetes.api import EvictionRefused
-from chaoskit.substrate.kubernetes.session import Pod, Session
+from chaoskit.substrate.kubernetes.pods import Pod, SessionPods
 from chaoskit.substrate.supervisor.messages import CrashContainer
 
 
@@ -17,24 +17,24 @@ class PodApi:
 
     actions = POD_ACTIONS
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, pods: SessionPods) -> None:
+        self._pods = pods
 
     def apply(self, node: str, action: Action) -> Applied:
-        pod = self._session.pods.get(node)
+        pod = self._pods.get(node)
         if pod is None or not pod.lives() or pod.leaves():  # a second loss of one pod would be none
             raise ProcessLookupError(f"the pod of {node} is gone, or goes already")
         match action:
             case PodDeletion(grace_s):
-                self._session.delete(pod, grace_s)
+                self._pods.delete(pod, grace_s)
             case PodEviction(grace_s):
                 with contextlib.suppress(EvictionRefused):  # then nothing ends, and so nothing will be shown
-                    self._session.evict(pod, grace_s)
+                    self._pods.evict(pod, grace_s)
             case ContainerCrash() if pod.link is not None:
                 pod.link.tell(CrashContainer())
             case _:
                 raise HarnessError(f"{type(action).__name__} is not done to pods")
-        return _Removal(self._session, pod)
+        return _Removal(self._pods, pod)
 
     def release(self, node: str | None = None) -> None:
         """Nothing of this keeps processes from ending."""
@@ -46,11 +46,11 @@ class PodApi:
 class _Removal:
     """A pod that was told to go."""
 
-    def __init__(self, session: Session, pod: Pod) -> None:
-        self._session, self._pod = session, pod
+    def __init__(self, pods: SessionPods, pod: Pod) -> None:
+        self._pods, self._pod = pods, pod
 
     def shown(self) -> int:
-        return int(self._session.is_pod_over(self._pod))
+        return int(self._pods.is_over(self._pod))
 
     def lift(self) -> bool:
         return True

@@ -27,6 +27,9 @@ FILES = "/var/lib/chaoskit"
 _TOKEN = "/var/lib/chaoskit-token"
 _ADDRESS, _MACHINE = "CHAOSKIT_ADDRESS", "CHAOSKIT_MACHINE"
 _USER = 1000
+#: Added to the place of a pod: that of its network helper. Also the name of the container.
+HELPER = "chaoskit-network"
+_OF_THE_NODE = ("image", "imagePullPolicy", "env", "volumeMounts")  # what its container has from that of the node
 #: On which the supervisor of a driver listens, on the loopback of its pod.
 DRIVER_PORT = 7070
 DRIVER_STATION = "driver"
@@ -174,10 +177,35 @@ def pod(
     """
     where = ["--address", f"$({_ADDRESS})", "--machine", f"$({_MACHINE})"]
     dial = ["--dial", runner, "--place", name, *where]
-    made, _ = _supervised(session, station, name, dial, options, given)
+    made, container = _supervised(session, station, name, dial, options, given)
+    if options.network_faults == "allow":
+        made["spec"].setdefault("initContainers", []).append(_helper(container, name, dial, options))
     if owned_by is not None:
         made["metadata"]["ownerReferences"] = [owned_by]
     return made
+
+
+def helper_place(place: str) -> str:
+    """The place of a pod's network helper."""
+    return f"{place}-{HELPER}"
+
+
+def _helper(node: Manifest, place: str, dial: list[str], options: KubernetesOptions) -> Manifest:
+    """A container beside that of the node, which may change the network of the pod. It ends after the node's."""
+    dialed = [helper_place(place) if one == place else one for one in dial]
+    command = [options.python, "-m", "chaoskit.substrate.supervisor", "--cold", "--network", *dialed]
+    capabilities = {"drop": ["ALL"], "add": ["NET_ADMIN", "NET_RAW"]}
+    security = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": capabilities}
+    kept: Manifest = {name: deepcopy(node[name]) for name in _OF_THE_NODE if name in node}
+    lock = {"name": "XTABLES_LOCKFILE", "value": "/tmp/xtables.lock"}  # the usual place cannot be written
+    return {
+        **kept,
+        "env": [*kept.get("env", ()), lock],
+        "name": HELPER,
+        "command": [*command, "--token-file", f"{_TOKEN}/token", "--grace-s", "0"],
+        "restartPolicy": "Always",  # one that starts before the node's container, and ends after it
+        "securityContext": security | {"runAsUser": 0, "runAsNonRoot": False},
+    }
 
 
 def driver(session: str, options: KubernetesOptions, given: Mapping[str, Any]) -> Manifest:

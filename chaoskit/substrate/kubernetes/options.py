@@ -55,6 +55,8 @@ class KubernetesOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
             the coordinator's rather do not. "" for none.
         levers: file with commands that break them; see :mod:`chaoskit.substrate.kubernetes.levers`. "" for none.
         strangers: whether a machine may be broken on which others' pods run.
+        network_faults: whether pods have a helper that may change their network: a container of root's with NET_ADMIN
+            and NET_RAW, which the namespace must let in.
         machine: on which this process runs, where it is in a pod itself; it is not broken. A driver finds it.
         session: JSON of :class:`DrivenSession`. A driver finds it; users leave it out.
     """
@@ -71,6 +73,7 @@ class KubernetesOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     machines: str = ""
     levers: str = ""
     strangers: Literal["refuse", "allow"] = "refuse"
+    network_faults: Literal["refuse", "allow"] = "refuse"
     machine: str = ""
     session: str = ""
 
@@ -98,7 +101,7 @@ class KubernetesOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         """Variables that give a driver the same, and the session that it belongs to."""
         driven = msgspec.json.encode(DrivenSession(session, directory)).decode()
         told = {"image": self.image, "python": self.python, "startup_s": str(self.startup_s)}
-        told |= {"machines": self.machines}
+        told |= {"machines": self.machines, "network_faults": self.network_faults}
         told |= {"harness": "here", "session": driven, "template": f"{directory}/template" if self.template else ""}
         return {f"{VARIABLE}{name.upper()}": value for name, value in told.items() if value}
 

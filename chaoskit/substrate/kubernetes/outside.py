@@ -17,9 +17,10 @@ from chaoskit.substrate.kubernetes.actions import (
     MachineLoss,
     MachineTaint,
 )
-from chaoskit.substrate.kubernetes.api import EvictionRefused, KubernetesApi
+from chaoskit.substrate.kubernetes.api import ApiError, EvictionRefused, KubernetesApi
 from chaoskit.substrate.kubernetes.marks import CORDON, TAINT
-from chaoskit.substrate.kubernetes.session import Pod, Session
+from chaoskit.substrate.kubernetes.pods import SessionPods
+from chaoskit.substrate.kubernetes.session import Session
 
 _ASK_AGAIN_S = 0.2
 _ANSWER_S = 2.0  # an API server that says nothing for so long has stopped
@@ -35,15 +36,15 @@ class Outside:
     actions = MACHINE_ACTIONS
 
     def __init__(self, session: Session, errands: Errands, own: str) -> None:
-        self._session, self._errands, self._own = session, errands, own
+        self._api, self._pods, self._errands, self._own = session.api, session.pods, errands, own
         self._begun: list[_Errand] = []
 
     def apply(self, node: str, action: Action) -> Applied:
-        pod = self._session.pods.get(node)
+        pod = self._pods.get(node)
         if pod is None or not pod.lives() or pod.leaves():  # its end would be taken for the machine's
             raise ProcessLookupError(f"the pod of {node} is gone, or goes already")
         if isinstance(action, ApiServerStop):
-            made: _Errand = _StoppedServer(self._errands, action.lever, action.lasts_s, self._session.api)
+            made: _Errand = _StoppedServer(self._errands, action.lever, action.lasts_s, self._api)
         else:
             made = self._break(action, pod.machine)
         self._begun.append(made)
@@ -52,14 +53,13 @@ class Outside:
     def _break(self, action: Action, machine: str) -> _Errand:
         if not machine or machine == self._own:
             raise HarnessError(f"{machine} is not broken: what drives this run is there")
-        pods = [one for one in self._session.pods.values() if one.machine == machine]
         match action:
             case MachineLoss(lever):
-                return _LostMachine(self._errands, lever, machine, pods, self._session)
+                return _LostMachine(self._errands, lever, machine, self._pods)
             case MachineDrain(grace_s):
-                return _DrainedMachine(self._errands, machine, pods, self._session, grace_s)
+                return _DrainedMachine(self._errands, machine, self._pods, grace_s)
             case MachineTaint():
-                return _EmptiedMachine(self._errands, TAINT, machine, pods, self._session)
+                return _EmptiedMachine(self._errands, TAINT, machine, self._pods)
         raise HarnessError(f"{type(action).__name__} is not done from outside")
 
     def release(self, node: str | None = None) -> None:
@@ -93,44 +93,55 @@ class _Errand:
 
 
 class _LostMachine(_Errand):
-    def __init__(self, errands: Errands, lever: str, machine: str, pods: list[Pod], session: Session) -> None:
-        self._pods = [pod for pod in pods if pod.lives() and not pod.stands_by]  # one that stands by is not watched
-        self._machine, self._session = machine, session
+    def __init__(self, errands: Errands, lever: str, machine: str, pods: SessionPods) -> None:
+        # one that stands by is not watched
+        self._there = [pod for pod in pods.on(machine) if pod.lives() and not pod.stands_by]
+        self._machine, self._pods = machine, pods
         super().__init__(errands, lever, machine)
 
     def shown(self) -> int:
         if not self.is_done():
             return 0
-        return 2 if self._pods and all(pod.fell_silent for pod in self._pods) else 1
+        return 2 if self._there and all(pod.fell_silent for pod in self._there) else 1
 
     def lift(self) -> bool:
-        self._session.expect_back(self._machine)
+        self._pods.expect_back(self._machine)
         return super().lift()
 
 
 class _EmptiedMachine(_Errand):
     """A machine that the cluster empties by itself."""
 
-    def __init__(self, errands: Errands, mark: str, machine: str, pods: list[Pod], session: Session) -> None:
+    def __init__(self, errands: Errands, mark: str, machine: str, pods: SessionPods) -> None:
+        self._there, self._pods = pods.on(machine), pods
         super().__init__(errands, mark, machine)
-        self._pods, self._session = pods, session
 
     def shown(self) -> int:
-        return int(self.is_done() and all(self._session.is_pod_over(pod) for pod in self._pods))
+        return int(self.is_done() and all(map(self._pods.is_over, self._there)))
 
 
 class _DrainedMachine(_EmptiedMachine):
     """One that is cordoned, and whose pods are evicted then: else they might come back to it."""
 
-    def __init__(self, errands: Errands, machine: str, pods: list[Pod], session: Session, grace_s: int) -> None:
-        super().__init__(errands, CORDON, machine, pods, session)
-        self._left, self._grace_s = [pod for pod in pods if pod.lives()], grace_s
+    def __init__(self, errands: Errands, machine: str, pods: SessionPods, grace_s: int) -> None:
+        super().__init__(errands, CORDON, machine, pods)
+        self._alive = [pod for pod in self._there if pod.lives()]
+        self._evicting = threading.Thread(target=self._evict, args=[grace_s], name="ck-drain", daemon=True)
+        self._failure = ""
+
+    def _evict(self, grace_s: int) -> None:
+        try:
+            for pod in self._alive:
+                with contextlib.suppress(EvictionRefused):  # then it does not end, and nothing will be shown
+                    self._pods.evict(pod, grace_s)
+        except ApiError as error:
+            self._failure = str(error)
 
     def shown(self) -> int:
-        if self.is_done():
-            while self._left:
-                with contextlib.suppress(EvictionRefused):  # then it does not end, and nothing will be shown
-                    self._session.evict(self._left.pop(), self._grace_s)
+        if self.is_done() and self._evicting.ident is None:
+            self._evicting.start()
+        if self._failure:
+            raise HarnessError(self._failure)
         return super().shown()
 
 

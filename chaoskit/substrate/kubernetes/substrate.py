@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,17 +29,18 @@ from chaoskit.substrate.kubernetes.machines import Machines
 from chaoskit.substrate.kubernetes.manifests import FILES, STANDBY
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.substrate.kubernetes.outside import Outside
-from chaoskit.substrate.kubernetes.session import ANSWER_S, Pod, Session
-from chaoskit.substrate.network import COORDINATOR, Network, PlainNetwork
+from chaoskit.substrate.kubernetes.pod_network import PodNetwork, why_not_in_pods
+from chaoskit.substrate.kubernetes.pods import ANSWER_S, Pod, SessionPods
+from chaoskit.substrate.kubernetes.session import Session
+from chaoskit.substrate.network import COORDINATOR, Network
 from chaoskit.substrate.nodes import BaseCluster
 from chaoskit.substrate.processes import Process
 from chaoskit.substrate.supervised import node_names
 from chaoskit.substrate.supervisor.away import KernelAway
-from chaoskit.substrate.supervisor.link import Listener, SupervisorGone, SupervisorLink
-from chaoskit.substrate.supervisor.stream import watch
+from chaoskit.substrate.supervisor.link import SupervisorGone, SupervisorLink
+from chaoskit.substrate.traffic import Change
 
 _LOOK_S = 0.25  # a coordinator says something twenty times a second
-_CONNECT_S = 3.0  # a pod that is gone may not answer at all; one lost packet is sent again after a second
 
 
 class KubernetesSubstrate(AwaySubstrate):
@@ -63,24 +65,18 @@ class KubernetesSubstrate(AwaySubstrate):
             self._session = None
         if self._session is None:
             self._session = Session(self._options, self.undo, lambda line: self.tell(f"waiting for pods: {line}"))
-        for station in [station for station, pod in self._session.pods.items() if not pod.lives()]:
-            self._session.remove(station)
-        self._session.settle_in()
-        self._session.stand_ready([COORDINATOR])
-
-    def _stand_ready(self, nodes: Sequence[str]) -> None:
-        self.warm_up()
-        assert self._session is not None
-        self._session.stand_ready([COORDINATOR, *nodes])
+        self._session.pods.settle_in()
+        self._session.pods.stand_ready([COORDINATOR])
 
     def link(self, station: str) -> SupervisorLink:
-        pod = self._pods.get(station)
-        if pod is None or pod.link is None:
+        if (link := self._pod(station).link) is None:
             raise SupervisorGone(f"the pod of {station} is gone")
-        return pod.link
+        return link
 
     def links(self) -> Mapping[str, SupervisorLink]:
-        return {station: pod.link for station, pod in self._pods.items() if pod.link is not None}
+        session = self._session
+        pods = session.pods.all() if session is not None else ()
+        return {pod.station: pod.link for pod in pods if pod.link is not None}
 
     def kernel(self, station: str) -> KernelAway:
         return self._pod(station).kernel
@@ -93,18 +89,18 @@ class KubernetesSubstrate(AwaySubstrate):
         """
         if config.device != "cpu":
             raise BadInput("device", config.device, "use 'cpu': no GPU was tried in pods yet")
+        self.warm_up()
         standbys = [f"{STANDBY}{number}" for number in range(replacements)]
-        self._stand_ready([*node_names(config.nodes_max), *standbys])
+        self._pods.stand_ready([*node_names(config.nodes_max), *standbys])
         return super().launch(config, run_directory, **options)
 
     def start_agent(
         self, network: Network, node: str, token: str, run_directory: Path, injection: InjectionDoor | None
     ) -> Process:
-        """Start an agent of a run, in a new pod if the node's own is lost."""
-        assert self._session is not None
+        """Start an agent of a run, in another pod if the node's own is lost."""
         if not self._pod(node).lives():
             self.settle(node, run_directory)
-            self._session.replace(node)
+            self._pods.replace(node)
         return super().start_agent(network, node, token, run_directory, injection)
 
     async def is_silent(self, station: str) -> bool:
@@ -114,24 +110,37 @@ class KubernetesSubstrate(AwaySubstrate):
 
     def together(self, node: str, nodes: Sequence[str]) -> tuple[str, ...]:
         """Those of these nodes whose pods are on the machine of a node's pod."""
-        machine = self._pod(node).machine
-        return tuple(one for one in nodes if one in self._pods and self._pods[one].machine == machine)
+        there = {pod.station for pod in self._pods.on(self._pod(node).machine)}
+        return tuple(one for one in nodes if one in there)
 
-    async def give_up(self, station: str) -> None:
-        """The machine of a station is silent."""
-        assert self._session is not None
-        await self._session.give_up(station)
+    def give_up(self, station: str) -> None:
+        """The supervisor of a station does not answer: its pod is lost."""
+        self._pods.give_up(self._pod(station))
 
-    async def renew(self, node: str, run_directory: Path) -> None:
-        """Have a pod for a node whose own is lost. Raises HarnessError, BadInput."""
-        assert self._session is not None
+    async def replace_pod(self, node: str, run_directory: Path) -> None:
+        """Have a pod for a node whose own is lost, if it is, while the event loop goes on.
+
+        Raises:
+            BadInput, HarnessError: if it is told to go and has not gone, or no other one can be made now.
+        """
         if (pod := self._pods.get(node)) is not None and pod.lives():
             if pod.leaves():
                 raise HarnessError(f"the pod of {node} is told to go, and has not gone yet")
             return
         if pod is not None:
             self.settle(node, run_directory)
-        await self._session.renew(node)
+            pod.hang_up()  # the loop may hear it, and what follows is done elsewhere
+        given_up = threading.Event()
+        try:
+            await asyncio.to_thread(self._replace_pod, node, pod, given_up.is_set)
+        finally:
+            given_up.set()
+
+    def _replace_pod(self, node: str, former: Pod | None, is_given_up: Callable[[], bool]) -> None:
+        if former is not None:
+            self._pods.kill(former)  # no agent is started while anything of the one before may run
+        self._pods.replace(node, is_given_up)
+        self._store_source(self.link(node))  # of a large job that takes a while
 
     def _pod(self, station: str) -> Pod:
         """The pod of a station. Raises SupervisorGone if it was lost since the run was to begin."""
@@ -140,8 +149,9 @@ class KubernetesSubstrate(AwaySubstrate):
         return pod
 
     @property
-    def _pods(self) -> Mapping[str, Pod]:
-        return self._session.pods if self._session is not None else {}
+    def _pods(self) -> SessionPods:
+        assert self._session is not None, "warmed up"
+        return self._session.pods
 
     def coordinator_again(
         self, network: Network, config: RunConfig, token: str, run_directory: Path, nodes: Sequence[str]
@@ -153,14 +163,12 @@ class KubernetesSubstrate(AwaySubstrate):
         pod = session.pods.get(COORDINATOR)
         if not session.is_driven or (pod is not None and pod.lives() and not pod.leaves()):
             return None
-        if pod is None:  # another one could not be made in time
-            session.stand_ready([COORDINATOR])
-        else:
+        if pod is not None:
             self.settle(COORDINATOR, run_directory)
-            session.replace(COORDINATOR)
+        session.pods.replace(COORDINATOR)
         self._give_record(run_directory)
         network.listen(self.link(COORDINATOR))
-        process = self._start_coordinator(network, config, token, run_directory, filter(session.holds_for_lost, nodes))
+        process = self._start_coordinator(network, config, token, run_directory, filter(session.pods.is_lost, nodes))
         address = msgspec.json.encode(CoordinatorAddress(network.address, network.store))
         for node in nodes:
             with contextlib.suppress(SupervisorGone):  # one that does not hear of it gives up in its time
@@ -175,11 +183,16 @@ class KubernetesSubstrate(AwaySubstrate):
             self.link(COORDINATOR).write(self.home(run_directory) / RECORD, record)
 
     def why_not(self, action: type[Action]) -> str:
-        return "" if action in POD_ACTIONS | MACHINE_ACTIONS else super().why_not(action)
+        if action in POD_ACTIONS | MACHINE_ACTIONS:
+            return ""
+        if issubclass(action, Change):
+            self.warm_up()
+            return why_not_in_pods(action, self._pod(COORDINATOR).helper)
+        return super().why_not(action)
 
     def backends(self, cluster: BaseCluster) -> Iterable[Backend]:
         assert self._session is not None
-        yield PodApi(self._session)
+        yield PodApi(self._pods)
         yield Outside(self._session, self._doer(), self._options.machine)
         yield from super().backends(cluster)
 
@@ -195,11 +208,10 @@ class KubernetesSubstrate(AwaySubstrate):
 
     def kill(self, node: str) -> None:
         """Delete the pod of a node with no grace."""
-        assert self._session is not None
-        self._session.kill(node)
+        self._pods.kill(self._pod(node))
 
     def network(self, nodes: Sequence[str], port: int) -> Network:
-        return PodNetwork(self.link(COORDINATOR), port, lambda name: self._pod(name).address)
+        return PodNetwork(self.link(COORDINATOR), port, self._pod)
 
     def close(self) -> None:
         """End everything in the pods, and delete them."""
@@ -237,13 +249,17 @@ class PodCluster(JobCluster):
                 yield
             finally:
                 self._doubts = None
-                for task in (watch, *doubts.values()):
+                tasks = (watch, *doubts.values())
+                for task in tasks:
                     task.cancel()
+                for task in tasks:
+                    if task.done() and not task.cancelled():
+                        task.result()  # one that failed has looked at nothing since
 
     async def _doubt(self, node: str) -> None:
         """A node is lost, and its stream may be open still: its agent alone has ended, or its machine is silent."""
         if await self._substrate.is_silent(node):
-            await self._substrate.give_up(node)
+            self._substrate.give_up(node)
 
     async def _watch_coordinator(self) -> None:
         """Where its machine is lost no connection ends: nothing comes any more."""
@@ -251,7 +267,7 @@ class PodCluster(JobCluster):
             await asyncio.sleep(_LOOK_S)
             quiet_s = time.monotonic() - self._spoke_s
             if quiet_s > _LOOK_S and await self._substrate.is_silent(COORDINATOR):
-                await self._substrate.give_up(COORDINATOR)
+                self._substrate.give_up(COORDINATOR)
                 with contextlib.suppress(OSError):
                     self._observer.shutdown(socket.SHUT_RDWR)
 
@@ -262,44 +278,8 @@ class PodCluster(JobCluster):
         """In its pod, if that is there still; else in another one."""
         if self._doubts is not None and (doubt := self._doubts.get(node)) is not None:
             await asyncio.shield(doubt)
-        await self._substrate.renew(node, self.run_directory)
+        await self._substrate.replace_pod(node, self.run_directory)
         if await self._substrate.is_silent(node):  # what follows is asked of it, and would wait for its answers
-            await self._substrate.give_up(node)
+            self._substrate.give_up(node)
             raise HarnessError(f"the pod of {node} does not answer")
         self.replace(node)
-
-
-class PodNetwork(PlainNetwork):
-    """The pods' own network: each has an address.
-
-    Args:
-        coordinator: its supervisor. address: of a node's pod.
-    """
-
-    interface = "eth0"
-
-    def __init__(self, coordinator: SupervisorLink, port: int, address: Callable[[str], str]) -> None:
-        self._address = address
-        self.listen(coordinator, port)
-
-    def listen(self, coordinator: SupervisorLink, port: int = 0) -> None:
-        """Have the coordinator's listeners in the pod that is its now. Raises BadInput if ``port`` is in use."""
-        host = self._address(COORDINATOR)
-        try:
-            first = coordinator.listen(host, port)
-        except SupervisorGone:
-            raise
-        except HarnessError as error:
-            if not port:
-                raise
-            raise BadInput("port", port, f"use another one, or 0 for any: {error}") from None
-        self.listeners: tuple[Listener, Listener] = first, coordinator.listen(host, 0)
-        self.address, self.store = (listener.address for listener in self.listeners)
-
-    def host(self, name: str) -> str:
-        return self._address(name)
-
-    def connect(self) -> socket.socket:
-        connection = socket.create_connection(self.address, _CONNECT_S)
-        watch(connection)
-        return connection

@@ -15,9 +15,11 @@ from chaoskit.errors import HarnessError
 from chaoskit.substrate import abilities
 from chaoskit.substrate.actions import CONTROLLERS, Action, Applied, Backend
 from chaoskit.substrate.holds import Holds, ProcessHolds
+from chaoskit.substrate.packets import ReceivedPackets, Sending
 from chaoskit.substrate.processes import HOST, Process
 from chaoskit.substrate.supervisor.messages import (
     ApplyAction,
+    AskEchoes,
     AskKernel,
     AskWhyNot,
     LiftAction,
@@ -26,16 +28,21 @@ from chaoskit.substrate.supervisor.messages import (
 )
 from chaoskit.substrate.undo import UndoLog
 
-#: Kinds of actions that supervisors do.
+#: Kinds of actions that every supervisor does.
 ACTIONS = frozenset(CONTROLLERS)
 _QUESTIONS = ("find", "tree", "is_gone", "is_stopped", "threads", "tcp_troubles")
 
 
 class Acts:
     """Answers questions and carries out actions. What it breaks is put back when it closes; its own guard sees to it
-    if it is killed."""
+    if it is killed.
 
-    def __init__(self) -> None:
+    Args:
+        network: whether it changes the network of its node, instead of what runs there.
+    """
+
+    def __init__(self, *, network: bool = False) -> None:
+        self._packets = ReceivedPackets() if network else None
         self._undo: UndoLog | None = None
         self._backends: dict[str, list[Backend]] = {}  # by the directory of a run
         self._roots: dict[str, Process] = {}  # by node
@@ -48,7 +55,9 @@ class Acts:
         """As the runner reads it."""
         return msgspec.json.encode(value)
 
-    def carry_out(self, request: AskKernel | SendSignal | AskWhyNot | ApplyAction | LiftAction | ReleaseNode) -> bytes:
+    def carry_out(
+        self, request: AskKernel | SendSignal | AskWhyNot | ApplyAction | LiftAction | AskEchoes | ReleaseNode
+    ) -> bytes:
         """Gives the answer. Raises ProcessLookupError, OSError, HarnessError."""
         match request:
             case AskKernel(_, question, pid, ticks):
@@ -62,6 +71,10 @@ class Acts:
                 return self.encode(self._apply(request))
             case LiftAction(_, applied):
                 return self.encode(self._lift(applied))
+            case AskEchoes(_, applied):
+                sending = self._applied[applied]
+                assert isinstance(sending, Sending)
+                return self.encode(sending.results_ms())
             case ReleaseNode(_, node):
                 self._release(node)
                 return self.encode(None)
@@ -78,19 +91,24 @@ class Acts:
 
     def _why_not(self, kind: str) -> str:
         action = _kind(kind)
+        if self._packets is not None and action in self._packets.actions:
+            return self._packets.why_not(action)
         return abilities.why_not(action) if action in ACTIONS else f"no supervisor does {action.__name__}"
 
     def _apply(self, request: ApplyAction) -> int:
         action = msgspec.json.decode(request.action, type=_kind(request.kind))
         self._roots[request.node] = Process(*request.root, "")
-        if type(action) not in ACTIONS:
-            raise HarnessError(f"no supervisor does {type(action).__name__}")
         number = request.number
-        backends = self._of_run(request.run_directory)
-        backend = next(backend for backend in backends if type(action) in backend.actions)
-        self._applied[number] = backend.apply(request.node, action)
+        self._applied[number] = self._backend(type(action), request.run_directory).apply(request.node, action)
         self._nodes[number], self._told[number] = request.node, 0
         return number
+
+    def _backend(self, kind: type[Action], run_directory: str) -> Backend:
+        if self._packets is not None and kind in self._packets.actions:
+            return self._packets
+        if kind not in ACTIONS:
+            raise HarnessError(f"no supervisor does {kind.__name__}")
+        return next(backend for backend in self._of_run(run_directory) if kind in backend.actions)
 
     def _lift(self, number: int) -> tuple[bool, int]:
         """Whether nothing of it is left, and the last count."""
@@ -144,6 +162,8 @@ class Acts:
         self._told.clear()
         for backend in itertools.chain.from_iterable(self._backends.values()):
             backend.close()
+        if self._packets is not None:
+            self._packets.close()
         if self._undo is not None:
             self._undo.close()
 

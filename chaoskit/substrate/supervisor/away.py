@@ -121,9 +121,7 @@ class BackendAway:
     def apply(self, node: str, action: Action) -> Applied:
         link, root = self._link(node), self._root(node)
         self._nodes.add(node)
-        where = node, (root.pid, root.ticks), str(self._run_directory)
-        number = link.request(ApplyAction, *where, kind_name(type(action)), msgspec.json.encode(action), value=int)
-        return _AppliedAway(link, number)
+        return apply_away(link, node, action, root, self._run_directory)
 
     def release(self, node: str | None = None) -> None:
         for name in self._nodes if node is None else {node} & self._nodes:
@@ -134,23 +132,36 @@ class BackendAway:
         """Supervisors are closed with their links."""
 
 
-class _AppliedAway:
-    """An action in force on a node."""
+class AppliedAway:
+    """An action in force on a node. ``number``: by which its supervisor knows it."""
 
     def __init__(self, link: SupervisorLink, number: int) -> None:
-        self._link, self._number = link, number
+        self._link, self.number = link, number
         self._is_clean: bool | None = None
 
     def shown(self) -> int:
         if not self._link.is_open() and self._is_clean is None:
             raise HarnessError(f"{self._link.name} is gone")
-        return self._link.shown.get(self._number, 0)
+        return self._link.shown.get(self.number, 0)
 
     def lift(self) -> bool:
         if self._is_clean is None:
-            self._is_clean, last = self._link.request(LiftAction, self._number, value=tuple[bool, int])
-            self._link.shown[self._number] = last
+            self._is_clean, last = self._link.request(LiftAction, self.number, value=tuple[bool, int])
+            self._link.shown[self.number] = last
         return self._is_clean
+
+
+def apply_away(
+    link: SupervisorLink, node: str, action: Action, root: Process | None = None, run_directory: Path = Path()
+) -> AppliedAway:
+    """Have a supervisor do something to a node. Raises HarnessError if it cannot.
+
+    Args:
+        root: the first process of the node, for what is done to processes. run_directory: of the run that it is of.
+    """
+    first = (root.pid, root.ticks) if root is not None else (0, None)
+    told = kind_name(type(action)), msgspec.json.encode(action)
+    return AppliedAway(link, link.request(ApplyAction, node, first, str(run_directory), *told, value=int))
 
 
 def why_not(link: SupervisorLink, action: type[Action]) -> str:

@@ -291,10 +291,18 @@ class SupervisorLink:
         self._hear_until(lambda: False, 0.0)
         return not self._is_over
 
+    def ask_alive(self) -> int:
+        """Have it give a sign of life. Gives how many it has given before."""
+        self.tell(AskAlive())
+        return self._signs_of_life
+
+    def await_sign(self, before: int, limit_s: float) -> bool:
+        """Whether it gives a further one within this time."""
+        return self.hear_until(lambda: self._signs_of_life > before, limit_s)
+
     async def answers(self, limit_s: float) -> bool:
         """Whether it gives a sign of life within this time, while the event loop goes on."""
-        until_s, before = time.monotonic() + limit_s, self._signs_of_life
-        self.tell(AskAlive())
+        until_s, before = time.monotonic() + limit_s, self.ask_alive()
         while self.is_open():
             if self._signs_of_life > before:
                 return True

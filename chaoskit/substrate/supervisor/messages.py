@@ -133,6 +133,16 @@ class LiftAction(Message, frozen=True):
     applied: int
 
 
+class AskEchoes(Message, frozen=True):
+    """Ask for the round trips of echoes that are being sent, in ms; None for each that was lost.
+
+    ``applied``: the number of :class:`chaoskit.substrate.packets.SendEchoes`.
+    """
+
+    number: int
+    applied: int
+
+
 class ReleaseNode(Message, frozen=True):
     """Lift what keeps processes of a node from ending."""
 
@@ -222,6 +232,7 @@ Request = (
     | AskWhyNot
     | ApplyAction
     | LiftAction
+    | AskEchoes
     | ReleaseNode
     | OpenDoor
     | LineData

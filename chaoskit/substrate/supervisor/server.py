@@ -34,6 +34,7 @@ from chaoskit.substrate.supervisor.messages import (
     ApplyAction,
     AskAlive,
     AskClock,
+    AskEchoes,
     AskKernel,
     AskWhyNot,
     CloseListener,
@@ -88,13 +89,20 @@ class Supervisor:
         connection: to the runner. is_first: whether this is the first process of a container.
         grace_s: it has so long from SIGTERM to its end, where it is the first process.
         carrier: pid of the process that carries the connection, if one does.
+        network: whether it changes the network of its node, instead of what runs there.
 
     Attributes:
         status: with which its process is to end.
     """
 
     def __init__(
-        self, connection: socket.socket, *, is_first: bool, grace_s: float, carrier: int | None = None
+        self,
+        connection: socket.socket,
+        *,
+        is_first: bool,
+        grace_s: float,
+        carrier: int | None = None,
+        network: bool = False,
     ) -> None:
         self._connection, self._is_first, self._grace_s = connection, is_first, grace_s
         self.status = 0
@@ -102,7 +110,7 @@ class Supervisor:
         self._splitter, self._descriptors = wire.Splitter(_decode), deque[int]()
         self._untold = bytearray()
         self._listeners: dict[int, socket.socket] = {}  # for programs that are to be started
-        self._acts = Acts()
+        self._acts = Acts(network=network)
         spared = set() if carrier is None else {carrier}
         self._programs = Programs(self._forget, lambda: self._acts.guards() | spared, is_first=is_first)
         self._door: LineDoor | None = None
@@ -304,7 +312,7 @@ class Supervisor:
                 self._files[directory].settle(number)
                 self._ship()
                 return None
-            case AskKernel() | SendSignal() | AskWhyNot() | ApplyAction() | LiftAction() | ReleaseNode():
+            case AskKernel() | SendSignal() | AskWhyNot() | ApplyAction() | LiftAction() | AskEchoes() | ReleaseNode():
                 return RequestDone(request.number, self._acts.carry_out(request))
         raise AssertionError(request)
 
@@ -371,6 +379,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--address", metavar="HOST", default="", help="under which processes here are reached")
     parser.add_argument("--machine", metavar="NAME", default="", help="on which this is")
     parser.add_argument("--grace-s", metavar="S", type=float, default=_GRACE_S, help="from SIGTERM to SIGKILL")
+    parser.add_argument("--network", action="store_true", help="change the network of the node, and run nothing")
     parser.add_argument("--cold", action="store_true", help="import nothing beforehand")
     arguments = parser.parse_args()
     if bool(arguments.dial or arguments.listen) != bool(arguments.token_file):
@@ -424,7 +433,8 @@ def main() -> None:
             zygote.preload()
         gc.freeze()  # a collection in a child would touch, and so copy, every page of these objects
         is_first = bool(arguments.connect or arguments.dial or arguments.listen)
-        supervisor = Supervisor(connection, is_first=is_first, grace_s=arguments.grace_s, carrier=carrier)
+        how = {"grace_s": arguments.grace_s, "network": arguments.network}
+        supervisor = Supervisor(connection, is_first=is_first, carrier=carrier, **how)
         supervisor.serve()
         status = supervisor.status
     except BaseException:  # noqa: BLE001 - nothing of it may go on

@@ -1,0 +1,383 @@
+"""The pods of a session, by the station that each is for: how they are made and waited for, replaced and ended.
+
+What waits for pods blocks its thread. It touches no stream that an event loop hears: it may run in a thread of its own
+while the loop goes on (:meth:`SessionPods.replace`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from chaoskit.errors import HarnessError
+from chaoskit.substrate.kubernetes import manifests, placement
+from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
+from chaoskit.substrate.kubernetes.diagnosis import PodDiagnosis
+from chaoskit.substrate.kubernetes.options import KubernetesOptions
+from chaoskit.substrate.network import COORDINATOR
+from chaoskit.substrate.supervisor.away import KernelAway
+from chaoskit.substrate.supervisor.link import SupervisorLink
+from chaoskit.substrate.supervisor.reception import Arrival, Reception
+
+_LOOK_S = 0.5  # between two looks at pods that do not come
+_WARM_S = 120.0
+_END_S = 30.0
+_END_LOOK_S = 0.02
+_ASK_AGAIN_S = 0.1
+#: Within which a supervisor answers that has nothing else to do.
+ANSWER_S = 1.0
+
+
+class Pod:
+    """One pod, and the streams that come from it.
+
+    Attributes:
+        place: what its supervisor says that it is; never used again.
+        link, helper: the streams to its supervisor, and to what may change its network, if it has such a helper.
+        address: under which its processes are reached. machine: on which it is.
+        goes: whether this session has asked for its end.
+        is_displaced: whether it would be elsewhere if no machine had been lost.
+        fell_silent: whether it counts as lost because its supervisor did not answer.
+        asked_s: when the API server was last asked whether it is over, on the monotonic clock. is_over: its answer.
+    """
+
+    def __init__(self, station: str, place: str, is_over: Callable[[Pod], bool]) -> None:
+        self.station, self.place, self.address, self.machine = station, place, "", ""
+        self.kernel = KernelAway(lambda: is_over(self))
+        self.link: SupervisorLink | None = None
+        self.helper: SupervisorLink | None = None
+        self.asked_s, self.is_over = -math.inf, False
+        self.goes = self.is_displaced = self.fell_silent = False
+
+    def come(self, place: str, arrival: Arrival) -> None:
+        """Its supervisor has dialed, or its helper, which has a place of its own."""
+        if place != self.place:
+            self.helper = SupervisorLink(arrival.connection, f"the network helper of {self.station}")
+            return
+        self.address, self.machine = arrival.address, arrival.machine
+        self.link = SupervisorLink(arrival.connection, f"the supervisor of {self.station}", self.kernel)
+        self.kernel.reach_by(self.link)
+
+    def become(self, station: str) -> None:
+        """Take the place of the pod of another station."""
+        self.station = station
+        if self.link is not None:
+            self.link.name = f"the supervisor of {station}"
+
+    @property
+    def stands_by(self) -> bool:
+        """Whether it is for no node yet."""
+        return self.station.startswith(manifests.STANDBY)
+
+    def lives(self) -> bool:
+        """Whether its supervisor still listens."""
+        return self.link is not None and self.link.is_open()
+
+    def is_whole(self) -> bool:
+        """Whether its helper is there, too, if it has had one."""
+        return self.lives() and (self.helper is None or self.helper.is_open())
+
+    def leaves(self) -> bool:
+        """Whether its processes were told to end, or soon will be."""
+        return self.goes or (self.link is not None and self.link.leaves)
+
+    def hang_up(self) -> None:
+        """End the streams to its supervisor and its helper, and with them all that runs there."""
+        for link in (self.link, self.helper):
+            if link is not None:
+                link.close()
+
+
+class SessionPods:
+    """Makes the pods of a session, and knows the one that each station has.
+
+    A pod is *lost* when its stream has ended, or its supervisor does not answer. A lost pod is *replaced* by one that
+    stands by, else by a new one, never on a machine that has fallen silent.
+
+    Args:
+        session: its name. reception: where supervisors come to. runner: the address that they dial.
+        manifest: the object of a pod, before it is said on which machines it may be.
+        tell: told in a line why pods are waited for.
+    """
+
+    def __init__(
+        self,
+        api: KubernetesApi,
+        session: str,
+        options: KubernetesOptions,
+        reception: Reception,
+        runner: str,
+        manifest: Callable[[str, str], manifests.Manifest],
+        tell: Callable[[str], None],
+    ) -> None:
+        self._api, self._session, self._options = api, session, options
+        self._reception, self._runner, self._manifest, self._tell = reception, runner, manifest, tell
+        self.diagnosis = PodDiagnosis(api, session, options)
+        self._by_station: dict[str, Pod] = {}
+        self._lost, self._returning = placement.LostMachines(), set[str]()
+        self._tidying = ThreadPoolExecutor(1, thread_name_prefix="ck-tidy")  # what nothing waits for
+
+    # -- which there are ------------------------------------------------------------------------------------------
+
+    def get(self, station: str) -> Pod | None:
+        """The pod of a station; None while it has none."""
+        return self._by_station.get(station)
+
+    def all(self) -> Sequence[Pod]:
+        """Those of all stations."""
+        return tuple(self._by_station.values())
+
+    def on(self, machine: str) -> Sequence[Pod]:
+        """Those on a machine."""
+        return tuple(pod for pod in self.all() if pod.machine == machine)
+
+    def add(self, pod: Pod) -> None:
+        """Know a pod as that of its station."""
+        self._by_station[pod.station] = pod
+
+    def is_lost(self, station: str) -> bool:
+        """Whether a station has no pod that lives, or one on a machine that has fallen silent."""
+        pod = self.get(station)
+        return pod is None or not pod.lives() or self._is_avoided(pod.machine)
+
+    def _is_avoided(self, machine: str) -> bool:
+        return machine in self._lost.avoided(time.monotonic())
+
+    # -- before a run ---------------------------------------------------------------------------------------------
+
+    def expect_back(self, machine: str) -> None:
+        """A machine that was lost is there again by the next run: what puts it back waits for that."""
+        self._returning.add(machine)
+
+    def settle_in(self) -> None:
+        """Before a run, forget and delete every pod that does not serve it: those that are lost or told to end, those
+        that went elsewhere for want of a machine that is back, those that came too late, and those of a driver that
+        was killed.
+
+        Raises:
+            ApiError: if the server does not answer.
+        """
+        for machine in self._returning:
+            self._lost.is_back(machine)
+        self._returning.clear()
+        self._find_silent()
+        whole = not self._lost.avoided(time.monotonic())
+        for pod in self.all():
+            if not pod.is_whole() or pod.leaves() or (pod.is_displaced and whole):
+                self._forget(pod)
+                self._api.delete("Pod", pod.place, grace_s=0)
+        known = {pod.place for pod in self.all()}
+        made = f"{manifests.selector(self._session)},{manifests.STATION}!={manifests.DRIVER_STATION}"
+        for one in self._api.find("Pod", made):
+            if one["metadata"]["labels"].get(manifests.PLACE) not in known:
+                self._api.delete("Pod", one["metadata"]["name"], grace_s=0)
+
+    def _find_silent(self) -> None:
+        """Have each supervisor give a sign of life that has started. Where none does, this end has no network."""
+        there = [(pod, pod.link) for pod in self.all() if pod.link is not None and pod.link.await_ready(0.0)]
+        asked = [(pod, link, link.ask_alive()) for pod, link in there if link.is_open()]
+        until_s = time.monotonic() + ANSWER_S
+        silent = [pod for pod, link, before in asked if not link.await_sign(before, until_s - time.monotonic())]
+        for pod in silent:
+            if len(silent) < len(asked):
+                self.give_up(pod)
+            else:
+                pod.hang_up()
+
+    def stand_ready(self, stations: Iterable[str]) -> None:
+        """Have a pod for each of these, with a supervisor that can start programs.
+
+        Raises:
+            BadInput: if no pod can be made so. HarnessError: if one does not run in time, with the reason.
+        """
+        made = [self.expected(station) for station in stations if station not in self._by_station]
+        for pod in made:
+            self._create(pod)
+            self.add(pod)
+        try:
+            self.await_arrivals(made)
+            for pod in self.all():
+                self._await_ready(pod)
+        except BaseException:
+            for pod in made:
+                if not pod.lives():
+                    self._forget(pod)  # the next run makes another one, and deletes this one
+            raise
+
+    # -- how one is made ------------------------------------------------------------------------------------------
+
+    def expected(self, station: str) -> Pod:
+        """A pod that is to be made: its supervisor is let in."""
+        pod = Pod(station, f"{self._session}-{station}-{secrets.token_hex(3)}", self.is_over)
+        self.expect(pod)
+        return pod
+
+    def expect(self, pod: Pod) -> None:
+        """Let the supervisor of a pod in, and its helper."""
+        for place in self._places(pod):
+            self._reception.expect(place)
+
+    def _places(self, pod: Pod) -> list[str]:
+        has_helper = self._options.network_faults == "allow"
+        return [pod.place, *([manifests.helper_place(pod.place)] if has_helper else [])]
+
+    def _create(self, pod: Pod) -> None:
+        made = self._manifest(pod.station, pod.place)
+        avoided = self._lost.avoided(time.monotonic())
+        pod.is_displaced = bool(avoided)
+        if avoided:
+            placement.keep_off(made, avoided)
+        elif pod.station != COORDINATOR and not pod.stands_by:
+            placement.only_on(made, self._options.breakable)
+        self._api.create(made)
+
+    def await_arrivals(self, pods: Sequence[Pod], is_given_up: Callable[[], bool] = lambda: False) -> None:
+        """Wait for supervisors, and say why they do not come. Raises BadInput, HarnessError."""
+        missing = {place: pod for pod in pods for place in self._places(pod)}
+        until_s, shown = time.monotonic() + self._options.startup_s, ""
+        while missing:
+            if (arrived := self._reception.await_any(missing, _LOOK_S)) is not None:
+                pod = missing.pop(arrived[0])
+                pod.come(*arrived)
+                self._lost.is_back(pod.machine)
+                continue
+            if is_given_up():
+                raise HarnessError("the run is over")
+            stations = [pod.station for pod in missing.values()]
+            told = self.diagnosis.pending(stations, missing)
+            if told and (text := "; ".join(map(str, told))) != shown:
+                self._tell(shown := text)
+            if time.monotonic() > until_s or any(one.is_final for one in told):
+                otherwise = f"no supervisor came to {self._runner}: can pods reach it?"
+                self.diagnosis.raise_not_running(told, stations, otherwise)
+
+    def _await_ready(self, pod: Pod, is_given_up: Callable[[], bool] = lambda: False) -> None:
+        until_s = time.monotonic() + _WARM_S
+        while pod.link is None or not pod.link.await_ready(_LOOK_S):
+            if is_given_up():
+                raise HarnessError("the run is over")
+            if not pod.lives() or time.monotonic() > until_s:
+                log = self.diagnosis.log(pod.station)
+                raise HarnessError(f"the supervisor of {pod.station} did not start:\n{log}")
+
+    # -- while a run goes on --------------------------------------------------------------------------------------
+
+    def replace(self, station: str, is_given_up: Callable[[], bool] = lambda: False) -> None:
+        """Have another pod for a station whose own is lost: one that stands by, else a new one. The stream of the lost
+        one must have ended. Takes seconds where a pod is made.
+
+        Args:
+            is_given_up: whether it is of no use any more.
+
+        Raises:
+            ApiError, BadInput, HarnessError: if no pod can be made now, or it does not run in time.
+        """
+        if (former := self.get(station)) is not None:
+            self._forget(former)
+            self._tidying.submit(self._drop, former)
+        while (standby := self._take_standby()) is not None:
+            if standby.link is not None and standby.link.await_sign(standby.link.ask_alive(), ANSWER_S):
+                standby.become(station)
+                standby.is_displaced = bool(self._options.breakable) and station != COORDINATOR
+                self.add(standby)
+                self._tidying.submit(self._label, standby)
+                return
+            self.give_up(standby)
+        pod = self.expected(station)
+        try:
+            self._create(pod)
+            self.await_arrivals([pod], is_given_up)
+            self._await_ready(pod, is_given_up)
+        except BaseException:
+            self._forget(pod)
+            self._tidying.submit(self._drop, pod)
+            raise
+        self.add(pod)
+
+    def _take_standby(self) -> Pod | None:
+        """A pod that stands by, which is no other's then; None if there is none that lives."""
+        for pod in self.all():
+            if pod.stands_by and self._by_station.pop(pod.station, None) is pod:
+                if pod.lives() and not pod.leaves() and not self._is_avoided(pod.machine):
+                    return pod
+                self._forget(pod)
+                self._tidying.submit(self._drop, pod)
+        return None
+
+    def give_up(self, pod: Pod) -> None:
+        """The supervisor of a pod does not answer: the pod is lost, and none is made on its machine for a while."""
+        self._lost.lose(pod.machine, time.monotonic())
+        pod.fell_silent = True
+        pod.hang_up()
+        self._tidying.submit(self._drop, pod)
+
+    def _forget(self, pod: Pod) -> None:
+        if self.get(pod.station) is pod:
+            del self._by_station[pod.station]
+        for place in self._places(pod):
+            self._reception.give_up(place)
+        pod.hang_up()
+
+    def _drop(self, pod: Pod) -> None:
+        """Delete a pod; what is left of it goes before the next run (:meth:`settle_in`)."""
+        with contextlib.suppress(ApiError):
+            self.delete(pod, 0)
+
+    def _label(self, pod: Pod) -> None:
+        """Have people see what it is now."""
+        with contextlib.suppress(ApiError):
+            self._api.patch("Pod", pod.place, {"metadata": {"labels": {manifests.STATION: pod.station}}})
+
+    # -- what faults do to them -----------------------------------------------------------------------------------
+
+    def delete(self, pod: Pod, grace_s: int) -> None:
+        """Delete a pod, and give its processes this time to end. Raises ApiError."""
+        self._api.delete("Pod", pod.place, grace_s=grace_s)
+        pod.goes = True
+
+    def evict(self, pod: Pod, grace_s: int) -> None:
+        """Have a pod evicted. Raises EvictionRefused where a PodDisruptionBudget forbids it, and ApiError."""
+        self._api.evict(pod.place, grace_s)
+        pod.goes = True
+
+    def kill(self, pod: Pod) -> None:
+        """Delete a pod with no grace, and wait until nothing of it runs.
+
+        Raises:
+            HarnessError: if the API server refuses that, or the pod does not end.
+        """
+        self.delete(pod, 0)
+        until_s = time.monotonic() + _END_S
+        while not self.is_over(pod):
+            if time.monotonic() > until_s:
+                raise HarnessError(f"the pod of {pod.station} was deleted, and is not gone after {_END_S:g} s")
+            time.sleep(_END_LOOK_S)
+
+    def is_over(self, pod: Pod) -> bool:
+        """Whether nothing of a pod runs: the stream of its first process has ended, and with that process all others
+        by the kernel's rule; and the API server has no such pod any more, or says that it has ended.
+        """
+        if pod.lives() or time.monotonic() < pod.asked_s + _ASK_AGAIN_S:
+            return pod.is_over
+        pod.asked_s = time.monotonic()
+        try:
+            found = self._api.find("Pod", f"{manifests.PLACE}={pod.place}")
+            ended = all(one.get("status", {}).get("phase") in ("Failed", "Succeeded") for one in found)
+        except ApiError:  # no answer is no proof
+            ended = False
+        if ended:
+            pod.is_over = True
+            pod.kernel.end()
+        return ended
+
+    # -- their end ------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End everything in all pods; what makes the session's end deletes them."""
+        self._tidying.shutdown(cancel_futures=True)
+        for pod in self.all():
+            pod.hang_up()
