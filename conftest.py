@@ -26,10 +26,13 @@ _SLICES = 30  # commits after which each test was in the gate about once
 _DURATIONS = "--durations-file"
 _ERROR_CHARS = 240
 #: Tests that run one after the other in one process, by how their names begin. Each launcher removes the containers
-#: that launchers before it have left, and some hundred plans are drawn once for all cases that look at them.
+#: that launchers before it have left, a machine that is taken away has pods of other tests, and some hundred plans are
+#: drawn once for all cases that look at them.
 _GROUPS = {
     "tests/test_docker": "docker",
     "tests/test_kubernetes.py": "kubernetes",
+    "tests/test_machines.py": "kubernetes",
+    "tests/test_pod_network.py": "kubernetes",
     "tests/test_strategies.py::test_plans_cover": "plans",
     "tests/test_strategies.py::test_each_kind_is_drawn": "plans",
 }

@@ -33,7 +33,6 @@ from faults import DrainMachine, Fault, Kill, LoseMachine, StopApiServer, TaintM
 WHY_NOT = pods.unavailable() or pods.no_tool()
 pytestmark = [
     pytest.mark.skipif(bool(WHY_NOT), reason=f"machines: {WHY_NOT}"),
-    pytest.mark.xdist_group("machines"),
     pytest.mark.costly,
     pytest.mark.slow,
 ]
@@ -50,7 +49,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pytest.MonkeyP
                 patch.setenv(name, value)
         patch.setenv(f"{VARIABLE}MACHINES", ",".join(BREAKABLE))
         patch.setenv(f"{VARIABLE}LEVERS", pods.levers(directory))
-        patch.setenv(f"{VARIABLE}STRANGERS", "allow")  # other tests may run beside these
+        patch.setenv(f"{VARIABLE}STRANGERS", "allow")
         yield patch
 
 

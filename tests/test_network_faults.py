@@ -220,7 +220,7 @@ def test_a_substrate_that_cannot_do_it_refuses_it(kind: type[Fault], tmp_path: P
     harness = Harness(substrate, tmp_path)
     try:
         experiment = plan_experiment(TROUBLED, nodes=4, steps=20, faults=[kind(rank=1, at_step=2)])
-        with pytest.raises(BadInput, match="use the substrate netns or docker.*: local cannot do it"):
+        with pytest.raises(BadInput, match=r"use the substrate netns or docker.*: local cannot do it"):
             harness.run_planned(experiment)
         assert list(tmp_path.iterdir()) == []
     finally:
