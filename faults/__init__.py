@@ -12,6 +12,7 @@ from faults.hang import Hang
 from faults.kill import Kill
 from faults.kubernetes.coordinator_pod import DeleteCoordinatorPod
 from faults.kubernetes.machine import DrainMachine, LoseMachine, StopApiServer, TaintMachine
+from faults.kubernetes.pending import BadImage, NoRoom
 from faults.kubernetes.pod import DeletePod, EvictPod, KillContainer
 from faults.leaving import Exit
 from faults.limits import LimitCpu, LimitIo, LimitMemory, LimitPids
@@ -63,6 +64,8 @@ CATALOGUE: tuple[type[Fault], ...] = (
     DrainMachine,
     TaintMachine,
     StopApiServer,
+    NoRoom,
+    BadImage,
     LimitCpu,
     LimitMemory,
     LimitPids,
@@ -96,6 +99,7 @@ __all__ = [
     "CATALOGUE",
     "AddNode",
     "BadBatch",
+    "BadImage",
     "Bandwidth",
     "BitFlip",
     "ClockJump",
@@ -134,6 +138,7 @@ __all__ = [
     "LosePeerCopy",
     "Loss",
     "NaN",
+    "NoRoom",
     "OutOfMemory",
     "PoisonSnapshot",
     "Preempt",

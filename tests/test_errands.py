@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import subprocess
@@ -11,6 +12,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from support.waiting import wait_until
 
@@ -57,7 +59,7 @@ def test_a_command_that_fails_is_told_and_put_back_at_once(undo: UndoLog, tmp_pa
 
 
 def test_a_command_that_is_not_there_is_told(undo: UndoLog) -> None:
-    with pytest.raises(HarnessError, match=r"lever cut: .*no-such-command"):
+    with pytest.raises(HarnessError, match=r"lever cut.*no-such-command"):
         levers.pull("cut", Lever(do=("no-such-command",), undo=("true",)), "m1", undo)
 
 
@@ -82,6 +84,27 @@ def test_the_guard_of_a_killed_process_puts_it_back(tmp_path: Path) -> None:
         assert (tmp_path / "m1").exists()
         process.send_signal(signal.SIGKILL)
     wait_until(lambda: not (tmp_path / "m1").exists(), "the undo of the lever")
+
+
+_PULLS_SLOWLY = """
+import sys
+from chaoskit.substrate.kubernetes.levers import Lever, pull
+from chaoskit.substrate.undo import UndoLog
+at = sys.argv[1]
+slow = f"echo $$ > {at}/new; mv {at}/new {at}/pid; read _ < {at}/pipe"
+pull("slow", Lever(do=("sh", "-c", slow), undo=("touch", f"{at}/undone")), "", UndoLog())
+"""
+
+
+def test_a_command_does_not_outlive_the_process_that_runs_it(tmp_path: Path) -> None:
+    """Its effect would come after its undo."""
+    os.mkfifo(tmp_path / "pipe")
+    with subprocess.Popen([sys.executable, "-c", _PULLS_SLOWLY, str(tmp_path)]) as process:
+        wait_until((tmp_path / "pid").exists, "the command")
+        process.send_signal(signal.SIGKILL)
+    wait_until((tmp_path / "undone").exists, "the undo of the lever")
+    command = int((tmp_path / "pid").read_text())
+    wait_until(lambda: not psutil.pid_exists(command), "the end of the command")
 
 
 @pytest.mark.parametrize(

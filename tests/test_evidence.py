@@ -59,6 +59,7 @@ from faults import (
     CATALOGUE,
     AddNode,
     BadBatch,
+    BadImage,
     BitFlip,
     ClockJump,
     CorruptFile,
@@ -92,6 +93,7 @@ from faults import (
     LoseNode,
     LosePeerCopy,
     NaN,
+    NoRoom,
     OutOfMemory,
     PoisonSnapshot,
     Preempt,
@@ -919,7 +921,7 @@ MAY_LEAD_TO: list[tuple[type[Fault], dict[str, Any], set[str]]] = [
     (KillNode, {}, EXITED | {"node lost"}),
     (Preempt, {}, EXITED | {"node lost"}),  # its agent ends first: nobody is left to tell more
     (FreezeNode, {}, EXITED | HUNG | {"node lost", "stopped"}),
-    *((kind, {}, set()) for kind in (KillCoordinator, DeleteCoordinatorPod, StopApiServer)),
+    *((kind, {}, set()) for kind in (KillCoordinator, DeleteCoordinatorPod, StopApiServer, NoRoom, BadImage)),
     *((kind, {}, EXITED | {"node lost", "unreachable"}) for kind in (LoseNode, ReplaceNode, Rack)),
     *(
         (kind, {}, EXITED | {"node lost", "unreachable"})

@@ -38,8 +38,8 @@ def _unavailable(*, machines: bool, levers_needed: bool = True) -> str:
         return str(error)
     if reason := options.unavailable():
         return reason
-    if machines and options.driven is None and not options.has_driver and in_a_pod() and not options.machine:
-        return f"say on which machine pytest runs, which is not broken: {VARIABLE}MACHINE=NAME"
+    if machines and options.driven is None and not options.has_driver and in_a_pod() and not options.own_machine:
+        return f"say on which machine pytest runs, which is not broken: {VARIABLE}OWN_MACHINE=NAME"
     if machines and not options.breakable:
         return f"name the machines that may be broken: {VARIABLE}MACHINES=node1,node2"
     if levers_needed and options.driven is None and not options.levers:

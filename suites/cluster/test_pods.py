@@ -6,7 +6,17 @@ import pytest
 
 from chaoskit import Chaos, ElasticPolicy
 from chaoskit.suites.recovery.expect import AT, heals, survives
-from faults import DeleteCoordinatorPod, DeletePod, EvictPod, Kill, KillContainer, KillCoordinator, ReplaceNode
+from faults import (
+    BadImage,
+    DeleteCoordinatorPod,
+    DeletePod,
+    EvictPod,
+    Kill,
+    KillContainer,
+    KillCoordinator,
+    NoRoom,
+    ReplaceNode,
+)
 
 pytestmark = [pytest.mark.chaos(substrate="kubernetes"), pytest.mark.slow]
 
@@ -58,6 +68,15 @@ def test_a_pod_and_the_coordinators_are_deleted_in_one_step(chaos: Chaos) -> Non
 def test_a_replaced_pod_is_fresh_capacity(chaos: Chaos) -> None:
     """The world is whole again, with a pod that was not there before."""
     heals(chaos, ReplaceNode(rank=1, at_step=AT, back_after_s=0.1), nodes=3, spares=0, steps=20)
+
+
+@pytest.mark.parametrize("fault", [NoRoom, BadImage])
+def test_a_lost_pod_is_replaced_once_that_can_be_done(chaos: Chaos, fault: type[NoRoom | BadImage]) -> None:
+    """The others train on while the cluster has no pod for it."""
+    faults = fault(at_step=AT, lasts_s=4.0), DeletePod(rank=1, at_step=AT + 2)
+    outcome = survives(chaos, *faults, nodes=3, spares=0, steps=600, node_replacements=1)
+    assert len(outcome.records("node_replaced")) == 1
+    assert outcome.steps[-1].world == 3
 
 
 @pytest.mark.parametrize("fault", [DeletePod, EvictPod])

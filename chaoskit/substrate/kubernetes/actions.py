@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from chaoskit.substrate.actions import Action
+from chaoskit.substrate.kubernetes.hindrance import How
 
 
 class PodDeletion(Action, frozen=True):
@@ -19,6 +20,14 @@ class PodEviction(Action, frozen=True):
 
 class ContainerCrash(Action, frozen=True):
     """Have all processes of the container end at once, as if it was killed. Shown: as for a deletion."""
+
+
+class PodHindrance(Action, frozen=True):
+    """Have no pod run that is made meanwhile: for want of ``room``, or of its ``image``. Shown: pods of which the API
+    server says so.
+    """
+
+    how: How
 
 
 class MachineLoss(Action, frozen=True):
@@ -54,4 +63,4 @@ class ApiServerStop(Action, frozen=True):
 
 
 MACHINE_ACTIONS: frozenset[type[Action]] = frozenset({MachineLoss, MachineDrain, MachineTaint, ApiServerStop})
-POD_ACTIONS: frozenset[type[Action]] = frozenset({PodDeletion, PodEviction, ContainerCrash})
+POD_ACTIONS: frozenset[type[Action]] = frozenset({PodDeletion, PodEviction, ContainerCrash, PodHindrance})

@@ -6,14 +6,14 @@ import contextlib
 
 from chaoskit.errors import HarnessError
 from chaoskit.substrate.actions import Action, Applied
-from chaoskit.substrate.kubernetes.actions import POD_ACTIONS, ContainerCrash, PodDeletion, PodEviction
+from chaoskit.substrate.kubernetes.actions import POD_ACTIONS, ContainerCrash, PodDeletion, PodEviction, PodHindrance
 from chaoskit.substrate.kubernetes.api import EvictionRefused
 from chaoskit.substrate.kubernetes.pods import Pod, SessionPods
 from chaoskit.substrate.supervisor.messages import CrashContainer
 
 
 class PodApi:
-    """Deletes and evicts the pods of nodes, and has their containers crash. Nothing of that can be lifted."""
+    """Deletes and evicts the pods of nodes, has their containers crash, and keeps others from running."""
 
     actions = POD_ACTIONS
 
@@ -21,6 +21,8 @@ class PodApi:
         self._pods = pods
 
     def apply(self, node: str, action: Action) -> Applied:
+        if isinstance(action, PodHindrance):
+            return self._pods.hinder(action.how)
         pod = self._pods.get(node)
         if pod is None or not pod.lives() or pod.leaves():  # a second loss of one pod would be none
             raise ProcessLookupError(f"the pod of {node} is gone, or goes already")
@@ -40,7 +42,7 @@ class PodApi:
         """Nothing of this keeps processes from ending."""
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to let go of: no pod is made when a run is over."""
 
 
 class _Removal:

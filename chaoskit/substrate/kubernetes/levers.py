@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import shutil
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -61,12 +62,18 @@ def pull(name: str, lever: Lever, machine: str, undo: UndoLog) -> Callable[[], N
         entry.done()
 
     try:
-        _run(f"lever {name}", _filled(lever.do, machine))
+        _run(f"lever {name}", [*_ends_with_us(), *_filled(lever.do, machine)])
     except HarnessError:
         with contextlib.suppress(HarnessError):  # its guard tries once more
             put_back()
         raise
     return put_back
+
+
+def _ends_with_us() -> list[str]:
+    """What starts a command so that it does not outlive this process: its undo would come before its effect."""
+    path = shutil.which("setpriv")
+    return [path, "--pdeathsig", "KILL", "--"] if path is not None else []
 
 
 def _filled(words: tuple[str, ...], machine: str) -> list[str]:

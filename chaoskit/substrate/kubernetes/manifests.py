@@ -218,7 +218,7 @@ def driver(session: str, options: KubernetesOptions, given: Mapping[str, Any]) -
         *container["env"],
         *({"name": name, "value": value} for name, value in options.for_driver(session, _TOKEN).items()),
         {"name": f"{VARIABLE}ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-        {"name": f"{VARIABLE}MACHINE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+        {"name": f"{VARIABLE}OWN_MACHINE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
     ]
     resources = container.get("resources") or {}
     for kind in ("limits", "requests"):

@@ -57,7 +57,7 @@ class KubernetesOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         strangers: whether a machine may be broken on which others' pods run.
         network_faults: whether pods have a helper that may change their network: a container of root's with NET_ADMIN
             and NET_RAW, which the namespace must let in.
-        machine: on which this process runs, where it is in a pod itself; it is not broken. A driver finds it.
+        own_machine: on which this process runs, where it is in a pod itself; it is not broken. A driver finds it.
         session: JSON of :class:`DrivenSession`. A driver finds it; users leave it out.
     """
 
@@ -74,7 +74,7 @@ class KubernetesOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     levers: str = ""
     strangers: Literal["refuse", "allow"] = "refuse"
     network_faults: Literal["refuse", "allow"] = "refuse"
-    machine: str = ""
+    own_machine: str = ""
     session: str = ""
 
     @classmethod

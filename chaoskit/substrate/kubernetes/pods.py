@@ -17,6 +17,7 @@ from chaoskit.errors import HarnessError
 from chaoskit.substrate.kubernetes import manifests, placement
 from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
 from chaoskit.substrate.kubernetes.diagnosis import PodDiagnosis
+from chaoskit.substrate.kubernetes.hindrance import Hindrance, How
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.substrate.network import COORDINATOR
 from chaoskit.substrate.supervisor.away import KernelAway
@@ -40,6 +41,7 @@ class Pod:
         link, helper: the streams to its supervisor, and to what may change its network, if it has such a helper.
         address: under which its processes are reached. machine: on which it is.
         goes: whether this session has asked for its end.
+        hindrance: what keeps it from running, if anything does.
         is_displaced: whether it would be elsewhere if no machine had been lost.
         fell_silent: whether it counts as lost because its supervisor did not answer.
         asked_s: when the API server was last asked whether it is over, on the monotonic clock. is_over: its answer.
@@ -50,6 +52,7 @@ class Pod:
         self.kernel = KernelAway(lambda: is_over(self))
         self.link: SupervisorLink | None = None
         self.helper: SupervisorLink | None = None
+        self.hindrance: Hindrance | None = None
         self.asked_s, self.is_over = -math.inf, False
         self.goes = self.is_displaced = self.fell_silent = False
 
@@ -119,6 +122,8 @@ class SessionPods:
         self.diagnosis = PodDiagnosis(api, session, options)
         self._by_station: dict[str, Pod] = {}
         self._lost, self._returning = placement.LostMachines(), set[str]()
+        self._hindrance: Hindrance | None = None
+        self._may_have_others = True  # pods on the cluster that are not known here: of a driver before this one
         self._tidying = ThreadPoolExecutor(1, thread_name_prefix="ck-tidy")  # what nothing waits for
 
     # -- which there are ------------------------------------------------------------------------------------------
@@ -159,17 +164,23 @@ class SessionPods:
         was killed.
 
         Raises:
-            ApiError: if the server does not answer.
+            ApiError: if there are any, and the server does not answer.
         """
         for machine in self._returning:
             self._lost.is_back(machine)
         self._returning.clear()
+        self._hindrance = None
         self._find_silent()
         whole = not self._lost.avoided(time.monotonic())
         for pod in self.all():
             if not pod.is_whole() or pod.leaves() or (pod.is_displaced and whole):
                 self._forget(pod)
                 self._api.delete("Pod", pod.place, grace_s=0)
+        if self._may_have_others:
+            self._delete_others()
+            self._may_have_others = False
+
+    def _delete_others(self) -> None:
         known = {pod.place for pod in self.all()}
         made = f"{manifests.selector(self._session)},{manifests.STATION}!={manifests.DRIVER_STATION}"
         for one in self._api.find("Pod", made):
@@ -195,17 +206,18 @@ class SessionPods:
             BadInput: if no pod can be made so. HarnessError: if one does not run in time, with the reason.
         """
         made = [self.expected(station) for station in stations if station not in self._by_station]
-        for pod in made:
-            self._create(pod)
-            self.add(pod)
         try:
+            for pod in made:
+                self._create(pod)
+                self.add(pod)
             self.await_arrivals(made)
             for pod in self.all():
                 self._await_ready(pod)
         except BaseException:
             for pod in made:
                 if not pod.lives():
-                    self._forget(pod)  # the next run makes another one, and deletes this one
+                    self._forget(pod)  # the next run makes another one
+            self._may_have_others = True
             raise
 
     # -- how one is made ------------------------------------------------------------------------------------------
@@ -233,6 +245,9 @@ class SessionPods:
             placement.keep_off(made, avoided)
         elif pod.station != COORDINATOR and not pod.stands_by:
             placement.only_on(made, self._options.breakable)
+        if self._hindrance is not None and not self._hindrance.is_over:
+            pod.hindrance = self._hindrance
+            pod.hindrance.spoil(made)
         self._api.create(made)
 
     def await_arrivals(self, pods: Sequence[Pod], is_given_up: Callable[[], bool] = lambda: False) -> None:
@@ -247,8 +262,14 @@ class SessionPods:
                 continue
             if is_given_up():
                 raise HarnessError("the run is over")
+            if any(pod.hindrance is not None and pod.hindrance.is_over for pod in missing.values()):
+                raise HarnessError("what kept the pod from running is over, and another one is made")
             stations = [pod.station for pod in missing.values()]
             told = self.diagnosis.pending(stations, missing)
+            for pod in missing.values():
+                for one in told:
+                    if pod.hindrance is not None and one.station == pod.station:
+                        pod.hindrance.hear(pod.place, one)
             if told and (text := "; ".join(map(str, told))) != shown:
                 self._tell(shown := text)
             if time.monotonic() > until_s or any(one.is_final for one in told):
@@ -294,6 +315,7 @@ class SessionPods:
             self._await_ready(pod, is_given_up)
         except BaseException:
             self._forget(pod)
+            self._may_have_others = True  # the server may make it yet
             self._tidying.submit(self._drop, pod)
             raise
         self.add(pod)
@@ -324,8 +346,10 @@ class SessionPods:
 
     def _drop(self, pod: Pod) -> None:
         """Delete a pod; what is left of it goes before the next run (:meth:`settle_in`)."""
-        with contextlib.suppress(ApiError):
+        try:
             self.delete(pod, 0)
+        except ApiError:
+            self._may_have_others = True
 
     def _label(self, pod: Pod) -> None:
         """Have people see what it is now."""
@@ -343,6 +367,13 @@ class SessionPods:
         """Have a pod evicted. Raises EvictionRefused where a PodDisruptionBudget forbids it, and ApiError."""
         self._api.evict(pod.place, grace_s)
         pod.goes = True
+
+    def hinder(self, how: How) -> Hindrance:
+        """Keep pods from running that are made from now on, until that is lifted, or replaced by another hindrance."""
+        if self._hindrance is not None:
+            self._hindrance.lift()
+        self._hindrance = Hindrance(how)
+        return self._hindrance
 
     def kill(self, pod: Pod) -> None:
         """Delete a pod with no grace, and wait until nothing of it runs.

@@ -193,7 +193,7 @@ class KubernetesSubstrate(AwaySubstrate):
     def backends(self, cluster: BaseCluster) -> Iterable[Backend]:
         assert self._session is not None
         yield PodApi(self._pods)
-        yield Outside(self._session, self._doer(), self._options.machine)
+        yield Outside(self._session, self._doer(), self._options.own_machine)
         yield from super().backends(cluster)
 
     def _doer(self) -> Errands:

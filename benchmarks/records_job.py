@@ -1,0 +1,44 @@
+"""A job one of whose ranks prints a thousand records a second, and tells a witness outside of its pod of each."""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import time
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+
+DATA = torch.arange(512, dtype=torch.float32).view(128, 4) / 512
+PERIOD_S = 0.001
+
+
+def write(witness: str) -> None:
+    """Print records; the witness has the number of the last one that was printed whole."""
+    name = f"{os.uname().nodename}.{os.getpid()}"
+    told = os.open(Path(witness) / name, os.O_CREAT | os.O_WRONLY, 0o666)
+    due_s = time.monotonic()
+    for number in count():
+        os.write(1, f"record {name} {number}\n".encode())
+        os.pwrite(told, struct.pack("<q", number), 0)
+        due_s += PERIOD_S
+        time.sleep(max(0.0, due_s - time.monotonic()))
+
+
+def train(trainer: Any, *, steps: int, step_s: float, witness: str) -> None:
+    """Trains meanwhile."""
+    torch.manual_seed(trainer.seed)
+    model = torch.nn.Linear(4, 1)
+    trainer.register(model=model, optimizer=torch.optim.Adam(model.parameters()))
+    begun = False
+    while trainer.step < steps:
+        if trainer.rank == 1 and not begun:
+            threading.Thread(target=write, args=[witness], daemon=True).start()
+            begun = True
+        with trainer.transaction() as step:
+            time.sleep(step_s)
+            for shard in step.shards(DATA, batch_size=24):
+                step.backward(model(shard.batch).square().mean())
