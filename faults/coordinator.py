@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from random import Random
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from chaoskit.substrate.processes import Process
 from faults.base import Fault
@@ -20,8 +20,8 @@ _LOOK_S = 0.01  # for the coordinator that takes over
 
 
 @dataclass(frozen=True, kw_only=True)
-class CoordinatorFault(Fault):
-    """Base of the faults that end the coordinator. ``rank`` says which rank stands at that moment, and no more."""
+class ControlFault(Fault):
+    """Base of the faults that strike no rank. ``rank`` says which rank stands at that moment, and no more."""
 
     rank: int | str = "any"
 
@@ -31,6 +31,7 @@ class CoordinatorFault(Fault):
     )
     sample: ClassVar[Mapping[str, Any]] = {"at_step": 20}
     of_runtime: ClassVar[bool] = True
+    cost: ClassVar[Literal["nothing", "process", "node"]] = "nothing"
 
     @property
     def from_outside(self) -> bool:
@@ -41,8 +42,13 @@ class CoordinatorFault(Fault):
         return frozenset()
 
     def expand(self, nodes: int, chance: Random) -> tuple[Self, ...]:
-        """One, whatever the role: there is one coordinator."""
+        """One, whatever the role: what is struck is there once."""
         return super().expand(nodes, chance)[:1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoordinatorFault(ControlFault):
+    """Base of the faults that end the coordinator."""
 
 
 @dataclass(frozen=True, kw_only=True)

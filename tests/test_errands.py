@@ -18,8 +18,8 @@ from support.waiting import wait_until
 
 from chaoskit import wire
 from chaoskit.errors import BadInput, HarnessError
-from chaoskit.experiment.remote.errands import ClientLine
-from chaoskit.experiment.remote.messages import Answer, AskAble, DoErrand, EndErrand, ErrandDone
+from chaoskit.experiment.remote.client_line import ClientLine
+from chaoskit.experiment.remote.messages import AskAble, DoErrand, EndErrand, ErrandDone, FromDriver
 from chaoskit.substrate.errands import ErrandsHere
 from chaoskit.substrate.kubernetes import levers
 from chaoskit.substrate.kubernetes.levers import Lever
@@ -215,9 +215,9 @@ class Client:
         self.line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.driver = ClientLine(theirs)
         self._theirs = theirs
-        self._splitter = wire.Splitter(wire.decoder(Answer))
+        self._splitter = wire.Splitter(wire.decoder(FromDriver))
 
-    def heard(self) -> list[Answer]:
+    def heard(self) -> list[FromDriver]:
         return list(self._splitter.feed(self.line.recv(2**16)))
 
     def says(self, message: AskAble | ErrandDone) -> None:

@@ -113,5 +113,5 @@ def test_by_default_a_lost_node_stays_lost(chaos: Chaos) -> None:
 
 
 def test_a_fault_that_brings_a_node_is_refused_beside_it(chaos: Chaos) -> None:
-    with pytest.raises(BadInput, match=r"node_replacements=1 .* ReplaceNode brings"):
+    with pytest.raises(BadInput, match=r"node_replacements=1: .*ReplaceNode brings"):
         chaos.run(STEADY, nodes=3, steps=20, faults=[ReplaceNode(rank=1, at_step=AT)], node_replacements=1)

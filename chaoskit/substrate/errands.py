@@ -14,6 +14,10 @@ from chaoskit.errors import HarnessError
 Doer = Callable[[str, str], Callable[[], None]]
 
 
+class NotPutBack(HarnessError):
+    """Something was begun and failed, and what undoes it has failed, too."""
+
+
 class Errands(Protocol):
     """Has things done, without waiting for them."""
 

@@ -20,6 +20,7 @@ from chaoskit.substrate.traffic import Profile, nft_packets, verdicts
 
 _COUNT_S = 0.2  # between two looks of nft: each starts a process
 _PROBE = "ckprobe"
+_INPUT = "type filter hook input priority 0;"
 
 
 class DropReceived(Action, frozen=True, kw_only=True):
@@ -76,7 +77,9 @@ class ReceivedPackets:
                     _iptables("--flush", _PROBE)
                     _iptables("--delete-chain", _PROBE)
                 return ""
-            _nft("-f", "-", script=_table(_PROBE, "", _drops("192.0.2.1", DropReceived(sources=()))))
+            kinds = (DropReceived(sources=(), loud=True), DropReceived(sources=(), share=0.5))
+            rules = [rule for kind in kinds for rule in _drops("192.0.2.1", kind)]
+            _nft("-f", "-", script=_table(_PROBE, _INPUT, rules))
             _nft("delete", "table", "inet", _PROBE)
         except (HarnessError, OSError) as error:
             return str(error)
@@ -109,7 +112,7 @@ class _Dropping:
         self._table, self._last, self._looked_s = f"chaoskit{number}", 0, 0.0
         self._is_lifted = False
         lines = [line for source in action.sources for line in _drops(source, action)]
-        _nft("-f", "-", script=_table(self._table, "type filter hook input priority 0;", lines))
+        _nft("-f", "-", script=_table(self._table, _INPUT, lines))
 
     def shown(self) -> int:
         if not self._is_lifted and time.monotonic() > self._looked_s + _COUNT_S:

@@ -15,7 +15,7 @@ from chaoskit.substrate.kubernetes.actions import ApiServerStop, MachineDrain, M
 from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions, in_a_pod
 from faults import incidents
 from faults.base import found, require_seconds
-from faults.coordinator import CoordinatorFault
+from faults.coordinator import ControlFault
 from faults.evidence import ApiServer, Evidence, MachineSilent, ServerSilent
 from faults.incidents import IncidentKind
 from faults.kubernetes.pod import EXAMPLE, pods_over, require_grace_s
@@ -202,7 +202,7 @@ class TaintMachine(EmptiedMachine):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StopApiServer(CoordinatorFault):
+class StopApiServer(ControlFault):
     """Have the API server stop for a while. ``rank`` only says which rank stands at the moment when that happens.
 
     Args:

@@ -14,14 +14,14 @@ from chaoskit.substrate.kubernetes.actions import PodHindrance
 from chaoskit.substrate.kubernetes.hindrance import How
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from faults.base import require_seconds
-from faults.coordinator import CoordinatorFault
+from faults.coordinator import ControlFault
 from faults.evidence import ApiServer, Counted, Evidence
 from faults.kubernetes.pod import EXAMPLE
 from faults.target import Target
 
 
 @dataclass(frozen=True, kw_only=True)
-class PendingPods(CoordinatorFault):
+class PendingPods(ControlFault):
     """Base of the faults that keep pods from running which are made while they last.
 
     It shows when a node is lost and replaced meanwhile (``node_replacements``), by a pod that does not stand by yet.

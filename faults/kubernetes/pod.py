@@ -139,7 +139,7 @@ class EvictPod(GracefulPodFault):
 
     family: ClassVar[str] = "node"
     effect: ClassVar[str] = "the pod of one node is evicted, unless a budget of disruptions forbids it"
-    stands_for: ClassVar[str] = "drains of nodes for upgrades and repairs"
+    stands_for: ClassVar[str] = "drains of machines for upgrades and repairs"
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.MAINTENANCE,)
 
     @property

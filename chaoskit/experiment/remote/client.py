@@ -24,7 +24,6 @@ from chaoskit.experiment.follow import Watch
 from chaoskit.experiment.plan import Experiment
 from chaoskit.experiment.planfile import Planned, encode
 from chaoskit.experiment.remote.messages import (
-    Answer,
     AskAble,
     DoErrand,
     DriverDone,
@@ -35,6 +34,7 @@ from chaoskit.experiment.remote.messages import (
     EndErrand,
     ErrandDone,
     ExecutePlan,
+    FromDriver,
     Order,
     pieces,
 )
@@ -56,7 +56,7 @@ _ENTRY = "chaoskit.experiment.remote.driver:run_driver"
 _SHOWN_LINES = 20
 _PLAN_BYTES_MAX = 2**16  # it goes in two forms on a line, which holds about 200 KiB that are not read at once
 _ENDS_S = 10.0  # that a driver has to put back what it has broken
-_decode = wire.decoder(Answer)
+_decode = wire.decoder(FromDriver)
 _decode_watched = wire.decoder(AnyMessage | InjectionReport)
 
 
@@ -88,7 +88,7 @@ class Conversation:
 
     def __init__(self) -> None:
         self.line: int | None = None
-        self.answers = deque[Answer]()
+        self.answers = deque[FromDriver]()
         self._splitter = wire.Splitter(_decode)
 
     def opened(self, line: int) -> None:
@@ -274,9 +274,7 @@ class RemoteHost:
         if not link.is_open():
             return SupervisorGone(f"{link.name} is gone, and with it the driver of the run")
         if link.leaves:
-            return HarnessError(
-                "the driver of the run was told to go, as by a drain of its node or a deletion of its pod"
-            )
+            return HarnessError("the driver of the run was told to go, as by a drain of the machine that it is on")
         log = self._directory / "log" / "driver.log"
         lines = log.read_text(errors="replace").splitlines()[-_SHOWN_LINES:] if log.is_file() else []
         return HarnessError("\n".join(["the driver of the run ended; its last words:", *lines]))

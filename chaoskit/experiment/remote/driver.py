@@ -19,9 +19,8 @@ from chaoskit.errors import BadInput, ChaoskitError
 from chaoskit.experiment.blackbox.plan import CommandExperiment
 from chaoskit.experiment.host import LocalHost
 from chaoskit.experiment.planfile import FILE_NAME, receive
-from chaoskit.experiment.remote.errands import ClientLine
+from chaoskit.experiment.remote.client_line import ClientLine
 from chaoskit.experiment.remote.messages import (
-    Answer,
     AskAble,
     DriverDone,
     DriverFailed,
@@ -29,6 +28,7 @@ from chaoskit.experiment.remote.messages import (
     DriverTold,
     DriverWatched,
     ExecutePlan,
+    FromDriver,
     Order,
 )
 from chaoskit.messages import Message
@@ -97,7 +97,7 @@ class Driver:
             return DriverFailed(f"{type(error).__name__}: {error} ({last.filename}:{last.lineno})")
 
 
-def _execute(order: ExecutePlan, host: LocalHost, tell: Callable[[Answer], None]) -> None:
+def _execute(order: ExecutePlan, host: LocalHost, tell: Callable[[FromDriver], None]) -> None:
     sys.path.extend(module for module in order.modules if module not in sys.path)
     directory = Path(order.run_directory)
     directory.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The conversation with a driver: one request, what is told meanwhile, and one answer end it."""
+"""The conversation with a driver: an order, what is told and asked for meanwhile, and one answer that ends it."""
 
 from __future__ import annotations
 
@@ -101,5 +101,6 @@ def pieces(message: Message) -> Iterator[bytes]:
         yield data[at : at + _PIECE_BYTES]
 
 
-Order = AskAble | ExecutePlan | ErrandDone
-Answer = DriverTold | DriverWatched | DoErrand | EndErrand | DriverDone | DriverFailed
+Order = AskAble | ExecutePlan
+ToDriver = Order | ErrandDone
+FromDriver = DriverTold | DriverWatched | DoErrand | EndErrand | DriverDone | DriverFailed

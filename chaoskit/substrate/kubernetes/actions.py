@@ -1,4 +1,4 @@
-"""What can be done to the pod of a node, as data."""
+"""What can be done to pods, to machines below them, and to the API server, as data."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class KubernetesApi:
         kubeconfig: a file; "" for that of $KUBECONFIG, or the usual one.
 
     Attributes:
-        place: arguments that give the same again, whatever the environment says by then.
+        arguments: that give the same again, whatever the environment says by then.
 
     Raises:
         BadInput: if there is no such context, or no client for it.
@@ -99,7 +99,7 @@ class KubernetesApi:
             remedy = "give a kubeconfig (KUBECONFIG, ~/.kube/config) and a context of it, or run in a pod"
             raise BadInput("context", context, f"{remedy}: {_line(str(error))}") from None
         self.namespace, self.server = namespace or found or "default", str(settings.host)
-        self.place = {"context": context, "namespace": self.namespace, "kubeconfig": file}
+        self.arguments = {"context": context, "namespace": self.namespace, "kubeconfig": file}
         self._client = client.ApiClient(settings)
 
     def create(self, manifest: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
@@ -113,7 +113,10 @@ class KubernetesApi:
         except ApiError as error:
             if error.status != HTTPStatus.CONFLICT:
                 raise
-            return self._ask("GET", f"{path}/{manifest['metadata']['name']}")
+            try:
+                return self._ask("GET", f"{path}/{manifest['metadata']['name']}")
+            except ApiError:  # it is not there: the conflict was another one, such as of a quota
+                raise error from None
 
     def get(self, kind: str, name: str) -> dict[str, Any]:
         """An object. Raises ApiError, with status 404 where there is none."""

@@ -66,7 +66,7 @@ class PodDiagnosis:
         printed = "".join(f"\n{log}" for log in logs[:1])
         since = "" if not is_late or any(one.is_final for one in told) else f" after {self._options.startup_s:g} s"
         if any(one.reason in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName") for one in told):
-            raise BadInput("image", image, f"name one that nodes can pull: {reasons}")
+            raise BadInput("image", image, f"name one that machines can pull: {reasons}")
         raise HarnessError(f"pods do not run{since}: {reasons}{printed}")
 
     def log(self, station: str) -> str:

@@ -1,4 +1,4 @@
-"""What keeps pods from running that are made while it is in force. Pure: it changes objects, and hears reasons."""
+"""What keeps pods from running that are made while it is in force. It asks nothing of the cluster."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Hindrance:
     """Asks for what no machine has, or for an image that is nowhere: that the pod does not run is the cluster's doing.
 
     Attributes:
-        is_over: whether pods that are made from now on run again.
+        is_lifted: whether pods that are made from now on run again.
     """
 
     def __init__(self, how: How) -> None:
-        self._how, self.is_over = how, False
+        self._how, self.is_lifted = how, False
         self._places = set[str]()
 
     def spoil(self, pod: dict[str, Any]) -> None:
@@ -49,5 +49,5 @@ class Hindrance:
 
     def lift(self) -> bool:
         """Let pods run that are made from now on."""
-        self.is_over = True
+        self.is_lifted = True
         return True

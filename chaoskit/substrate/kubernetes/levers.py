@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import shutil
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from chaoskit.errors import BadInput, HarnessError
+from chaoskit.substrate.errands import NotPutBack
 from chaoskit.substrate.kubernetes.marks import MARKS
 from chaoskit.substrate.undo import CommandEntry, UndoLog
 
@@ -63,9 +63,11 @@ def pull(name: str, lever: Lever, machine: str, undo: UndoLog) -> Callable[[], N
 
     try:
         _run(f"lever {name}", [*_ends_with_us(), *_filled(lever.do, machine)])
-    except HarnessError:
-        with contextlib.suppress(HarnessError):  # its guard tries once more
+    except HarnessError as failure:
+        try:
             put_back()
+        except HarnessError as error:  # its guard tries once more
+            raise NotPutBack(f"{failure}; {error}") from failure
         raise
     return put_back
 

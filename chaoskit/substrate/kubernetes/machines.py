@@ -1,16 +1,19 @@
-"""The machines of a cluster, and which of them may be broken. What is done to them is done by the user's own hand."""
+"""The machines of a cluster, and which of them may be broken, by commands and rights of the user's."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from http import HTTPStatus
 from typing import Any
 
 from chaoskit.errors import HarnessError
+from chaoskit.substrate.errands import NotPutBack
 from chaoskit.substrate.kubernetes import levers, manifests, marks
 from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
+from chaoskit.substrate.kubernetes.pod_state import has_ended
 from chaoskit.substrate.undo import UndoLog
 
 #: A label of machines that are never broken.
@@ -54,7 +57,9 @@ class Machines:
             self._broken.add(machine)
             try:
                 put_back = act()
-            except BaseException:  # what failed was put back
+            except NotPutBack:  # it is broken still
+                raise
+            except BaseException:
                 self._broken.discard(machine)
                 raise
 
@@ -69,10 +74,11 @@ class Machines:
         put_back = levers.pull(name, lever, machine, self._undo)
 
         def done() -> None:
-            heard = self._heard(machine)
+            before = self._heard(machine)
             put_back()
             until_s = time.monotonic() + _BACK_S
-            while heard is not None and self._heard(machine) in (heard, None):
+            while (heard := self._heard(machine)) is None or before is None or heard == before:
+                before = before or heard
                 if time.monotonic() > until_s:
                     raise HarnessError(f"{machine} was put back, and is not heard after {_BACK_S:g} s")
                 time.sleep(_LOOK_S)
@@ -80,10 +86,16 @@ class Machines:
         return done
 
     def _heard(self, machine: str) -> str | None:
-        """When the API server has heard its kubelet last; None where it does not say."""
+        """When the API server has heard its kubelet last; None where it does not say.
+
+        Raises:
+            ApiError: if we may not ask it.
+        """
         try:
             return str(self._api.get("Lease", machine)["spec"].get("renewTime", ""))
-        except ApiError:
+        except ApiError as error:
+            if error.status == HTTPStatus.FORBIDDEN:
+                raise
             return None
 
     def _require_breakable(self, machine: str) -> None:
@@ -108,13 +120,9 @@ class Machines:
         for pod in self._api.pods_on(machine):
             metadata = pod["metadata"]
             is_ours = metadata.get("labels", {}).get(manifests.SESSION) == self._session
-            if not (is_ours or _is_everywhere(metadata) or _has_ended(pod)):
+            if not (is_ours or _is_everywhere(metadata) or has_ended(pod)):
                 yield f"{metadata['namespace']}/{metadata['name']}"
 
 
 def _is_everywhere(metadata: Mapping[str, Any]) -> bool:
     return any(one["kind"] in ("DaemonSet", "Node") for one in metadata.get("ownerReferences", ()))
-
-
-def _has_ended(pod: Mapping[str, Any]) -> bool:
-    return pod.get("status", {}).get("phase") in ("Failed", "Succeeded")

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shlex
 import sys
@@ -14,6 +13,7 @@ from http import HTTPStatus
 from typing import Any
 
 from chaoskit.errors import HarnessError
+from chaoskit.substrate.errands import NotPutBack
 from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
 from chaoskit.substrate.undo import CommandEntry, UndoLog
 
@@ -32,7 +32,7 @@ def mark(api: KubernetesApi, name: str, machine: str, undo: UndoLog) -> Callable
     """
     if _has(api.get("Node", machine), name):
         raise HarnessError(f"{machine} has a {name} already")
-    told = json.dumps({"mark": name, "machine": machine, "server": api.server, **api.place})
+    told = json.dumps({"mark": name, "machine": machine, "server": api.server, **api.arguments})
     command = [sys.executable, "-m", "chaoskit.substrate.kubernetes.marks", told]
     entry = undo.plan(CommandEntry(shlex.join(command)))
 
@@ -42,9 +42,11 @@ def mark(api: KubernetesApi, name: str, machine: str, undo: UndoLog) -> Callable
 
     try:
         _change(api, name, machine, on=True)
-    except ApiError:  # it may be on all the same
-        with contextlib.suppress(ApiError):
+    except ApiError as failure:  # it may be on all the same
+        try:
             take_off()
+        except ApiError as error:  # its guard tries once more
+            raise NotPutBack(f"{failure}; {error}") from failure
         raise
     return take_off
 

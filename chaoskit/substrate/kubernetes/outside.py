@@ -37,21 +37,23 @@ class Outside:
 
     def __init__(self, session: Session, errands: Errands, own: str) -> None:
         self._api, self._pods, self._errands, self._own = session.api, session.pods, errands, own
-        self._begun: list[_Errand] = []
+        self._begun: list[_Outcome] = []
 
     def apply(self, node: str, action: Action) -> Applied:
-        pod = self._pods.get(node)
-        if pod is None or not pod.lives() or pod.leaves():  # its end would be taken for the machine's
-            raise ProcessLookupError(f"the pod of {node} is gone, or goes already")
         if isinstance(action, ApiServerStop):
-            made: _Errand = _StoppedServer(self._errands, action.lever, action.lasts_s, self._api)
+            made: _Outcome = _StoppedServer(self._errands, action.lever, action.lasts_s, self._api)
         else:
+            pod = self._pods.get(node)
+            if pod is None or not pod.lives() or pod.leaves():  # its end would be taken for the machine's
+                raise ProcessLookupError(f"the pod of {node} is gone, or goes already")
             made = self._break(action, pod.machine)
         self._begun.append(made)
         return made
 
-    def _break(self, action: Action, machine: str) -> _Errand:
-        if not machine or machine == self._own:
+    def _break(self, action: Action, machine: str) -> _Outcome:
+        if not machine:
+            raise HarnessError("nothing is broken: it is not known on which machine the pod is")
+        if machine == self._own:
             raise HarnessError(f"{machine} is not broken: what drives this run is there")
         match action:
             case MachineLoss(lever):
@@ -71,8 +73,8 @@ class Outside:
         self._errands.settle()
 
 
-class _Errand:
-    """One that was begun, and what shows that it has taken effect."""
+class _Outcome:
+    """An errand that was begun, and what shows that it has taken effect."""
 
     def __init__(self, errands: Errands, lever: str, machine: str, lasts_s: float = math.inf) -> None:
         self._errands = errands
@@ -92,10 +94,10 @@ class _Errand:
         return True
 
 
-class _LostMachine(_Errand):
+class _LostMachine(_Outcome):
     def __init__(self, errands: Errands, lever: str, machine: str, pods: SessionPods) -> None:
         # one that stands by is not watched
-        self._there = [pod for pod in pods.on(machine) if pod.lives() and not pod.stands_by]
+        self._there = [pod for pod in pods.on(machine) if not pod.stands_by and pod.lives()]
         self._machine, self._pods = machine, pods
         super().__init__(errands, lever, machine)
 
@@ -109,7 +111,7 @@ class _LostMachine(_Errand):
         return super().lift()
 
 
-class _EmptiedMachine(_Errand):
+class _EmptiedMachine(_Outcome):
     """A machine that the cluster empties by itself."""
 
     def __init__(self, errands: Errands, mark: str, machine: str, pods: SessionPods) -> None:
@@ -145,7 +147,7 @@ class _DrainedMachine(_EmptiedMachine):
         return super().shown()
 
 
-class _StoppedServer(_Errand):
+class _StoppedServer(_Outcome):
     def __init__(self, errands: Errands, lever: str, lasts_s: float, api: KubernetesApi) -> None:
         self._api, self._is_silent, self._is_over = api, False, threading.Event()
         super().__init__(errands, lever, "", lasts_s)

@@ -1,4 +1,4 @@
-"""On which machines no pod is to be made: those that are lost, as long as the scheduler may not know that."""
+"""On which machines a pod is made, and on which not: those that are lost, as long as the scheduler may not know it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LostMachines:
 
     def avoided(self, now_s: float) -> tuple[str, ...]:
         """Those that are to be avoided now."""
-        return tuple(sorted(one for one, lost_s in self._lost_s.items() if now_s < lost_s + AVOID_S))
+        return tuple(sorted(one for one, lost_s in list(self._lost_s.items()) if now_s < lost_s + AVOID_S))
 
 
 def only_on(pod: dict[str, Any], machines: Sequence[str]) -> None:

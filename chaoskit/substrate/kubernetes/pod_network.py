@@ -127,18 +127,24 @@ class PodPackets:
         assert isinstance(action, Block | Degrade)
         sources: dict[str, list[str]] = {}
         for source, target in action.ways:
-            with contextlib.suppress(SupervisorGone):  # what is gone sends nothing
-                sources.setdefault(target, []).append(self._pod(source).address)
+            if (pod := self._found(source)) is not None:  # what is gone sends nothing
+                sources.setdefault(target, []).append(pod.address)
         changed = _ChangedPods()
         try:
             for target, addresses in sources.items():
-                with contextlib.suppress(SupervisorGone):  # and receives nothing
-                    if (helper := self._pod(target).helper) is not None:
-                        changed.add(apply_away(helper, target, _received(action, tuple(addresses))))
+                pod = self._found(target)
+                if pod is None or not pod.lives() or pod.helper is None:  # and receives nothing
+                    continue
+                changed.add(pod, apply_away(pod.helper, target, _received(action, tuple(addresses))))
         except BaseException:
             changed.lift()
             raise
         return changed
+
+    def _found(self, station: str) -> Pod | None:
+        with contextlib.suppress(SupervisorGone):
+            return self._pod(station)
+        return None
 
     def release(self, node: str | None = None) -> None:
         """No rule keeps a process from ending."""
@@ -160,10 +166,11 @@ class _ChangedPods:
 
     def __init__(self) -> None:
         self._parts: dict[AppliedAway, int] = {}
+        self._pods: dict[AppliedAway, Pod] = {}
 
-    def add(self, part: AppliedAway) -> None:
+    def add(self, pod: Pod, part: AppliedAway) -> None:
         """It is made in one more."""
-        self._parts[part] = 0
+        self._parts[part], self._pods[part] = 0, pod
 
     def shown(self) -> int:
         for part in self._parts:
@@ -173,7 +180,9 @@ class _ChangedPods:
 
     def lift(self) -> bool:
         is_clean = True
-        for part in self._parts:
-            with contextlib.suppress(SupervisorGone):  # the rules went with the pod
+        for part, pod in self._pods.items():
+            try:
                 is_clean = part.lift() and is_clean
+            except SupervisorGone:  # the rules went with the pod, if that is gone
+                is_clean = is_clean and not pod.lives()
         return is_clean

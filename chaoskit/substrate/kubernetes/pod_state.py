@@ -24,6 +24,11 @@ class Pending:
         return f"{self.station}: {self.reason}" + (f" ({self.message})" if self.message else "")
 
 
+def has_ended(pod: Mapping[str, Any]) -> bool:
+    """Whether nothing of a pod runs, and nothing will."""
+    return pod.get("status", {}).get("phase") in ("Failed", "Succeeded")
+
+
 def pending(station: str, pod: Mapping[str, Any]) -> Pending | None:
     """Why a pod does not run; None while nothing is known against it."""
     return next(_reasons(station, pod), None)
@@ -31,7 +36,7 @@ def pending(station: str, pod: Mapping[str, Any]) -> Pending | None:
 
 def _reasons(station: str, pod: Mapping[str, Any]) -> Iterator[Pending]:
     status = pod.get("status", {})
-    if status.get("phase") in ("Failed", "Succeeded"):
+    if has_ended(pod):
         yield Pending(station, *_how_it_ended(status), is_final=True)
     for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
         waiting = container.get("state", {}).get("waiting")

@@ -10,7 +10,7 @@ import contextlib
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from chaoskit.errors import HarnessError
@@ -19,6 +19,7 @@ from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
 from chaoskit.substrate.kubernetes.diagnosis import PodDiagnosis
 from chaoskit.substrate.kubernetes.hindrance import Hindrance, How
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
+from chaoskit.substrate.kubernetes.pod_state import Pending, has_ended
 from chaoskit.substrate.network import COORDINATOR
 from chaoskit.substrate.supervisor.away import KernelAway
 from chaoskit.substrate.supervisor.link import SupervisorLink
@@ -44,16 +45,16 @@ class Pod:
         hindrance: what keeps it from running, if anything does.
         is_displaced: whether it would be elsewhere if no machine had been lost.
         fell_silent: whether it counts as lost because its supervisor did not answer.
-        asked_s: when the API server was last asked whether it is over, on the monotonic clock. is_over: its answer.
+        asked_s: when the API server was last asked whether it is over, on the monotonic clock. was_over: its answer.
     """
 
-    def __init__(self, station: str, place: str, is_over: Callable[[Pod], bool]) -> None:
+    def __init__(self, station: str, place: str, ask_over: Callable[[Pod], bool]) -> None:
         self.station, self.place, self.address, self.machine = station, place, "", ""
-        self.kernel = KernelAway(lambda: is_over(self))
+        self.kernel = KernelAway(lambda: ask_over(self))
         self.link: SupervisorLink | None = None
         self.helper: SupervisorLink | None = None
         self.hindrance: Hindrance | None = None
-        self.asked_s, self.is_over = -math.inf, False
+        self.asked_s, self.was_over = -math.inf, False
         self.goes = self.is_displaced = self.fell_silent = False
 
     def come(self, place: str, arrival: Arrival) -> None:
@@ -177,8 +178,12 @@ class SessionPods:
                 self._forget(pod)
                 self._api.delete("Pod", pod.place, grace_s=0)
         if self._may_have_others:
-            self._delete_others()
             self._may_have_others = False
+            try:
+                self._delete_others()
+            except BaseException:
+                self._may_have_others = True
+                raise
 
     def _delete_others(self) -> None:
         known = {pod.place for pod in self.all()}
@@ -245,7 +250,8 @@ class SessionPods:
             placement.keep_off(made, avoided)
         elif pod.station != COORDINATOR and not pod.stands_by:
             placement.only_on(made, self._options.breakable)
-        if self._hindrance is not None and not self._hindrance.is_over:
+        is_hindered = self._hindrance is not None and not self._hindrance.is_lifted
+        if self._hindrance is not None and is_hindered and pod.station != COORDINATOR:  # the run itself goes on
             pod.hindrance = self._hindrance
             pod.hindrance.spoil(made)
         self._api.create(made)
@@ -262,19 +268,16 @@ class SessionPods:
                 continue
             if is_given_up():
                 raise HarnessError("the run is over")
-            if any(pod.hindrance is not None and pod.hindrance.is_over for pod in missing.values()):
-                raise HarnessError("what kept the pod from running is over, and another one is made")
-            stations = [pod.station for pod in missing.values()]
-            told = self.diagnosis.pending(stations, missing)
-            for pod in missing.values():
-                for one in told:
-                    if pod.hindrance is not None and one.station == pod.station:
-                        pod.hindrance.hear(pod.place, one)
+            absent = {pod.station: pod for pod in missing.values()}
+            told = self.diagnosis.pending(absent, missing)
+            hindered = _hear_hindrances(absent, told)
             if told and (text := "; ".join(map(str, told))) != shown:
                 self._tell(shown := text)
             if time.monotonic() > until_s or any(one.is_final for one in told):
+                if hindered:  # nothing is wrong with what the user gave
+                    raise HarnessError(f"pods do not run: {shown}")
                 otherwise = f"no supervisor came to {self._runner}: can pods reach it?"
-                self.diagnosis.raise_not_running(told, stations, otherwise)
+                self.diagnosis.raise_not_running(told, list(absent), otherwise)
 
     def _await_ready(self, pod: Pod, is_given_up: Callable[[], bool] = lambda: False) -> None:
         until_s = time.monotonic() + _WARM_S
@@ -287,12 +290,17 @@ class SessionPods:
 
     # -- while a run goes on --------------------------------------------------------------------------------------
 
-    def replace(self, station: str, is_given_up: Callable[[], bool] = lambda: False) -> None:
+    def replace(
+        self,
+        station: str,
+        is_given_up: Callable[[], bool] = lambda: False,
+        prepare: Callable[[SupervisorLink], None] = lambda link: None,
+    ) -> None:
         """Have another pod for a station whose own is lost: one that stands by, else a new one. The stream of the lost
         one must have ended. Takes seconds where a pod is made.
 
         Args:
-            is_given_up: whether it is of no use any more.
+            is_given_up: whether it is of no use any more. prepare: does something there before it is the station's.
 
         Raises:
             ApiError, BadInput, HarnessError: if no pod can be made now, or it does not run in time.
@@ -302,6 +310,7 @@ class SessionPods:
             self._tidying.submit(self._drop, former)
         while (standby := self._take_standby()) is not None:
             if standby.link is not None and standby.link.await_sign(standby.link.ask_alive(), ANSWER_S):
+                prepare(standby.link)
                 standby.become(station)
                 standby.is_displaced = bool(self._options.breakable) and station != COORDINATOR
                 self.add(standby)
@@ -313,6 +322,8 @@ class SessionPods:
             self._create(pod)
             self.await_arrivals([pod], is_given_up)
             self._await_ready(pod, is_given_up)
+            assert pod.link is not None
+            prepare(pod.link)
         except BaseException:
             self._forget(pod)
             self._may_have_others = True  # the server may make it yet
@@ -393,15 +404,15 @@ class SessionPods:
         by the kernel's rule; and the API server has no such pod any more, or says that it has ended.
         """
         if pod.lives() or time.monotonic() < pod.asked_s + _ASK_AGAIN_S:
-            return pod.is_over
+            return pod.was_over
         pod.asked_s = time.monotonic()
         try:
             found = self._api.find("Pod", f"{manifests.PLACE}={pod.place}")
-            ended = all(one.get("status", {}).get("phase") in ("Failed", "Succeeded") for one in found)
+            ended = all(map(has_ended, found))
         except ApiError:  # no answer is no proof
             ended = False
         if ended:
-            pod.is_over = True
+            pod.was_over = True
             pod.kernel.end()
         return ended
 
@@ -412,3 +423,20 @@ class SessionPods:
         self._tidying.shutdown(cancel_futures=True)
         for pod in self.all():
             pod.hang_up()
+
+
+def _hear_hindrances(absent: Mapping[str, Pod], told: Iterable[Pending]) -> bool:
+    """Let what keeps pods from running hear why they do not. Whether anything does.
+
+    Raises:
+        HarnessError: if it does so no more: these pods will never run, and others would.
+    """
+    hindered = {station: pod for station, pod in absent.items() if pod.hindrance is not None}
+    for station, pod in hindered.items():
+        assert pod.hindrance is not None
+        if pod.hindrance.is_lifted:
+            raise HarnessError("what kept the pod from running is over, and another one is made")
+        for one in told:
+            if one.station == station:
+                pod.hindrance.hear(pod.place, one)
+    return bool(hindered)

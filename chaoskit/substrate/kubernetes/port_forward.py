@@ -33,7 +33,7 @@ def start(
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """A stream to a port of a pod, and the process that carries it. It ends if there is none in this time."""
     ours, theirs = socket.socketpair()
-    told = json.dumps({"pod": pod, "port": port, "patience_s": patience_s, **api.place})
+    told = json.dumps({"pod": pod, "port": port, "patience_s": patience_s, **api.arguments})
     command = [sys.executable, "-P", "-m", "chaoskit.substrate.kubernetes.port_forward", told]
     with theirs:
         process = subprocess.Popen(command, stdin=theirs.fileno(), start_new_session=True)

@@ -22,6 +22,7 @@ from chaoskit.errors import BadInput
 from chaoskit.osprocess import user_at_host
 from chaoskit.substrate.kubernetes import manifests, template
 from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
+from chaoskit.substrate.kubernetes.machines import Machines
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.substrate.kubernetes.pods import Pod, SessionPods
 from chaoskit.substrate.network import COORDINATOR
@@ -40,7 +41,7 @@ class Session:
         tell: told in a line why pods are waited for.
 
     Attributes:
-        pods: its pods, but the driver's.
+        pods: its pods, but the driver's. machines: those of the cluster, where no driver has them broken.
 
     Raises:
         BadInput: if the cluster, the namespace or the template cannot be used; nothing is made then.
@@ -61,6 +62,7 @@ class Session:
         self._reception = Reception("" if options.address else self._runner, token)
         self._owner: dict[str, Any] = {}
         self._ends: Undo | None = None
+        self.machines = Machines(self.api, self.name, options, undo)
         self.pods = SessionPods(self.api, self.name, options, self._reception, self._runner, self._manifest, tell)
         try:
             if self._driven is None:
@@ -129,7 +131,7 @@ def end(api: KubernetesApi, session: str) -> None:
 
 def end_command(session: str, api: KubernetesApi) -> list[str]:
     """What ends a session from outside, for a guard that knows no Kubernetes, and may have another environment."""
-    told = json.dumps({"session": session, "server": api.server, **api.place})
+    told = json.dumps({"session": session, "server": api.server, **api.arguments})
     return [sys.executable, "-m", "chaoskit.substrate.kubernetes.ending", told]
 
 

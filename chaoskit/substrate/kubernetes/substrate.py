@@ -25,7 +25,6 @@ from chaoskit.substrate.errands import Errands, ErrandsHere
 from chaoskit.substrate.job_cluster import JobCluster
 from chaoskit.substrate.kubernetes.actions import MACHINE_ACTIONS, POD_ACTIONS
 from chaoskit.substrate.kubernetes.backends import PodApi
-from chaoskit.substrate.kubernetes.machines import Machines
 from chaoskit.substrate.kubernetes.manifests import FILES, STANDBY
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.substrate.kubernetes.outside import Outside
@@ -117,7 +116,7 @@ class KubernetesSubstrate(AwaySubstrate):
         """The supervisor of a station does not answer: its pod is lost."""
         self._pods.give_up(self._pod(station))
 
-    async def replace_pod(self, node: str, run_directory: Path) -> None:
+    async def ensure_pod(self, node: str, run_directory: Path) -> None:
         """Have a pod for a node whose own is lost, if it is, while the event loop goes on.
 
         Raises:
@@ -132,15 +131,14 @@ class KubernetesSubstrate(AwaySubstrate):
             pod.hang_up()  # the loop may hear it, and what follows is done elsewhere
         given_up = threading.Event()
         try:
-            await asyncio.to_thread(self._replace_pod, node, pod, given_up.is_set)
+            await asyncio.to_thread(self._other_pod, node, pod, given_up.is_set)
         finally:
             given_up.set()
 
-    def _replace_pod(self, node: str, former: Pod | None, is_given_up: Callable[[], bool]) -> None:
+    def _other_pod(self, node: str, former: Pod | None, is_given_up: Callable[[], bool]) -> None:
         if former is not None:
             self._pods.kill(former)  # no agent is started while anything of the one before may run
-        self._pods.replace(node, is_given_up)
-        self._store_source(self.link(node))  # of a large job that takes a while
+        self._pods.replace(node, is_given_up, self._store_source)  # the directory of a large job takes a while
 
     def _pod(self, station: str) -> Pod:
         """The pod of a station. Raises SupervisorGone if it was lost since the run was to begin."""
@@ -193,15 +191,15 @@ class KubernetesSubstrate(AwaySubstrate):
     def backends(self, cluster: BaseCluster) -> Iterable[Backend]:
         assert self._session is not None
         yield PodApi(self._pods)
-        yield Outside(self._session, self._doer(), self._options.own_machine)
+        yield Outside(self._session, self._errands_of_run(), self._options.own_machine)
         yield from super().backends(cluster)
 
-    def _doer(self) -> Errands:
-        """What does errands: the client of this driver, or this process."""
+    def _errands_of_run(self) -> Errands:
+        """By the client of this driver, or by this process."""
         if self.errands is not None:
             return self.errands
         assert self._session is not None
-        return ErrandsHere(Machines(self._session.api, self._session.name, self._options, self.undo).do)
+        return ErrandsHere(self._session.machines.do)
 
     def job_cluster(self, *arguments: Any) -> JobCluster:
         return PodCluster(self, *arguments)
@@ -278,7 +276,7 @@ class PodCluster(JobCluster):
         """In its pod, if that is there still; else in another one."""
         if self._doubts is not None and (doubt := self._doubts.get(node)) is not None:
             await asyncio.shield(doubt)
-        await self._substrate.replace_pod(node, self.run_directory)
+        await self._substrate.ensure_pod(node, self.run_directory)
         if await self._substrate.is_silent(node):  # what follows is asked of it, and would wait for its answers
             self._substrate.give_up(node)
             raise HarnessError(f"the pod of {node} does not answer")

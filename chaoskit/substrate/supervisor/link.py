@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -102,7 +103,8 @@ class Listener:
 
 
 class SupervisorLink:
-    """Asks a supervisor, one thing after the other, and hears what it tells unasked.
+    """Asks a supervisor, one thing after the other, and hears what it tells unasked. Several threads may ask one whose
+    stream no event loop hears.
 
     Args:
         connection: a stream, proven by now where it is TCP.
@@ -119,6 +121,7 @@ class SupervisorLink:
         self.kernel: Kernel = kernel or HOST
         self._splitter = wire.Splitter(_decode)
         self._count = 0
+        self._one_at_a_time = threading.RLock()  # a pod may be looked at while a thread makes it another node's
         self._answers: dict[int, ProgramStarted | RequestDone | RequestFailed] = {}
         self._signs_of_life = 0
         self._version: str | None = None  # of its chaoskit, once it can start programs
@@ -257,16 +260,18 @@ class SupervisorLink:
         return msgspec.json.decode(answer.value, type=value)
 
     def _number(self) -> int:
-        self._count += 1
-        return self._count
+        with self._one_at_a_time:
+            self._count += 1
+            return self._count
 
     def _send(self, request: Request, *descriptors: int) -> None:
         data = wire.encode(request)
         try:
-            if descriptors:
-                sent = socket.send_fds(self._connection, [data], list(descriptors))
-                data = data[sent:]
-            self._connection.sendall(data)
+            with self._one_at_a_time:
+                if descriptors:
+                    sent = socket.send_fds(self._connection, [data], list(descriptors))
+                    data = data[sent:]
+                self._connection.sendall(data)
         except OSError as error:
             raise SupervisorGone(f"{self.name} is gone: {error}") from error
         except BaseException:  # a part of it was sent, and whatever follows would be taken for the rest
@@ -347,16 +352,17 @@ class SupervisorLink:
             until_s = time.monotonic() + limit_s  # it lives
 
     def _hear(self) -> None:
-        try:
-            data = self._connection.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT)
-        except BlockingIOError:  # it was heard meanwhile, while an answer was waited for
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self._let_go()
-        for report in self._splitter.feed(data):
-            self._take(report)
+        with self._one_at_a_time:
+            try:
+                data = self._connection.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:  # it was heard meanwhile, while an answer was waited for
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._let_go()
+            for report in self._splitter.feed(data):
+                self._take(report)
 
     def _take(self, report: Report) -> None:
         match report:

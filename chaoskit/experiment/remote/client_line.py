@@ -11,16 +11,17 @@ from collections import deque
 from chaoskit import wire
 from chaoskit.errors import HarnessError
 from chaoskit.experiment.remote.messages import (
-    Answer,
     DoErrand,
     EndErrand,
     ErrandDone,
+    FromDriver,
     Order,
+    ToDriver,
     pieces,
 )
 from chaoskit.substrate.supervisor.door import LINE_BYTES_MAX
 
-_decode = wire.decoder(Order)
+_decode = wire.decoder(ToDriver)
 
 
 class ClientLine:
@@ -33,7 +34,7 @@ class ClientLine:
         self._numbers = itertools.count(1)
         self._done: dict[int, str] = {}  # errand -> why it failed
 
-    def say(self, answer: Answer) -> None:
+    def say(self, answer: FromDriver) -> None:
         """Tell the client. Any thread may."""
         with self._saying:
             for piece in pieces(answer):
