@@ -11,6 +11,7 @@ from functools import partial
 from typing import ClassVar, Literal
 
 from chaoskit.errors import BadInput, HarnessError
+from chaoskit.osprocess import TcpTroubles
 from chaoskit.substrate import abilities
 from chaoskit.substrate.actions import Action, Applied
 from chaoskit.substrate.processes import Process
@@ -174,7 +175,7 @@ class TcpWatch:
         self._last = (time.monotonic(), self._before)
 
     def _read(self) -> list[int]:
-        found = [process.kernel.tcp_troubles(process) for process in self._processes]
+        found = [_troubles(process) for process in self._processes]
         return [one.losses if self._kind == "losses" else one.resets for one in found]
 
     @property
@@ -189,6 +190,14 @@ class TcpWatch:
             sure = map(min, now, last)
             self._most, self._last = [*map(max, self._most, sure)], (now_s, now)
         return self.noticed
+
+
+def _troubles(process: Process) -> TcpTroubles:
+    """What TCP of its network namespace has noticed; nothing where that cannot be asked any more."""
+    try:
+        return process.kernel.tcp_troubles(process)
+    except HarnessError:
+        return TcpTroubles()
 
 
 @dataclass(frozen=True, kw_only=True)

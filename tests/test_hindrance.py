@@ -21,14 +21,17 @@ def test_a_pod_asks_for_more_than_any_machine_has() -> None:
     beside, node = made["spec"]["containers"]
     assert beside == {"name": "beside"}
     assert node["image"] == "train:1"
-    assert node["resources"] == {"limits": {"cpu": "1000000", "memory": "1Gi"}, "requests": {"cpu": "1000000"}}
+    assert node["resources"] == {
+        "limits": {"cpu": "2", "memory": "1Gi", "chaoskit.dev/room": "1"},
+        "requests": {"chaoskit.dev/room": "1"},
+    }
 
 
 def test_a_pod_names_an_image_that_is_nowhere() -> None:
     made = pod()
     Hindrance("image").spoil(made)
     _, node = made["spec"]["containers"]
-    assert node == {"name": "node", "image": "chaoskit.invalid/no-such-image:1"}
+    assert node == {"name": "node", "image": "127.0.0.1:1/no-such-image:1"}
 
 
 @pytest.mark.parametrize(("how", "reason"), [("room", "Unschedulable"), ("image", "ErrImagePull")])

@@ -340,6 +340,28 @@ def test_a_pid_that_is_another_process_by_now_is_not_signalled(far: Started) -> 
     assert not process.is_gone()
 
 
+def test_a_sign_of_life_that_has_come_counts_when_the_time_is_over(far: Started) -> None:
+    """Many are asked at once, and looked at one after the other."""
+    before = far.link.ask_alive()
+    wait_until(lambda: far.link.await_sign(before, -1.0), "the sign of life")
+    assert not far.link.await_sign(before + 1, 0.0)
+
+
+def test_a_supervisor_that_is_doubted_is_asked_nothing(far: Started) -> None:
+    """It may not answer for long: that is no word of its processes, and nothing waits for it."""
+    process = far.start("outlive")
+    assert isinstance(process.kernel, KernelAway)
+    process.kernel.is_doubted = True
+    os.kill(far.process.pid, signal.SIGSTOP)
+    with pytest.raises(HarnessError, match="may be gone"):
+        process.is_gone()
+    with pytest.raises(HarnessError, match="may be gone"):
+        process.signal(signal.SIGKILL)
+    os.kill(far.process.pid, signal.SIGCONT)
+    process.kernel.is_doubted = False
+    assert not process.is_gone()
+
+
 def test_a_supervisor_that_is_gone_is_no_word_of_its_processes(far: Started) -> None:
     """A broken stream must confirm no fault: here they live on. They are gone when what keeps the node says so."""
     process = far.start("outlive")

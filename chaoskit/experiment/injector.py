@@ -17,6 +17,7 @@ from chaoskit.experiment.plan import fault_id
 from chaoskit.journal import Journal
 from chaoskit.osprocess import undisturbed
 from chaoskit.substrate.processes import Process
+from chaoskit.substrate.supervisor.link import SupervisorGone
 from chaoskit.vocabulary import Event
 from faults.base import Fault
 from faults.evidence import Evidence
@@ -117,8 +118,9 @@ class Injector:
         for _, target in self.in_force:
             if target is newest or target.gone_ns or not target.injected_ns:
                 continue
-            if target.process.is_gone():
-                target.gone_ns = time.monotonic_ns()
+            with contextlib.suppress(SupervisorGone):  # then nothing is known of it
+                if target.process.is_gone():
+                    target.gone_ns = time.monotonic_ns()
 
     def is_doomed(self, worker: str, process: Process) -> bool:
         """Whether a process ends, or was struck a moment ago: the same death must not be evidence of two faults."""

@@ -8,6 +8,7 @@ with the namespace.
 from __future__ import annotations
 
 import itertools
+import subprocess
 import time
 from collections.abc import Sequence
 
@@ -239,6 +240,8 @@ def _iptables(*arguments: str) -> bytes:
 def _call(package: str, command: list[str], script: str = "") -> bytes:
     try:
         done = commands.call(command, script)
+    except subprocess.TimeoutExpired as error:
+        raise HarnessError(str(error)) from error
     except FileNotFoundError:
         raise HarnessError(f"{command[0]} not found: install the package {package} where the network is") from None
     if done.returncode != 0:

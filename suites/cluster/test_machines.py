@@ -6,12 +6,18 @@ import pytest
 
 from chaoskit import Chaos, ElasticPolicy
 from chaoskit.suites.recovery.expect import AT, survives
-from faults import DrainMachine, Kill, LoseMachine, StopApiServer, TaintMachine
+from faults import DrainMachine, Fault, Kill, LoseMachine, StopApiServer, TaintMachine
 
 pytestmark = [pytest.mark.chaos(substrate="kubernetes"), pytest.mark.slow]
-may_empty = pytest.mark.skipif(bool(DrainMachine.unavailable()), reason=DrainMachine.unavailable())
-needs_machines = pytest.mark.skipif(bool(LoseMachine.unavailable()), reason=LoseMachine.unavailable())
-needs_levers = pytest.mark.skipif(bool(StopApiServer.unavailable()), reason=StopApiServer.unavailable())
+
+
+def needs(kind: type[Fault]) -> pytest.MarkDecorator:
+    """Skip a test where a fault of this kind cannot be done."""
+    reason = kind.unavailable()
+    return pytest.mark.skipif(bool(reason), reason=f"substrate kubernetes: {reason}")
+
+
+may_empty, needs_machines, needs_levers = needs(DrainMachine), needs(LoseMachine), needs(StopApiServer)
 
 
 @needs_machines

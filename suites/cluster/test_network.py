@@ -8,13 +8,15 @@ import pytest
 
 from chaoskit import Chaos
 from chaoskit.suites.recovery.expect import AT, survives
-from faults import Cut, Delay, Kill, Loss, Reset
+from faults import Cut, Delay, DeletePod, Kill, Loss, Reset
 
 VARIABLE = "CHAOSKIT_KUBERNETES_NETWORK_FAULTS"
+NO_HELPER = "" if os.environ.get(VARIABLE) == "allow" else f"pods have no helper: {VARIABLE}=allow"
+WHY_NOT = DeletePod.unavailable() or NO_HELPER
 pytestmark = [
     pytest.mark.chaos(substrate="kubernetes"),
     pytest.mark.slow,
-    pytest.mark.skipif(os.environ.get(VARIABLE) != "allow", reason=f"pods have no helper: {VARIABLE}=allow"),
+    pytest.mark.skipif(bool(WHY_NOT), reason=f"substrate kubernetes: {WHY_NOT}"),
 ]
 
 

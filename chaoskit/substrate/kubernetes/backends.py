@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 from chaoskit.errors import HarnessError
 from chaoskit.substrate.actions import Action, Applied
 from chaoskit.substrate.kubernetes.actions import POD_ACTIONS, ContainerCrash, PodDeletion, PodEviction, PodHindrance
@@ -30,8 +28,10 @@ class PodApi:
             case PodDeletion(grace_s):
                 self._pods.delete(pod, grace_s)
             case PodEviction(grace_s):
-                with contextlib.suppress(EvictionRefused):  # then nothing ends, and so nothing will be shown
+                try:
                     self._pods.evict(pod, grace_s)
+                except EvictionRefused:
+                    return _Refused()
             case ContainerCrash() if pod.link is not None:
                 pod.link.tell(CrashContainer())
             case _:
@@ -52,7 +52,18 @@ class _Removal:
         self._pods, self._pod = pods, pod
 
     def shown(self) -> int:
-        return int(self._pods.is_over(self._pod))
+        # of one that fell silent the stream was ended here
+        return int(not self._pod.fell_silent and self._pods.is_over(self._pod))
+
+    def lift(self) -> bool:
+        return True
+
+
+class _Refused:
+    """A pod that the API server did not tell to go: what ends it later is another's doing."""
+
+    def shown(self) -> int:
+        return 0
 
     def lift(self) -> bool:
         return True

@@ -13,8 +13,8 @@ _REASONS = {
     "room": frozenset({"Unschedulable"}),
     "image": frozenset({"ErrImagePull", "ErrImageNeverPull", "ImagePullBackOff"}),
 }
-_CORES = "1000000"
-_IMAGE = "chaoskit.invalid/no-such-image:1"  # RFC 6761: no host has such a name
+_ROOM = "chaoskit.dev/room"  # a resource that no machine has, and no quota counts
+_IMAGE = "127.0.0.1:1/no-such-image:1"  # no registry is there: it is refused at once
 
 
 class Hindrance:
@@ -36,7 +36,7 @@ class Hindrance:
             return
         resources = container.setdefault("resources", {})
         for kind in ("limits", "requests"):
-            resources[kind] = {**(resources.get(kind) or {}), "cpu": _CORES}
+            resources[kind] = {**(resources.get(kind) or {}), _ROOM: "1"}
 
     def hear(self, place: str, told: Pending) -> None:
         """Take in why a pod does not run, in the words of the cluster."""

@@ -180,6 +180,7 @@ def pod(
     made, container = _supervised(session, station, name, dial, options, given)
     if options.network_faults == "allow":
         made["spec"].setdefault("initContainers", []).append(_helper(container, name, dial, options))
+        made["spec"]["volumes"].append({"name": HELPER, "emptyDir": {}})
     if owned_by is not None:
         made["metadata"]["ownerReferences"] = [owned_by]
     return made
@@ -197,10 +198,16 @@ def _helper(node: Manifest, place: str, dial: list[str], options: KubernetesOpti
     capabilities = {"drop": ["ALL"], "add": ["NET_ADMIN", "NET_RAW"]}
     security = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": capabilities}
     kept: Manifest = {name: deepcopy(node[name]) for name in _OF_THE_NODE if name in node}
-    lock = {"name": "XTABLES_LOCKFILE", "value": "/tmp/xtables.lock"}  # the usual place cannot be written
+    own = {
+        "XTABLES_LOCKFILE": "/tmp/xtables.lock",  # the usual place cannot be written
+        "PYTHONNOUSERSITE": "1",  # nothing that a job has written is run as root
+    }
+    shared = ("chaoskit-files", "chaoskit-tmp", "chaoskit-shm")
+    mounts = [one for one in kept.get("volumeMounts", ()) if one["name"] not in shared]
     return {
         **kept,
-        "env": [*kept.get("env", ()), lock],
+        "env": [*kept.get("env", ()), *({"name": name, "value": value} for name, value in own.items())],
+        "volumeMounts": [*mounts, {"name": HELPER, "mountPath": "/tmp"}],
         "name": HELPER,
         "command": [*command, "--token-file", f"{_TOKEN}/token", "--grace-s", "0"],
         "restartPolicy": "Always",  # one that starts before the node's container, and ends after it

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
 import time
+from collections.abc import Callable, Collection, Sequence
 
 from chaoskit.errors import HarnessError
 from chaoskit.substrate.actions import Action, Applied
@@ -21,6 +21,7 @@ from chaoskit.substrate.kubernetes.api import ApiError, EvictionRefused, Kuberne
 from chaoskit.substrate.kubernetes.marks import CORDON, TAINT
 from chaoskit.substrate.kubernetes.pods import SessionPods
 from chaoskit.substrate.kubernetes.session import Session
+from chaoskit.substrate.network import COORDINATOR
 
 _ASK_AGAIN_S = 0.2
 _ANSWER_S = 2.0  # an API server that says nothing for so long has stopped
@@ -31,12 +32,14 @@ class Outside:
 
     Args:
         own: the machine on which this process runs: it would break the harness itself. "" for none of the cluster's.
+        nodes: of the run. Other pods of the session may be there still, and nothing watches these.
     """
 
     actions = MACHINE_ACTIONS
 
-    def __init__(self, session: Session, errands: Errands, own: str) -> None:
+    def __init__(self, session: Session, errands: Errands, own: str, nodes: Callable[[], Sequence[str]]) -> None:
         self._api, self._pods, self._errands, self._own = session.api, session.pods, errands, own
+        self._nodes = nodes
         self._begun: list[_Outcome] = []
 
     def apply(self, node: str, action: Action) -> Applied:
@@ -57,7 +60,7 @@ class Outside:
             raise HarnessError(f"{machine} is not broken: what drives this run is there")
         match action:
             case MachineLoss(lever):
-                return _LostMachine(self._errands, lever, machine, self._pods)
+                return _LostMachine(self._errands, lever, machine, self._pods, (COORDINATOR, *self._nodes()))
             case MachineDrain(grace_s):
                 return _DrainedMachine(self._errands, machine, self._pods, grace_s)
             case MachineTaint():
@@ -95,19 +98,24 @@ class _Outcome:
 
 
 class _LostMachine(_Outcome):
-    def __init__(self, errands: Errands, lever: str, machine: str, pods: SessionPods) -> None:
-        # one that stands by is not watched
-        self._there = [pod for pod in pods.on(machine) if not pod.stands_by and pod.lives()]
+    def __init__(
+        self, errands: Errands, lever: str, machine: str, pods: SessionPods, stations: Collection[str]
+    ) -> None:
+        self._there = [pod for pod in pods.on(machine) if pod.station in stations and pod.lives()]
         self._machine, self._pods = machine, pods
         super().__init__(errands, lever, machine)
 
     def shown(self) -> int:
         if not self.is_done():
             return 0
+        for pod in self._there:
+            pod.kernel.is_doubted = True
         return 2 if self._there and all(pod.fell_silent for pod in self._there) else 1
 
     def lift(self) -> bool:
         self._pods.expect_back(self._machine)
+        for pod in self._there:
+            pod.kernel.is_doubted = False
         return super().lift()
 
 
@@ -129,22 +137,32 @@ class _DrainedMachine(_EmptiedMachine):
         super().__init__(errands, CORDON, machine, pods)
         self._alive = [pod for pod in self._there if pod.lives()]
         self._evicting = threading.Thread(target=self._evict, args=[grace_s], name="ck-drain", daemon=True)
-        self._failure = ""
+        self._failure, self._is_refused, self._is_lifted = "", False, threading.Event()
 
     def _evict(self, grace_s: int) -> None:
-        try:
-            for pod in self._alive:
-                with contextlib.suppress(EvictionRefused):  # then it does not end, and nothing will be shown
-                    self._pods.evict(pod, grace_s)
-        except ApiError as error:
-            self._failure = str(error)
+        for pod in self._alive:
+            if self._is_lifted.is_set():
+                return
+            try:
+                self._pods.evict(pod, grace_s)
+            except EvictionRefused:  # what ends the pod later is another's doing
+                self._is_refused = True
+            except ApiError as error:
+                self._failure = str(error)
+                return
 
     def shown(self) -> int:
         if self.is_done() and self._evicting.ident is None:
-            self._evicting.start()
+            self._evicting.start()  # now: pods that are evicted before the cordon may come back there
         if self._failure:
             raise HarnessError(self._failure)
-        return super().shown()
+        return 0 if self._is_refused else super().shown()
+
+    def lift(self) -> bool:
+        self._is_lifted.set()
+        if self._evicting.ident is not None:
+            self._evicting.join()
+        return super().lift()
 
 
 class _StoppedServer(_Outcome):

@@ -133,8 +133,10 @@ class PodPackets:
         try:
             for target, addresses in sources.items():
                 pod = self._found(target)
-                if pod is None or not pod.lives() or pod.helper is None:  # and receives nothing
+                if pod is None or not pod.lives():  # and receives nothing
                     continue
+                if pod.helper is None:
+                    raise HarnessError(f"the pod of {target} has no helper")
                 changed.add(pod, apply_away(pod.helper, target, _received(action, tuple(addresses))))
         except BaseException:
             changed.lift()
@@ -173,9 +175,12 @@ class _ChangedPods:
         self._parts[part], self._pods[part] = 0, pod
 
     def shown(self) -> int:
-        for part in self._parts:
-            with contextlib.suppress(HarnessError):
+        for part, pod in self._pods.items():
+            try:
                 self._parts[part] = part.shown()
+            except HarnessError:
+                if pod.lives():
+                    raise
         return sum(self._parts.values())
 
     def lift(self) -> bool:
@@ -183,6 +188,8 @@ class _ChangedPods:
         for part, pod in self._pods.items():
             try:
                 is_clean = part.lift() and is_clean
-            except SupervisorGone:  # the rules went with the pod, if that is gone
+            except HarnessError:  # the rules go with the pod, and no run has a pod without its helper
                 is_clean = is_clean and not pod.lives()
+                if pod.helper is not None:
+                    pod.helper.close()
         return is_clean

@@ -10,7 +10,7 @@ import contextlib
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from chaoskit.errors import HarnessError
@@ -80,10 +80,6 @@ class Pod:
     def lives(self) -> bool:
         """Whether its supervisor still listens."""
         return self.link is not None and self.link.is_open()
-
-    def is_whole(self) -> bool:
-        """Whether its helper is there, too, if it has had one."""
-        return self.lives() and (self.helper is None or self.helper.is_open())
 
     def leaves(self) -> bool:
         """Whether its processes were told to end, or soon will be."""
@@ -171,11 +167,11 @@ class SessionPods:
             self._lost.is_back(machine)
         self._returning.clear()
         self._hindrance = None
-        self._find_silent()
         whole = not self._lost.avoided(time.monotonic())
         for pod in self.all():
-            if not pod.is_whole() or pod.leaves() or (pod.is_displaced and whole):
+            if not self.serves(pod) or (pod.is_displaced and whole):
                 self._forget(pod)
+                self._may_have_others = True
                 self._api.delete("Pod", pod.place, grace_s=0)
         if self._may_have_others:
             self._may_have_others = False
@@ -192,7 +188,21 @@ class SessionPods:
             if one["metadata"]["labels"].get(manifests.PLACE) not in known:
                 self._api.delete("Pod", one["metadata"]["name"], grace_s=0)
 
-    def _find_silent(self) -> None:
+    def serves(self, pod: Pod) -> bool:
+        """Whether another run can have it: it lives, with its helper where it is to have one, and goes nowhere."""
+        is_starting = pod.link is None or not pod.link.await_ready(0.0)
+        has_helper = pod.helper is not None and pod.helper.is_open()
+        is_whole = has_helper or is_starting or self._options.network_faults != "allow"
+        return pod.lives() and is_whole and not pod.leaves()
+
+    def drop_standbys(self, beyond: Collection[str]) -> None:
+        """Forget those that stand by for no run: a run that counts on having none would take one."""
+        for pod in self.all():
+            if pod.stands_by and pod.station not in beyond:
+                self._forget(pod)
+                self._tidying.submit(self._drop, pod)
+
+    def find_silent(self) -> None:
         """Have each supervisor give a sign of life that has started. Where none does, this end has no network."""
         there = [(pod, pod.link) for pod in self.all() if pod.link is not None and pod.link.await_ready(0.0)]
         asked = [(pod, link, link.ask_alive()) for pod, link in there if link.is_open()]
@@ -305,12 +315,19 @@ class SessionPods:
         Raises:
             ApiError, BadInput, HarnessError: if no pod can be made now, or it does not run in time.
         """
+        if is_given_up():
+            raise HarnessError("the run is over")
         if (former := self.get(station)) is not None:
             self._forget(former)
             self._tidying.submit(self._drop, former)
         while (standby := self._take_standby()) is not None:
             if standby.link is not None and standby.link.await_sign(standby.link.ask_alive(), ANSWER_S):
-                prepare(standby.link)
+                try:
+                    prepare(standby.link)
+                except BaseException:
+                    self._forget(standby)
+                    self._tidying.submit(self._drop, standby)
+                    raise
                 standby.become(station)
                 standby.is_displaced = bool(self._options.breakable) and station != COORDINATOR
                 self.add(standby)
@@ -386,15 +403,15 @@ class SessionPods:
         self._hindrance = Hindrance(how)
         return self._hindrance
 
-    def kill(self, pod: Pod) -> None:
-        """Delete a pod with no grace, and wait until nothing of it runs.
+    def kill(self, pod: Pod, is_given_up: Callable[[], bool] = lambda: False) -> None:
+        """Delete a pod with no grace, and wait until nothing of it runs, or that is of no use any more.
 
         Raises:
             HarnessError: if the API server refuses that, or the pod does not end.
         """
         self.delete(pod, 0)
         until_s = time.monotonic() + _END_S
-        while not self.is_over(pod):
+        while not self.is_over(pod) and not is_given_up():
             if time.monotonic() > until_s:
                 raise HarnessError(f"the pod of {pod.station} was deleted, and is not gone after {_END_S:g} s")
             time.sleep(_END_LOOK_S)
@@ -407,6 +424,8 @@ class SessionPods:
             return pod.was_over
         pod.asked_s = time.monotonic()
         try:
+            if pod.fell_silent and not pod.goes:  # its deletion failed, and nothing else ends it there
+                self.delete(pod, 0)
             found = self._api.find("Pod", f"{manifests.PLACE}={pod.place}")
             ended = all(map(has_ended, found))
         except ApiError:  # no answer is no proof

@@ -104,7 +104,7 @@ class Session:
 
     def is_over(self) -> bool:
         """Whether it can have no runs any more. One without a driver goes with the coordinator's pod."""
-        return not self.is_driven and ((pod := self.pods.get(COORDINATOR)) is None or not pod.lives())
+        return not self.is_driven and ((pod := self.pods.get(COORDINATOR)) is None or not self.pods.serves(pod))
 
     def close(self) -> None:
         """End everything in its pods, and delete all that it has made."""

@@ -59,9 +59,11 @@ class KubernetesSubstrate(AwaySubstrate):
         self._session: Session | None = None
 
     def warm_up(self) -> None:
-        if self._session is not None and self._session.is_over():
-            self._session.close()
-            self._session = None
+        if self._session is not None:
+            self._session.pods.find_silent()
+            if self._session.is_over():
+                self._session.close()
+                self._session = None
         if self._session is None:
             self._session = Session(self._options, self.undo, lambda line: self.tell(f"waiting for pods: {line}"))
         self._session.pods.settle_in()
@@ -90,6 +92,7 @@ class KubernetesSubstrate(AwaySubstrate):
             raise BadInput("device", config.device, "use 'cpu': no GPU was tried in pods yet")
         self.warm_up()
         standbys = [f"{STANDBY}{number}" for number in range(replacements)]
+        self._pods.drop_standbys(beyond=standbys)
         self._pods.stand_ready([*node_names(config.nodes_max), *standbys])
         return super().launch(config, run_directory, **options)
 
@@ -106,6 +109,19 @@ class KubernetesSubstrate(AwaySubstrate):
         """Whether the stream to a station's supervisor is open, and it does not answer."""
         link = pod.link if (pod := self._pods.get(station)) is not None else None
         return link is not None and link.is_open() and not await link.answers(ANSWER_S) and link.is_open()
+
+    @contextlib.contextmanager
+    def doubted(self, station: str) -> Iterator[None]:
+        """Ask nothing of the processes of a station, as long as a ``with`` lasts."""
+        pod = self._pods.get(station)
+        before = pod.kernel.is_doubted if pod is not None else False
+        if pod is not None:
+            pod.kernel.is_doubted = True
+        try:
+            yield
+        finally:
+            if pod is not None:
+                pod.kernel.is_doubted = before
 
     def together(self, node: str, nodes: Sequence[str]) -> tuple[str, ...]:
         """Those of these nodes whose pods are on the machine of a node's pod."""
@@ -137,7 +153,7 @@ class KubernetesSubstrate(AwaySubstrate):
 
     def _other_pod(self, node: str, former: Pod | None, is_given_up: Callable[[], bool]) -> None:
         if former is not None:
-            self._pods.kill(former)  # no agent is started while anything of the one before may run
+            self._pods.kill(former, is_given_up)  # no agent is started while anything of the one before may run
         self._pods.replace(node, is_given_up, self._store_source)  # the directory of a large job takes a while
 
     def _pod(self, station: str) -> Pod:
@@ -191,7 +207,7 @@ class KubernetesSubstrate(AwaySubstrate):
     def backends(self, cluster: BaseCluster) -> Iterable[Backend]:
         assert self._session is not None
         yield PodApi(self._pods)
-        yield Outside(self._session, self._errands_of_run(), self._options.own_machine)
+        yield Outside(self._session, self._errands_of_run(), self._options.own_machine, lambda: cluster.nodes)
         yield from super().backends(cluster)
 
     def _errands_of_run(self) -> Errands:
@@ -256,8 +272,9 @@ class PodCluster(JobCluster):
 
     async def _doubt(self, node: str) -> None:
         """A node is lost, and its stream may be open still: its agent alone has ended, or its machine is silent."""
-        if await self._substrate.is_silent(node):
-            self._substrate.give_up(node)
+        with self._substrate.doubted(node):
+            if await self._substrate.is_silent(node):
+                self._substrate.give_up(node)
 
     async def _watch_coordinator(self) -> None:
         """Where its machine is lost no connection ends: nothing comes any more."""

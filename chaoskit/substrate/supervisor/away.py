@@ -36,9 +36,14 @@ class KernelAway:
 
     Args:
         node_is_over: asks what keeps the node, when its supervisor is gone.
+
+    Attributes:
+        is_doubted: whether its supervisor may be gone though its stream is open: then it is asked nothing, as an answer
+            may not come for long.
     """
 
     def __init__(self, node_is_over: Callable[[], bool] = lambda: False) -> None:
+        self.is_doubted = False
         self._link: SupervisorLink | None = None
         self._is_over, self._node_is_over = False, node_is_over
 
@@ -54,6 +59,7 @@ class KernelAway:
         if not self._is_over:
             assert self._link is not None
             try:
+                self._require_undoubted()
                 found: Value = self._link.request(AskKernel, question, pid, ticks, value=value)
                 return found
             except SupervisorGone:
@@ -61,6 +67,11 @@ class KernelAway:
                     raise
                 self.end()
         return gone
+
+    def _require_undoubted(self) -> None:
+        assert self._link is not None
+        if self.is_doubted and self._link.is_open():
+            raise SupervisorGone(f"{self._link.name} may be gone")
 
     def find(self, pid: int) -> Process:
         nothing: _Described = (pid, None, "")
@@ -75,6 +86,7 @@ class KernelAway:
         if not self._is_over:
             assert self._link is not None
             try:
+                self._require_undoubted()
                 self._link.request(SendSignal, process.pid, process.ticks, signum, value=None)
                 return
             except SupervisorGone:

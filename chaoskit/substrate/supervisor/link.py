@@ -339,6 +339,7 @@ class SupervisorLink:
     def hear_until(self, condition: Callable[[], bool], limit_s: float = math.inf) -> bool:
         """Hear it until a condition is met. False if the supervisor is gone before, or the time is over."""
         until_s = time.monotonic() + limit_s
+        self._hear_until(condition, 0.0)  # what has come already counts
         while not condition() and not self._is_over and (left_s := until_s - time.monotonic()) > 0:
             self._hear_until(condition, min(left_s, _ANSWER_S))
         return condition()
