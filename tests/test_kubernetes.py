@@ -6,9 +6,11 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Iterator
@@ -314,6 +316,20 @@ def test_pods_of_the_session_are_hardened_and_belong_to_its_job(harness: Harness
 def test_what_cannot_be_done_in_a_pod_is_refused(harness: Harness, job: Path, fault: Fault, reason: str) -> None:
     with pytest.raises(BadInput, match=reason):
         run(harness, fault, job)
+
+
+@pytest.mark.costly
+@pytest.mark.slow
+def test_the_first_test_of_the_page_passes(tmp_path: Path) -> None:
+    """As it stands there."""
+    page = (pods.ROOT / "docs" / "kubernetes.md").read_text()
+    (example,) = re.findall(r"^   ```python\n(.*?)^   ```", page, re.DOTALL | re.MULTILINE)
+    (tmp_path / "test_it.py").write_text(textwrap.dedent(example))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--chaos-substrate", "kubernetes", "."]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=pods.environment(tmp_path), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
 
 
 @pytest.mark.costly
