@@ -124,9 +124,11 @@ class _Dropping:
     def lift(self) -> bool:
         if not self._is_lifted:
             self._looked_s = 0.0
-            self.shown()
-            _nft("delete", "table", "inet", self._table)
-            self._is_lifted = True
+            try:
+                self.shown()
+            finally:  # a count that cannot be had leaves no rule behind
+                _nft("delete", "table", "inet", self._table)
+                self._is_lifted = True
         return True
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -12,11 +11,10 @@ from chaoskit.errors import BadInput
 from chaoskit.substrate.actions import Action, Applied
 from chaoskit.substrate.kubernetes.actions import PodHindrance
 from chaoskit.substrate.kubernetes.hindrance import How
-from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from faults.base import require_seconds
 from faults.coordinator import ControlFault
 from faults.evidence import ApiServer, Counted, Evidence
-from faults.kubernetes.pod import EXAMPLE
+from faults.kubernetes.pod import EXAMPLE, pods_unavailable
 from faults.target import Target
 
 
@@ -42,10 +40,7 @@ class PendingPods(ControlFault):
 
     @classmethod
     def unavailable(cls) -> str:
-        try:
-            return KubernetesOptions.from_environment(os.environ).unavailable()
-        except BadInput as error:
-            return str(error)
+        return pods_unavailable()
 
     @property
     def needs(self) -> tuple[type[Action], ...]:

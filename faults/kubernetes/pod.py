@@ -43,6 +43,14 @@ async def pods_over(target: Target, processes: Sequence[Process], removal: Appli
     return msgspec.structs.replace(seen, source=OVER_SOURCE, more=_OVER)
 
 
+def pods_unavailable() -> str:
+    """Why no pod can be made with the options of the environment; "" if nothing is known against it."""
+    try:
+        return KubernetesOptions.from_environment(os.environ).unavailable()
+    except BadInput as error:
+        return str(error)
+
+
 def require_grace_s(grace_s: int) -> None:
     """Refuse what the API server takes for no grace period. Raises BadInput."""
     if grace_s < 0 or grace_s != int(grace_s):
@@ -65,10 +73,7 @@ class PodFault(NodeFault):
 
     @classmethod
     def unavailable(cls) -> str:
-        try:
-            return KubernetesOptions.from_environment(os.environ).unavailable()
-        except BadInput as error:
-            return str(error)
+        return pods_unavailable()
 
     @property
     def needs(self) -> tuple[type[Action], ...]:
