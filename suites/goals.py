@@ -59,8 +59,9 @@ def happened(chaos: Chaos, event: str, count: int = 1, source: str = "") -> Jour
     return JournalFlag(chaos, is_last)
 
 
-def all_took_effect(chaos: Chaos, faults: int, *sizes: int) -> JournalFlag:
-    """The goal of a run in which so many faults took effect and whose world has had these sizes, in this order.
+def all_took_effect(chaos: Chaos, faults: int, *sizes: int, replaced: int = 0) -> JournalFlag:
+    """The goal of a run in which so many faults took effect, whose world has had these sizes, in this order, and that
+    has replaced so many nodes.
 
     The exit status that is the evidence of a kill is read after the run only: such a fault has taken effect as soon as
     the coordinator gives up the worker that it struck.
@@ -68,6 +69,7 @@ def all_took_effect(chaos: Chaos, faults: int, *sizes: int) -> JournalFlag:
     struck: dict[str, str] = {}  # worker -> fault
     effective: set[str] = set()
     left = list(sizes)
+    nodes: list[str] = []
 
     def is_last(record: Record) -> bool:
         match record.event:
@@ -77,8 +79,10 @@ def all_took_effect(chaos: Chaos, faults: int, *sizes: int) -> JournalFlag:
                 effective.add(struck[record["worker"]])
             case "evidence":
                 effective.add(record["fault"])
+            case "node_replaced":
+                nodes.append(record["node"])
             case "commit" if left and record["world"] == left[0]:
                 left.pop(0)
-        return len(effective) >= faults and not left
+        return len(effective) >= faults and len(nodes) >= replaced and not left
 
     return JournalFlag(chaos, is_last)

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from chaoskit.errors import BadInput
+from chaoskit.errors import BadInput, HarnessError
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.replacing import NodeReplacer
 from chaoskit.journal import Journal, Record
@@ -23,9 +23,9 @@ from faults import Fault, FreezeNode, KillAgent, KillNode, LoseNode, Rack, Repla
 netns = pytest.mark.chaos(substrate="netns")
 
 
-def run(chaos: Chaos, *faults: Fault, **plan: Any) -> Outcome:
-    """Until the world is full again, and for 20 steps at least."""
-    goal = all_took_effect(chaos, len(faults))
+def run(chaos: Chaos, *faults: Fault, replaces: int, **plan: Any) -> Outcome:
+    """Until that many nodes are replaced and the world is full again, and for 20 steps at least."""
+    goal = all_took_effect(chaos, len(faults), replaced=replaces)
     settings = {"nodes": 3, "spares": 0, "steps": 20, "deadline_s": 90.0} | plan
     until = goal.until | {"world": settings["nodes"]}
     outcome = chaos.run(STEADY, faults=faults, watch=goal, until=until, **settings)
@@ -45,7 +45,7 @@ def lost(outcome: Outcome) -> list[Record]:
 @pytest.mark.parametrize("fault", [KillNode(rank=1, at_step=AT), KillAgent(rank=1, at_step=AT)], ids=str)
 def test_a_lost_node_is_replaced(chaos: Chaos, fault: Fault) -> None:
     """The new one has nothing in its memory, and takes part."""
-    outcome = run(chaos, fault, node_replacements=1)
+    outcome = run(chaos, fault, replaces=1, node_replacements=1)
     (gone,) = lost(outcome)
     assert replaced(outcome) == [gone["node"]]
     outcome.assert_same_losses_as_twin()
@@ -53,34 +53,42 @@ def test_a_lost_node_is_replaced(chaos: Chaos, fault: Fault) -> None:
 
 @netns
 def test_a_silent_node_is_replaced_on_a_network_that_works(chaos: Chaos) -> None:
-    outcome = run(chaos, LoseNode(rank=1, at_step=AT), node_replacements=1)
+    outcome = run(chaos, LoseNode(rank=1, at_step=AT), replaces=1, node_replacements=1)
     (gone,) = lost(outcome)
     assert replaced(outcome) == [gone["node"]]
 
 
 def test_no_more_are_replaced_than_the_run_says(chaos: Chaos) -> None:
     """Two nodes are lost, and one is replaced: the other node's rank starts on one of those that are there."""
-    outcome = run(chaos, Rack(rank=0, at_step=AT), nodes=4, rack_nodes=2, node_replacements=1)
+    outcome = run(chaos, Rack(rank=0, at_step=AT), replaces=1, nodes=4, rack_nodes=2, node_replacements=1)
     assert len(lost(outcome)) == 2
     assert len(replaced(outcome)) == 1
 
 
 def test_a_node_that_stands_still_is_not_replaced_and_comes_back(chaos: Chaos) -> None:
     """Something of it lives: another one under its name would be a second one. The reason is told once."""
-    outcome = run(chaos, FreezeNode(rank=1, at_step=AT, thaw_after_s=3.0), node_replacements=1)
+    outcome = run(chaos, FreezeNode(rank=1, at_step=AT, thaw_after_s=3.0), replaces=0, node_replacements=1)
     assert replaced(outcome) == []
     (failed,) = outcome.records(Event.REPLACEMENT_FAILED)
     assert "has processes still" in failed["reason"]
 
 
 class Nodes:
-    """A cluster of which nothing is asked but replacements, and those that come."""
+    """A cluster of which nothing is asked but replacements, and those that come.
 
-    def __init__(self) -> None:
+    Args:
+        ending: so many attempts find a process of the node that was lost.
+    """
+
+    def __init__(self, ending: int = 0) -> None:
+        self.ending = ending
         self.started: list[str] = []
         self.again = asyncio.Event()
 
     async def replaced(self, node: str) -> None:
+        if self.ending:
+            self.ending -= 1
+            raise HarnessError(f"{node} has processes still")
         if self.started:
             self.again.set()
         self.started.append(node)
@@ -106,8 +114,22 @@ def test_one_that_is_lost_before_it_is_heard_is_replaced_again(tmp_path: Path) -
     assert set(asyncio.run(story())) == {"node1"}
 
 
+def test_one_whose_last_process_is_just_ending_is_replaced_at_once(tmp_path: Path) -> None:
+    """Its agent has ended and its workers end with it: a pause that suits a machine that is off would cost steps."""
+
+    async def story() -> None:
+        replacer = NodeReplacer(cast("Cluster", nodes), 1, Journal(tmp_path, "harness"), join_s=0.01)
+        replacer.hear(NodeLost("node1", "its connection closed"))
+        async with asyncio.timeout(0.8):
+            await nodes.again.wait()
+        await replacer.close()
+
+    nodes = Nodes(ending=1)
+    asyncio.run(story())
+
+
 def test_by_default_a_lost_node_stays_lost(chaos: Chaos) -> None:
-    outcome = run(chaos, KillNode(rank=1, at_step=AT))
+    outcome = run(chaos, KillNode(rank=1, at_step=AT), replaces=0)
     assert replaced(outcome) == []
     assert {member["node"] for member in outcome.records(Event.PLAN)[-1]["members"]} == {"node0", "node2"}
 

@@ -11,8 +11,8 @@ from chaoskit.messages import Heartbeat, NodeLost
 from chaoskit.substrate.base import Cluster
 from chaoskit.vocabulary import Event
 
-#: After the first attempt that failed; doubled each time.
-FIRST_PAUSE_S = 1.0
+#: After the first attempt that failed; doubled each time. What a lost node leaves behind may just be ending.
+FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 15.0
 
 
