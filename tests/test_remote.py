@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -171,6 +172,21 @@ def test_a_supervisor_that_dies_is_an_error_of_its_run_only(tmp_path: Path) -> N
         with pytest.raises(HarnessError, match="gone, and with it the driver"):
             run(harness, watch=kill, steps=3000)
         assert run(harness).verdict == Verdict.PASSED
+
+
+@pytest.mark.costly
+def test_a_supervisor_whose_end_is_heard_late_costs_no_run(tmp_path: Path) -> None:
+    """It ends nothing but its stream, and that only after the next run has begun."""
+    place = LoopbackDriver()
+    host = RemoteHost(place, tell_on_stderr)
+    with contextlib.closing(host), Harness(host, tmp_path / "runs") as harness:
+        assert run(harness).verdict == Verdict.PASSED
+        assert place.process is not None
+        place.process.send_signal(signal.SIGSTOP)
+        end = threading.Timer(1.0, place.process.kill)
+        end.start()
+        assert run(harness).verdict == Verdict.PASSED
+        end.join()
 
 
 @pytest.mark.costly

@@ -191,7 +191,8 @@ class RemoteHost:
 
     def _reached(self) -> SupervisorLink:
         """The supervisor of a driver that takes orders. Raises BadInput, HarnessError."""
-        if self._link is not None and not self._link.is_open():
+        if self._link is not None and not _serves(self._link):
+            self._link.close()
             self._place.close()
             self._link = self.driver = None
         if self._link is None:
@@ -303,6 +304,12 @@ class RemoteHost:
         finally:
             shutil.rmtree(self._directory, ignore_errors=True)
             self.undo.close()
+
+
+def _serves(link: SupervisorLink) -> bool:
+    """Whether a supervisor is there still, and stays. What passes on its stream may learn of its end later than others:
+    it is asked, and the answer is waited for until the stream ends."""
+    return link.is_open() and link.await_sign(link.ask_alive(), math.inf) and not link.leaves
 
 
 def roots_of(faults: Iterable[Fault]) -> list[Path]:
