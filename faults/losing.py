@@ -118,7 +118,7 @@ class ReplaceNode(NodeFault):
         seen = await all_gone(target, processes)
         await target.sleep(self.back_after_s - target.seconds_since)
         target.lifted()
-        await target.cluster.replaced(target.node)
+        await target.cluster.replace(target.node)
         agent = target.cluster.root(target.node)
         async for beat in heard:
             if beat.node == target.node and beat.sent_ns > target.lifted_ns:  # else it is of the agent before this one

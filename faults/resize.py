@@ -125,7 +125,7 @@ class AddNode(ResizeFault):
         if gone is None:
             cluster.provide(len(cluster.nodes) + 1)
         else:
-            await cluster.replaced(gone)
+            await cluster.replace(gone)
         node, since_ns = gone or cluster.nodes[-1], time.monotonic_ns()
         target.release()
         async for beat in heard:

@@ -330,7 +330,7 @@ def test_a_lost_node_is_gone_at_once_and_another_one_takes_its_name(
     assert all(osprocess.is_ending(process.pid) for process in processes)
     assert (lost.state()["Status"], lost.state()["ExitCode"]) == ("exited", 128 + signal.SIGKILL)
     assert not cluster.round_trips_ms("node0", "node1", 1, 0.2)
-    cluster.replace("node1")
+    cluster.restart("node1")
     assert container_of(substrate, "node1").handle.id != lost.handle.id
     assert lost.name not in all_names()
     assert cluster.round_trips_ms("node0", "node1", 3)

@@ -85,7 +85,7 @@ class Nodes:
         self.started: list[str] = []
         self.again = asyncio.Event()
 
-    async def replaced(self, node: str) -> None:
+    async def replace(self, node: str) -> None:
         if self.ending:
             self.ending -= 1
             raise HarnessError(f"{node} has processes still")

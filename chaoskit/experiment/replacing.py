@@ -46,7 +46,7 @@ class NodeReplacer:
         pause_s, told = FIRST_PAUSE_S, ""
         while True:
             try:
-                await self._cluster.replaced(node)
+                await self._cluster.replace(node)
             except ChaoskitError as error:
                 if (reason := str(error)) != told:
                     self._journal.write(Event.REPLACEMENT_FAILED, node=node, reason=reason)

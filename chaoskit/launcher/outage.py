@@ -125,7 +125,7 @@ class NodeStarter:
         failed = {}
         for node in cluster.nodes:
             try:
-                cluster.replace(node)
+                cluster.restart(node)
             except HarnessError as error:
                 failed[node] = str(error)
         if len(failed) == len(cluster.nodes):

@@ -126,7 +126,7 @@ class BareCluster(BaseCluster):
     def worker(self, node: str, pid: int) -> Process:
         return _no_coordinator()
 
-    def replace(self, node: str) -> None:
+    def restart(self, node: str) -> None:
         _no_coordinator()
 
     def provide(self, count: int) -> None:

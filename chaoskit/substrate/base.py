@@ -59,13 +59,14 @@ class Cluster(Protocol):
     def dropped(self, node: str) -> int:
         """How many packets from or to a node that was lost did not arrive; 0 where they are not counted."""
 
-    def replace(self, node: str) -> None:
-        """Start a new agent under the name of a node that was lost: another incarnation, with empty memory, on a
-        network that works again. Raises HarnessError if something of the node still lives."""
+    def restart(self, node: str) -> None:
+        """Start an agent again under the name of a node that was lost: another incarnation, with empty memory, on a
+        network that works. Raises HarnessError if something of the node still lives."""
 
-    async def replaced(self, node: str) -> None:
-        """The same for a node that the coordinator holds for lost, while the event loop goes on. It takes seconds where
-        a machine must be found. Raises HarnessError if something of the node still lives, or no other one can start."""
+    async def replace(self, node: str) -> None:
+        """Have another node under the name of one that the coordinator holds for lost, while the event loop goes on. It
+        takes seconds where a machine must be found. Raises HarnessError if something of the node still lives, or no
+        other one can start."""
 
     def provide(self, count: int) -> None:
         """See to it that as many nodes were started, the lost ones among them. Raises HarnessError if it cannot."""

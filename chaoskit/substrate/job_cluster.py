@@ -227,7 +227,7 @@ class JobCluster(BaseCluster):
             self._start_agent(node)
             self.nodes = (*self.nodes, node)
 
-    def replace(self, node: str) -> None:
+    def restart(self, node: str) -> None:
         self.mend(node)
         self._start_agent(node)
 

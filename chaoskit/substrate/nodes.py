@@ -80,12 +80,12 @@ class BaseCluster:
             cut.lift()
             self._dropped[node] += cut.shown()
 
-    def replace(self, node: str) -> None:
+    def restart(self, node: str) -> None:
         """Start another node under the name of one that was lost."""
         raise NotImplementedError
 
-    async def replaced(self, node: str) -> None:
-        self.replace(node)
+    async def replace(self, node: str) -> None:
+        self.restart(node)
 
     def apply(self, node: str, action: Action) -> Applied:
         for backend in self._backends:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from chaoskit.errors import BadInput
 from chaoskit.substrate.actions import Action
 from chaoskit.substrate.kubernetes.actions import PodDeletion
 from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions
@@ -15,7 +13,7 @@ from chaoskit.substrate.network import COORDINATOR
 from faults.base import found
 from faults.coordinator import CoordinatorFault
 from faults.evidence import CoordinatorProcess, Evidence, ProcessEnded
-from faults.kubernetes.pod import EXAMPLE, OVER_SOURCE
+from faults.kubernetes.pod import EXAMPLE, OVER_SOURCE, pods_unavailable
 from faults.target import Target
 
 
@@ -40,13 +38,7 @@ class DeleteCoordinatorPod(CoordinatorFault):
 
     @classmethod
     def unavailable(cls) -> str:
-        try:
-            options = KubernetesOptions.from_environment(os.environ)
-        except BadInput as error:
-            return str(error)
-        if not options.has_driver and options.driven is None:
-            return f"without a driver that pod holds the session: leave {VARIABLE}HARNESS out, or use pod"
-        return options.unavailable()
+        return pods_unavailable(_lacks_driver)
 
     @property
     def needs(self) -> tuple[type[Action], ...]:
@@ -60,3 +52,9 @@ class DeleteCoordinatorPod(CoordinatorFault):
         target.release()
         found(await target.seen(lambda: (removal.shown() and not target.job_ended) or None))
         yield ProcessEnded(subject=CoordinatorProcess(process.pid), source=OVER_SOURCE, how="gone", status="")
+
+
+def _lacks_driver(options: KubernetesOptions) -> str:
+    if options.has_driver or options.driven is not None:
+        return ""
+    return f"without a driver that pod holds the session: leave {VARIABLE}HARNESS out, or use pod"

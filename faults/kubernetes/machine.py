@@ -18,7 +18,7 @@ from faults.base import found, require_seconds
 from faults.coordinator import ControlFault
 from faults.evidence import ApiServer, Evidence, MachineSilent, ServerSilent
 from faults.incidents import IncidentKind
-from faults.kubernetes.pod import EXAMPLE, pods_over, require_grace_s
+from faults.kubernetes.pod import EXAMPLE, pods_over, pods_unavailable, require_grace_s
 from faults.node import NodeFault
 from faults.processes import look_up
 from faults.target import Target
@@ -30,19 +30,17 @@ def _options() -> KubernetesOptions:
     return KubernetesOptions.from_environment(os.environ)
 
 
-def _unavailable(*, machines: bool, levers_needed: bool = True) -> str:
-    """Why nothing can be broken from outside; "" if it can. What drives a run there knows no levers, and need not."""
-    try:
-        options = _options()
-    except BadInput as error:
-        return str(error)
-    if reason := options.unavailable():
-        return reason
-    if machines and options.driven is None and not options.has_driver and in_a_pod() and not options.own_machine:
+def _lacks_machines(options: KubernetesOptions) -> str:
+    if options.driven is None and not options.has_driver and in_a_pod() and not options.own_machine:
         return f"say on which machine pytest runs, which is not broken: {VARIABLE}OWN_MACHINE=NAME"
-    if machines and not options.breakable:
+    if not options.breakable:
         return f"name the machines that may be broken: {VARIABLE}MACHINES=node1,node2"
-    if levers_needed and options.driven is None and not options.levers:
+    return ""
+
+
+def _lacks_levers(options: KubernetesOptions) -> str:
+    """What drives a run in a pod knows no levers, and need not."""
+    if options.driven is None and not options.levers:
         return f"name a file with the commands that break them, and their undo: {VARIABLE}LEVERS=FILE"
     return ""
 
@@ -86,7 +84,7 @@ class LoseMachine(NodeFault):
 
     @classmethod
     def unavailable(cls) -> str:
-        return _unavailable(machines=True)
+        return pods_unavailable(lambda options: _lacks_machines(options) or _lacks_levers(options))
 
     @property
     def needs(self) -> tuple[type[Action], ...]:
@@ -139,7 +137,7 @@ class EmptiedMachine(NodeFault):
 
     @classmethod
     def unavailable(cls) -> str:
-        return _unavailable(machines=True, levers_needed=False)
+        return pods_unavailable(_lacks_machines)
 
     @property
     def needs(self) -> tuple[type[Action], ...]:
@@ -223,7 +221,7 @@ class StopApiServer(ControlFault):
 
     @classmethod
     def unavailable(cls) -> str:
-        return _unavailable(machines=False)
+        return pods_unavailable(_lacks_levers)
 
     @property
     def needs(self) -> tuple[type[Action], ...]:

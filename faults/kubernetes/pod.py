@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -43,12 +43,16 @@ async def pods_over(target: Target, processes: Sequence[Process], removal: Appli
     return msgspec.structs.replace(seen, source=OVER_SOURCE, more=_OVER)
 
 
-def pods_unavailable() -> str:
-    """Why no pod can be made with the options of the environment; "" if nothing is known against it."""
+def pods_unavailable(lacks: Callable[[KubernetesOptions], str] = lambda options: "") -> str:
+    """Why no pod can be made with the options of the environment; "" if nothing is known against it.
+
+    ``lacks``: what else is missing from them, and its remedy.
+    """
     try:
-        return KubernetesOptions.from_environment(os.environ).unavailable()
+        options = KubernetesOptions.from_environment(os.environ)
     except BadInput as error:
         return str(error)
+    return options.unavailable() or lacks(options)
 
 
 def require_grace_s(grace_s: int) -> None:

@@ -289,7 +289,7 @@ class PodCluster(JobCluster):
     def together(self, node: str) -> tuple[str, ...]:
         return self._substrate.together(node, self.nodes)
 
-    async def replaced(self, node: str) -> None:
+    async def replace(self, node: str) -> None:
         """In its pod, if that is there still; else in another one."""
         if self._doubts is not None and (doubt := self._doubts.get(node)) is not None:
             await asyncio.shield(doubt)
@@ -297,4 +297,4 @@ class PodCluster(JobCluster):
         if await self._substrate.is_silent(node):  # what follows is asked of it, and would wait for its answers
             self._substrate.give_up(node)
             raise HarnessError(f"the pod of {node} does not answer")
-        self.replace(node)
+        self.restart(node)
