@@ -12,8 +12,8 @@ from faults.hang import Hang
 from faults.kill import Kill
 from faults.kubernetes.coordinator_pod import DeleteCoordinatorPod
 from faults.kubernetes.machine import DrainMachine, LoseMachine, StopApiServer, TaintMachine
-from faults.kubernetes.pending import BadImage, NoRoom
-from faults.kubernetes.pod import DeletePod, EvictPod, KillContainer
+from faults.kubernetes.pending import BadImage, NoQuota, NoRoom
+from faults.kubernetes.pod import DeletePod, EvictPod, KillContainer, PreemptPod
 from faults.leaving import Exit
 from faults.limits import LimitCpu, LimitIo, LimitMemory, LimitPids
 from faults.links import Flap, LinkDown
@@ -59,12 +59,14 @@ CATALOGUE: tuple[type[Fault], ...] = (
     DeleteCoordinatorPod,
     DeletePod,
     EvictPod,
+    PreemptPod,
     KillContainer,
     LoseMachine,
     DrainMachine,
     TaintMachine,
     StopApiServer,
     NoRoom,
+    NoQuota,
     BadImage,
     LimitCpu,
     LimitMemory,
@@ -138,10 +140,12 @@ __all__ = [
     "LosePeerCopy",
     "Loss",
     "NaN",
+    "NoQuota",
     "NoRoom",
     "OutOfMemory",
     "PoisonSnapshot",
     "Preempt",
+    "PreemptPod",
     "Rack",
     "Raise",
     "ReadOnlyDisk",

@@ -93,10 +93,12 @@ from faults import (
     LoseNode,
     LosePeerCopy,
     NaN,
+    NoQuota,
     NoRoom,
     OutOfMemory,
     PoisonSnapshot,
     Preempt,
+    PreemptPod,
     Rack,
     Raise,
     ReadOnlyDisk,
@@ -921,11 +923,11 @@ MAY_LEAD_TO: list[tuple[type[Fault], dict[str, Any], set[str]]] = [
     (KillNode, {}, EXITED | {"node lost"}),
     (Preempt, {}, EXITED | {"node lost"}),  # its agent ends first: nobody is left to tell more
     (FreezeNode, {}, EXITED | HUNG | {"node lost", "stopped"}),
-    *((kind, {}, set()) for kind in (KillCoordinator, DeleteCoordinatorPod, StopApiServer, NoRoom, BadImage)),
+    *((kind, {}, set()) for kind in (KillCoordinator, DeleteCoordinatorPod, StopApiServer, NoRoom, NoQuota, BadImage)),
     *((kind, {}, EXITED | {"node lost", "unreachable"}) for kind in (LoseNode, ReplaceNode, Rack)),
     *(
         (kind, {}, EXITED | {"node lost", "unreachable"})
-        for kind in (DeletePod, EvictPod, KillContainer, LoseMachine, DrainMachine, TaintMachine)
+        for kind in (DeletePod, EvictPod, PreemptPod, KillContainer, LoseMachine, DrainMachine, TaintMachine)
     ),
     *((kind, {}, HUNG | {"node lost", "slow", "unreachable"}) for kind in (LimitCpu, LimitIo)),
     *((kind, {}, FAILED | {"node lost", "slow", "unreachable"}) for kind in (LimitMemory, LimitPids)),

@@ -53,6 +53,7 @@ from faults import (
     KillNode,
     LimitCpu,
     NaN,
+    PreemptPod,
     ReplaceNode,
 )
 
@@ -176,6 +177,17 @@ def test_a_pod_is_taken_away(harness: Harness, fault: Fault, job: Path) -> None:
     assert record.state == "confirmed"
     assert "the API server has no such pod any more, or says" in record.evidence[1].observed
     assert not pods.pods(f"{STATION}=node1")
+
+
+@pytest.mark.costly
+@pytest.mark.slow
+def test_a_pod_that_is_not_preempted_proves_nothing(harness: Harness, job: Path) -> None:
+    """The other pod has a lower priority, so it waits; and it is gone when the run is over."""
+    with pods.lower_priority() as lower:
+        outcome = run(harness, PreemptPod(rank=1, at_step=8, priority_class=lower), job)
+    assert outcome.verdict.value == "unknown", outcome.reasons
+    assert outcome.records(Event.NODE_LOST) == []
+    wait_until(lambda: not pods.pods(f"{STATION}=preemptor"), "the end of the pod that was to preempt")
 
 
 @pytest.mark.costly

@@ -11,7 +11,7 @@ import msgspec
 
 from chaoskit.errors import BadInput
 from chaoskit.substrate.actions import Action, Applied
-from chaoskit.substrate.kubernetes.actions import ContainerCrash, PodDeletion, PodEviction
+from chaoskit.substrate.kubernetes.actions import ContainerCrash, PodDeletion, PodEviction, PodPreemption
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.substrate.processes import Process
 from faults import incidents
@@ -134,7 +134,7 @@ class DeletePod(GracefulPodFault):
 
     family: ClassVar[str] = "node"
     effect: ClassVar[str] = "the pod of one node is deleted, with all that was in it"
-    stands_for: ClassVar[str] = "operators and controllers that delete pods, and preemption by the scheduler"
+    stands_for: ClassVar[str] = "operators and controllers that delete pods"
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.CONTAINER,)
 
     @property
@@ -154,3 +154,42 @@ class EvictPod(GracefulPodFault):
     @property
     def removal(self) -> Action:
         return PodEviction(self.grace_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreemptPod(PodFault):
+    """Have the scheduler preempt the pod of the rank's node, for a pod of a higher priority that cannot be beside it.
+
+    That pod asks for no resources, so no other pod is preempted for it. The processes of the rank's pod have its grace
+    period (``terminationGracePeriodSeconds`` of the template, 30 s) to end.
+
+    Args:
+        priority_class: that of the other pod.
+    """
+
+    priority_class: str = "system-cluster-critical"
+
+    family: ClassVar[str] = "node"
+    effect: ClassVar[str] = "the scheduler takes the pod of one node away"
+    evidence: ClassVar[str] = (
+        "the API server says that the scheduler has preempted the pod, and then that it has no such pod any more or "
+        "that it has ended; the connection to its first process has ended"
+    )
+    stands_for: ClassVar[str] = "jobs of a higher priority on a cluster that is shared"
+    impact: ClassVar[str] = "the workers of the node are given up; with an elastic policy they leave"
+    undo: ClassVar[str] = "the other pod ends at once, and is deleted"
+    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.CONTAINER,)
+
+    @property
+    def removal(self) -> Action:
+        return PodPreemption(self.priority_class)
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        if not self.priority_class:
+            raise BadInput("priority_class", self.priority_class, "name a PriorityClass of the cluster")
+
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        processes = look_up(target)
+        with target.holding(target.cluster.apply(target.node, self.removal)) as removal:
+            yield await pods_over(target, processes, removal)

@@ -14,7 +14,9 @@ from faults import (
     Kill,
     KillContainer,
     KillCoordinator,
+    NoQuota,
     NoRoom,
+    PreemptPod,
     ReplaceNode,
 )
 
@@ -70,13 +72,25 @@ def test_a_replaced_pod_is_fresh_capacity(chaos: Chaos) -> None:
     heals(chaos, ReplaceNode(rank=1, at_step=AT, back_after_s=0.1), nodes=3, spares=0, steps=20)
 
 
-@pytest.mark.parametrize("fault", [NoRoom, BadImage])
-def test_a_lost_pod_is_replaced_once_that_can_be_done(chaos: Chaos, fault: type[NoRoom | BadImage]) -> None:
+@pytest.mark.parametrize("fault", [NoRoom, NoQuota, BadImage])
+def test_a_lost_pod_is_replaced_once_that_can_be_done(chaos: Chaos, fault: type[NoRoom | NoQuota | BadImage]) -> None:
     """The others train on while the cluster has no pod for it."""
     faults = fault(at_step=AT, lasts_s=4.0), DeletePod(rank=1, at_step=AT + 2)
     outcome = survives(chaos, *faults, nodes=3, spares=0, steps=600, node_replacements=1)
     assert len(outcome.records("node_replaced")) == 1
     assert outcome.steps[-1].world == 3
+
+
+def test_a_preempted_pod_costs_nothing(chaos: Chaos) -> None:
+    survives(chaos, PreemptPod(rank=1, at_step=AT), steps=300)
+
+
+def test_a_preempted_pod_leaves(chaos: Chaos) -> None:
+    """It has its grace period, as one that is drained."""
+    policy = ElasticPolicy(min_replicas=2, max_replicas=3)
+    outcome = survives(chaos, PreemptPod(rank=1, at_step=AT), nodes=3, spares=0, steps=300, elastic=policy)
+    assert outcome.records("detected") == []
+    assert outcome.steps[-1].world == 2
 
 
 @pytest.mark.parametrize("fault", [DeletePod, EvictPod])

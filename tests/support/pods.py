@@ -171,6 +171,17 @@ def person() -> Iterator[str]:
 
 
 @contextlib.contextmanager
+def lower_priority() -> Iterator[str]:
+    """A PriorityClass below that of pods that name none."""
+    group, name = "/apis/scheduling.k8s.io/v1/priorityclasses", "chaoskit-tests-lower"
+    ask("POST", group, {"metadata": {"name": name}, "value": -1})
+    try:
+        yield name
+    finally:
+        ask("DELETE", f"{group}/{name}")
+
+
+@contextlib.contextmanager
 def quota(pods: int) -> Iterator[None]:
     """No more pods than these may be made, as long as a ``with`` lasts."""
     path = f"/api/v1/namespaces/{namespace()}/resourcequotas"

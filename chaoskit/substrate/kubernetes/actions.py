@@ -18,13 +18,23 @@ class PodEviction(Action, frozen=True):
     grace_s: int
 
 
+class PodPreemption(Action, frozen=True):
+    """Have the scheduler preempt the pod for one of a higher priority; lifted, that one is deleted.
+
+    Shown: as for a deletion, where the API server says that it was the scheduler's doing.
+    """
+
+    priority_class: str
+
+
 class ContainerCrash(Action, frozen=True):
     """Have all processes of the container end at once, as if it was killed. Shown: as for a deletion."""
 
 
 class PodHindrance(Action, frozen=True):
-    """Have no pod run that is made meanwhile: for want of ``room``, or of its ``image``. Shown: pods of which the API
-    server says so.
+    """Have no pod run that is made meanwhile: for want of ``room``, or of its ``image``, or for a ``quota``.
+
+    Shown: pods of which the API server says so.
     """
 
     how: How
@@ -63,4 +73,6 @@ class ApiServerStop(Action, frozen=True):
 
 
 MACHINE_ACTIONS: frozenset[type[Action]] = frozenset({MachineLoss, MachineDrain, MachineTaint, ApiServerStop})
-POD_ACTIONS: frozenset[type[Action]] = frozenset({PodDeletion, PodEviction, ContainerCrash, PodHindrance})
+POD_ACTIONS: frozenset[type[Action]] = frozenset(
+    {PodDeletion, PodEviction, PodPreemption, ContainerCrash, PodHindrance}
+)

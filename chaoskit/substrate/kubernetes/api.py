@@ -29,6 +29,7 @@ _PLACES = {
     "Node": ("/api/v1", "nodes"),
     "Lease": (f"/apis/coordination.k8s.io/v1/namespaces/{_KUBELETS}", "leases"),
     "Job": ("/apis/batch/v1", "jobs"),
+    "ResourceQuota": ("/api/v1", "resourcequotas"),
     "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
 }
 _OF_NO_NAMESPACE = ("Namespace", "Node", "Lease")

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from chaoskit.errors import HarnessError
 from chaoskit.substrate.actions import Action, Applied
-from chaoskit.substrate.kubernetes.actions import POD_ACTIONS, ContainerCrash, PodDeletion, PodEviction, PodHindrance
+from chaoskit.substrate.kubernetes.actions import (
+    POD_ACTIONS,
+    ContainerCrash,
+    PodDeletion,
+    PodEviction,
+    PodHindrance,
+    PodPreemption,
+)
 from chaoskit.substrate.kubernetes.api import EvictionRefused
 from chaoskit.substrate.kubernetes.pods import Pod, SessionPods
 from chaoskit.substrate.supervisor.messages import CrashContainer
 
 
 class PodApi:
-    """Deletes and evicts the pods of nodes, has their containers crash, and keeps others from running."""
+    """Takes the pods of nodes away, has their containers crash, and keeps others from running."""
 
     actions = POD_ACTIONS
 
@@ -32,6 +39,8 @@ class PodApi:
                     self._pods.evict(pod, grace_s)
                 except EvictionRefused:
                     return _Refused()
+            case PodPreemption(priority_class):
+                return _Preemption(self._pods, pod, self._pods.crowd_out(pod, priority_class))
             case ContainerCrash() if pod.link is not None:
                 pod.link.tell(CrashContainer())
             case _:
@@ -56,6 +65,22 @@ class _Removal:
         return int(not self._pod.fell_silent and self._pods.is_over(self._pod))
 
     def lift(self) -> bool:
+        return True
+
+
+class _Preemption(_Removal):
+    """A pod that the scheduler is to take away, for the sake of another one."""
+
+    def __init__(self, pods: SessionPods, pod: Pod, preemptor: str) -> None:
+        super().__init__(pods, pod)
+        self._preemptor, self._is_preempted = preemptor, False
+
+    def shown(self) -> int:
+        self._is_preempted = self._is_preempted or self._pods.is_preempted(self._pod)
+        return super().shown() if self._is_preempted else 0
+
+    def lift(self) -> bool:
+        self._pods.delete_by_name(self._preemptor)
         return True
 
 

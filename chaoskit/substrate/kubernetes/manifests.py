@@ -10,6 +10,7 @@ from ipaddress import ip_network
 from typing import Any
 
 from chaoskit.substrate.kubernetes import placement, rights, template
+from chaoskit.substrate.kubernetes.hindrance import QUOTA
 from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions
 from chaoskit.substrate.network import COORDINATOR
 
@@ -116,6 +117,16 @@ def driver_rights(session: str, namespace: str, owned_by: Manifest) -> list[Mani
     ]
 
 
+def quota(session: str, owned_by: Manifest) -> Manifest:
+    """A quota that allows none of a resource that only spoiled pods ask for."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": session, "labels": labels(session, "quota"), "ownerReferences": [owned_by]},
+        "spec": {"hard": {f"requests.{QUOTA}": "0"}},
+    }
+
+
 def network_policy(session: str, runner: str, owned_by: Manifest) -> Manifest:
     """Pods of a session are reached by each other, and by the runner: its address; "" where that is one of them."""
     selected = {"matchLabels": {SESSION: session}}
@@ -184,6 +195,21 @@ def pod(
     if owned_by is not None:
         made["metadata"]["ownerReferences"] = [owned_by]
     return made
+
+
+def make_preemptor(made: Manifest, place: str, machine: str, priority_class: str) -> None:
+    """Make a pod one that asks for nothing but a machine without the pod of a place, and ends at once there."""
+    spec = made["spec"]
+    container = next(one for one in spec["containers"] if one["name"] == template.CONTAINER)
+    container["command"] = [container["command"][0], "-c", ""]
+    container.pop("resources", None)
+    spec["containers"], spec["initContainers"] = [container], []
+    for name in ("topologySpreadConstraints", "priority"):
+        spec.pop(name, None)
+    apart = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {PLACE: place}}}
+    spec["priorityClassName"] = priority_class
+    spec["affinity"] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
+    placement.only_on(made, [machine])
 
 
 def helper_place(place: str) -> str:

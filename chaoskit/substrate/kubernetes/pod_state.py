@@ -8,6 +8,7 @@ from typing import Any
 
 # Of a container that waits: the user has to change something, and nothing gets better by waiting.
 _FINAL = frozenset({"InvalidImageName"})
+_PREEMPTED = ("DisruptionTarget", "PreemptionByScheduler")
 _USUAL = frozenset({"ContainerCreating", "PodInitializing"})
 
 
@@ -27,6 +28,12 @@ class Pending:
 def has_ended(pod: Mapping[str, Any]) -> bool:
     """Whether nothing of a pod runs, and nothing will."""
     return pod.get("status", {}).get("phase") in ("Failed", "Succeeded")
+
+
+def was_preempted(pod: Mapping[str, Any]) -> bool:
+    """Whether the scheduler has told a pod to go for the sake of another one."""
+    conditions = pod.get("status", {}).get("conditions", ())
+    return any((one.get("type"), one.get("reason")) == _PREEMPTED for one in conditions)
 
 
 def pending(station: str, pod: Mapping[str, Any]) -> Pending | None:

@@ -19,7 +19,7 @@ from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
 from chaoskit.substrate.kubernetes.diagnosis import PodDiagnosis
 from chaoskit.substrate.kubernetes.hindrance import Hindrance, How
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
-from chaoskit.substrate.kubernetes.pod_state import Pending, has_ended
+from chaoskit.substrate.kubernetes.pod_state import Pending, has_ended, was_preempted
 from chaoskit.substrate.network import COORDINATOR
 from chaoskit.substrate.supervisor.away import KernelAway
 from chaoskit.substrate.supervisor.link import SupervisorLink
@@ -30,6 +30,8 @@ _WARM_S = 120.0
 _END_S = 30.0
 _END_LOOK_S = 0.02
 _ASK_AGAIN_S = 0.1
+#: The station of a pod that is made to take another one's place on its machine.
+PREEMPTOR = "preemptor"
 #: Within which a supervisor answers that has nothing else to do.
 ANSWER_S = 1.0
 
@@ -46,6 +48,7 @@ class Pod:
         is_displaced: whether it would be elsewhere if no machine had been lost.
         fell_silent: whether it counts as lost because its supervisor did not answer.
         asked_s: when the API server was last asked whether it is over, on the monotonic clock. was_over: its answer.
+        looked_s: when it was last asked whether the pod is preempted.
     """
 
     def __init__(self, station: str, place: str, ask_over: Callable[[Pod], bool]) -> None:
@@ -54,7 +57,7 @@ class Pod:
         self.link: SupervisorLink | None = None
         self.helper: SupervisorLink | None = None
         self.hindrance: Hindrance | None = None
-        self.asked_s, self.was_over = -math.inf, False
+        self.asked_s, self.was_over, self.looked_s = -math.inf, False, -math.inf
         self.goes = self.is_displaced = self.fell_silent = False
 
     def come(self, place: str, arrival: Arrival) -> None:
@@ -100,7 +103,7 @@ class SessionPods:
 
     Args:
         session: its name. reception: where supervisors come to. runner: the address that they dial.
-        manifest: the object of a pod, before it is said on which machines it may be.
+        manifest: the object of a pod, before it is said on which machines it may be. quota: that of a quota.
         tell: told in a line why pods are waited for.
     """
 
@@ -112,10 +115,12 @@ class SessionPods:
         reception: Reception,
         runner: str,
         manifest: Callable[[str, str], manifests.Manifest],
+        quota: Callable[[], manifests.Manifest],
         tell: Callable[[str], None],
     ) -> None:
         self._api, self._session, self._options = api, session, options
         self._reception, self._runner, self._manifest, self._tell = reception, runner, manifest, tell
+        self._quota = quota
         self.diagnosis = PodDiagnosis(api, session, options)
         self._by_station: dict[str, Pod] = {}
         self._lost, self._returning = placement.LostMachines(), set[str]()
@@ -264,7 +269,12 @@ class SessionPods:
         if self._hindrance is not None and is_hindered and pod.station != COORDINATOR:  # the run itself goes on
             pod.hindrance = self._hindrance
             pod.hindrance.spoil(made)
-        self._api.create(made)
+        try:
+            self._api.create(made)
+        except ApiError as error:
+            if pod.hindrance is not None:
+                pod.hindrance.hear_refusal(pod.place, str(error))
+            raise
 
     def await_arrivals(self, pods: Sequence[Pod], is_given_up: Callable[[], bool] = lambda: False) -> None:
         """Wait for supervisors, and say why they do not come. Raises BadInput, HarnessError."""
@@ -396,8 +406,40 @@ class SessionPods:
         self._api.evict(pod.place, grace_s)
         pod.goes = True
 
+    def crowd_out(self, pod: Pod, priority_class: str) -> str:
+        """Make a pod of a higher priority that is to be on the machine of another one, and not beside that one. Nothing
+        else is in its way, so the scheduler preempts no other. Gives its name. Raises ApiError.
+        """
+        name = f"{self._session}-preemptor-{secrets.token_hex(3)}"
+        made = self._manifest(PREEMPTOR, name)
+        manifests.make_preemptor(made, pod.place, pod.machine, priority_class)
+        self._may_have_others = True  # if it is not deleted
+        self._api.create(made)
+        return name
+
+    def is_preempted(self, pod: Pod) -> bool:
+        """Whether the API server says that the scheduler has told it to go."""
+        if time.monotonic() < pod.looked_s + _END_LOOK_S:
+            return False
+        pod.looked_s = time.monotonic()
+        try:
+            return was_preempted(self._api.get("Pod", pod.place))
+        except ApiError:
+            return False
+
+    def delete_by_name(self, name: str) -> None:
+        """Delete what is no station's. What is left goes before the next run."""
+        with contextlib.suppress(ApiError):
+            self._api.delete("Pod", name, grace_s=0)
+
     def hinder(self, how: How) -> Hindrance:
-        """Keep pods from running that are made from now on, until that is lifted, or replaced by another hindrance."""
+        """Keep pods from running that are made from now on, until that is lifted, or replaced by another hindrance.
+
+        Raises:
+            ApiError: if the quota that it needs cannot be made.
+        """
+        if how == "quota":
+            self._api.create(self._quota())  # it stays: it counts what no other pod asks for
         if self._hindrance is not None:
             self._hindrance.lift()
         self._hindrance = Hindrance(how)
