@@ -189,6 +189,33 @@ def test_a_supervisor_whose_end_is_heard_late_costs_no_run(tmp_path: Path) -> No
         end.join()
 
 
+LEAVES_A_MARK = """
+import sys, time
+from chaoskit.substrate.undo import CommandEntry, UndoLog
+
+UndoLog().plan(CommandEntry(f"touch {sys.argv[1]}"))
+print("planned", flush=True)
+time.sleep(60)
+"""
+
+
+def test_what_a_killed_client_and_its_guard_have_left_is_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the next start of a client: what is done outside the driver, such as to machines, is its own."""
+    (tmp_path / "runtime").mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
+    command = [sys.executable, "-c", LEAVES_A_MARK, str(tmp_path / "put-back")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == "planned\n"
+        for process in (*psutil.Process(client.pid).children(recursive=True), client):
+            process.kill()
+    assert not (tmp_path / "put-back").exists()
+    RemoteHost(LoopbackDriver(), tell_on_stderr).close()
+    assert (tmp_path / "put-back").exists()
+
+
 @pytest.mark.costly
 def test_a_twin_is_of_the_machines_that_are_there(tmp_path: Path) -> None:
     """One of a supervisor that is gone is not used: the next one may be on another processor."""

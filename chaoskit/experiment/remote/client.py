@@ -45,10 +45,11 @@ from chaoskit.substrate.actions import Action
 from chaoskit.substrate.errands import ErrandsHere
 from chaoskit.substrate.processes import Process
 from chaoskit.substrate.supervisor.away import kind_name
+from chaoskit.substrate.supervisor.ferry import PATIENCE_S
 from chaoskit.substrate.supervisor.link import SupervisorGone, SupervisorLink
 from chaoskit.substrate.supervisor.messages import LineClosed, LineData, Program
 from chaoskit.substrate.supervisor.sources import Source
-from chaoskit.substrate.undo import UndoLog, temporary_directory
+from chaoskit.substrate.undo import UndoLog, sweep, temporary_directory
 from faults import CATALOGUE
 from faults.base import Fault
 
@@ -113,6 +114,7 @@ class RemoteHost:
     """
 
     def __init__(self, place: DriverPlace, tell: Callable[[str], None]) -> None:
+        sweep()  # what runs that were killed have left behind
         self.name, self.undo = place.substrate, UndoLog()
         self._place, self._tell = place, tell
         self._numbers = itertools.count(1)
@@ -308,8 +310,8 @@ class RemoteHost:
 
 def _serves(link: SupervisorLink) -> bool:
     """Whether a supervisor is there still, and stays. What passes on its stream may learn of its end later than others:
-    it is asked, and the answer is waited for until the stream ends."""
-    return link.is_open() and link.await_sign(link.ask_alive(), math.inf) and not link.leaves
+    it is asked, and the answer is waited for as long as a stream may be interrupted."""
+    return link.is_open() and link.await_sign(link.ask_alive(), PATIENCE_S) and not link.leaves
 
 
 def roots_of(faults: Iterable[Fault]) -> list[Path]:
