@@ -12,7 +12,7 @@ from faults.hang import Hang
 from faults.kill import Kill
 from faults.kubernetes.coordinator_pod import DeleteCoordinatorPod
 from faults.kubernetes.machine import DrainMachine, LoseMachine, StopApiServer, TaintMachine
-from faults.kubernetes.pending import BadImage, NoQuota, NoRoom
+from faults.kubernetes.pending import BadImage, NoRoom
 from faults.kubernetes.pod import DeletePod, EvictPod, KillContainer, PreemptPod
 from faults.leaving import Exit
 from faults.limits import LimitCpu, LimitIo, LimitMemory, LimitPids
@@ -66,7 +66,6 @@ CATALOGUE: tuple[type[Fault], ...] = (
     TaintMachine,
     StopApiServer,
     NoRoom,
-    NoQuota,
     BadImage,
     LimitCpu,
     LimitMemory,
@@ -140,7 +139,6 @@ __all__ = [
     "LosePeerCopy",
     "Loss",
     "NaN",
-    "NoQuota",
     "NoRoom",
     "OutOfMemory",
     "PoisonSnapshot",

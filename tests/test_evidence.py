@@ -93,7 +93,6 @@ from faults import (
     LoseNode,
     LosePeerCopy,
     NaN,
-    NoQuota,
     NoRoom,
     OutOfMemory,
     PoisonSnapshot,
@@ -923,7 +922,7 @@ MAY_LEAD_TO: list[tuple[type[Fault], dict[str, Any], set[str]]] = [
     (KillNode, {}, EXITED | {"node lost"}),
     (Preempt, {}, EXITED | {"node lost"}),  # its agent ends first: nobody is left to tell more
     (FreezeNode, {}, EXITED | HUNG | {"node lost", "stopped"}),
-    *((kind, {}, set()) for kind in (KillCoordinator, DeleteCoordinatorPod, StopApiServer, NoRoom, NoQuota, BadImage)),
+    *((kind, {}, set()) for kind in (KillCoordinator, DeleteCoordinatorPod, StopApiServer, NoRoom, BadImage)),
     *((kind, {}, EXITED | {"node lost", "unreachable"}) for kind in (LoseNode, ReplaceNode, Rack)),
     *(
         (kind, {}, EXITED | {"node lost", "unreachable"})

@@ -34,18 +34,6 @@ def test_a_pod_names_an_image_that_is_nowhere() -> None:
     assert node == {"name": "node", "image": "127.0.0.1:1/no-such-image:1"}
 
 
-def test_a_pod_asks_for_more_than_a_quota_allows() -> None:
-    """It counts once the server says so; that a pod is refused for another reason is no evidence."""
-    hindrance, made = Hindrance("quota"), pod()
-    hindrance.spoil(made)
-    assert made["spec"]["containers"][1]["resources"]["requests"] == {"chaoskit.dev/quota": "1"}
-    hindrance.hear_refusal("one", 'pods "one" is forbidden: violates PodSecurity "restricted"')
-    hindrance.hear("one", Pending("node1", "Unschedulable"))
-    assert hindrance.shown() == 0
-    hindrance.hear_refusal("two", 'pods "two" is forbidden: exceeded quota: chaoskit-1, requested: ..., limited: ...')
-    assert hindrance.shown() == 1
-
-
 @pytest.mark.parametrize(("how", "reason"), [("room", "Unschedulable"), ("image", "ErrImagePull")])
 def test_only_its_own_reason_counts(how: Any, reason: str) -> None:
     """Once for each pod, however often the cluster says it."""

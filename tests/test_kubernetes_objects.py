@@ -14,7 +14,7 @@ from chaoskit.errors import BadInput
 from chaoskit.substrate import choice
 from chaoskit.substrate.kubernetes import manifests, template
 from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions
-from chaoskit.substrate.kubernetes.pod_state import Pending, pending
+from chaoskit.substrate.kubernetes.pod_state import Pending, pending, why_not_preempting
 
 OPTIONS = KubernetesOptions(image="registry/train:1")
 OWNER = {"apiVersion": "batch/v1", "kind": "Job", "name": "chaoskit-1", "uid": "a-b-c"}
@@ -83,7 +83,7 @@ def test_a_driver_has_a_role_for_pods_and_no_more() -> None:
     """Never to run commands in them; and no pod but the driver's has it."""
     account, role, binding = manifests.driver_rights("chaoskit-1", "chaos", OWNER)
     verbs = {(resource, verb) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
-    assert {resource for resource, _ in verbs} == {"pods", "pods/eviction", "pods/log"}
+    assert {resource for resource, _ in verbs} == {"pods", "pods/eviction", "pods/log", "events"}
     assert ("pods/log", "create") not in verbs
     assert binding["subjects"] == [
         {"kind": "ServiceAccount", "name": account["metadata"]["name"], "namespace": "chaos"}
@@ -113,6 +113,68 @@ def test_a_driver_asks_for_no_gpu() -> None:
     assert container["resources"] == {"limits": {"cpu": "2"}}
     assert pod(given)["spec"]["containers"][0]["resources"] == resources
     assert container["securityContext"] == pod()["spec"]["containers"][0]["securityContext"]
+
+
+# -- a pod for which another one is preempted -------------------------------------------------------------------------
+
+
+def test_a_preemptor_asks_for_nothing_but_its_place() -> None:
+    """Whatever the template says: else the scheduler could take others' pods, too, or could not schedule it."""
+    given = {
+        "metadata": {"labels": {"kueue.x-k8s.io/queue-name": "team"}},
+        "spec": {
+            "nodeName": "other",
+            "schedulerName": "mine",
+            "preemptionPolicy": "Never",
+            "tolerations": [{"operator": "Exists"}],
+            "resourceClaims": [{"name": "gpu"}],
+            "containers": [
+                {
+                    "name": "node",
+                    "ports": [{"containerPort": 80, "hostPort": 80}],
+                    "resources": {"limits": {"cpu": "2"}},
+                }
+            ],
+        },
+    }
+    made = manifests.preemptor(pod(given), "chaoskit-1-node0", "worker-7", "urgent")
+    assert made["metadata"]["labels"] == {
+        name: pod()["metadata"]["labels"][name] for name in made["metadata"]["labels"]
+    }
+    spec = made["spec"]
+    assert spec["tolerations"] == [{"operator": "Exists"}]
+    assert not {"nodeName", "schedulerName", "preemptionPolicy", "resourceClaims", "volumes", "initContainers"} & set(
+        spec
+    )
+    (container,) = spec["containers"]
+    assert set(container["resources"]["requests"].values()) == {"0"}
+    assert "ports" not in container
+    assert container["securityContext"] == pod()["spec"]["containers"][0]["securityContext"]
+    (apart,) = spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert apart["labelSelector"]["matchLabels"] == {manifests.PLACE: "chaoskit-1-node0"}
+
+
+VICTIM = {"spec": {"priority": 0}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ({"priority": 1000}, ""),
+        ({"priority": 1000, "containers": [{"resources": {"requests": {"cpu": "0", "memory": "0"}}}]}, ""),
+        ({"priority": 0}, "priority would be 0"),
+        ({}, "priority would be 0"),
+        ({"priority": 1000, "preemptionPolicy": "Never"}, "preempts no pods"),
+        ({"priority": 1000, "containers": [{"resources": {"requests": {"cpu": "500m"}}}]}, "others' pods"),
+        ({"priority": 1000, "initContainers": [{"resources": {"requests": {"memory": "1Gi"}}}]}, "others' pods"),
+        ({"priority": 1000, "overhead": {"memory": "120Mi"}}, "others' pods"),
+    ],
+)
+def test_what_would_not_preempt_one_pod_alone_is_not_made(spec: dict[str, Any], reason: str) -> None:
+    """As the server would have the pod: namespaces and webhooks add to it."""
+    found = why_not_preempting({"spec": spec}, VICTIM)
+    assert reason in found
+    assert bool(found) is bool(reason)
 
 
 # -- templates --------------------------------------------------------------------------------------------------------

@@ -65,15 +65,15 @@ def test_a_machine_is_avoided_until_it_is_back_or_the_scheduler_knows(events: li
     for machine, is_back, passed_s in events:
         now_s += passed_s
         if is_back:
-            lost.is_back(machine)
+            lost.note_back(machine)
             since.pop(machine, None)
         else:
-            lost.lose(machine, now_s)
+            lost.note_lost(machine, now_s)
             since[machine] = now_s
         assert lost.avoided(now_s) == tuple(sorted(one for one in since if now_s - since[one] < AVOID_S))
 
 
 def test_a_machine_that_is_not_known_is_not_avoided() -> None:
     lost = LostMachines()
-    lost.lose("", 0.0)
+    lost.note_lost("", 0.0)
     assert lost.avoided(1.0) == ()

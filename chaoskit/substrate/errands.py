@@ -31,7 +31,7 @@ class Errands(Protocol):
         """Whether it was done. Raises HarnessError if that failed."""
 
     def end(self, number: int) -> None:
-        """Have it put back. What cannot be is an error of the run, told where it was tried."""
+        """Have it put back. An undo that fails is an error of the run; the process that tried it says why."""
 
     def settle(self) -> None:
         """The run is over: have everything put back. Raises HarnessError with what could not be."""

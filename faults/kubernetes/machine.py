@@ -34,7 +34,7 @@ def _lacks_machines(options: KubernetesOptions) -> str:
     if options.driven is None and not options.has_driver and in_a_pod() and not options.own_machine:
         return f"say on which machine pytest runs, which is not broken: {VARIABLE}OWN_MACHINE=NAME"
     if not options.breakable:
-        return f"name the machines that may be broken: {VARIABLE}MACHINES=node1,node2"
+        return f"name the machines that may be broken: {VARIABLE}MACHINES=worker-7,worker-8"
     return ""
 
 

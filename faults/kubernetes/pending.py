@@ -1,4 +1,4 @@
-"""No pod can be made in the place of a lost one: there is no room or no quota for it, or its image is nowhere."""
+"""No pod can be made in the place of a lost one: there is no room for it, or its image is nowhere."""
 
 from __future__ import annotations
 
@@ -89,12 +89,3 @@ class BadImage(PendingPods):
     how: ClassVar[How] = "image"
     effect: ClassVar[str] = "the image of another pod cannot be pulled"
     stands_for: ClassVar[str] = "registries that are out, and tags that were taken away"
-
-
-@dataclass(frozen=True, kw_only=True)
-class NoQuota(PendingPods):
-    """Have every pod that is made ask for more than a quota of the namespace allows: the API server makes none."""
-
-    how: ClassVar[How] = "quota"
-    effect: ClassVar[str] = "a quota of the namespace forbids another pod"
-    stands_for: ClassVar[str] = "namespaces whose quota others have used up meanwhile"

@@ -35,12 +35,15 @@ def test_{name}(chaos):
     chaos.run("gpt", nodes=4, steps=60, faults=[{fault}])"""
 
 
-async def pods_over(target: Target, processes: Sequence[Process], removal: Applied) -> Evidence:
-    """Let the rank go on, and wait for the end of what was told to go: of the pods, and of the node's processes."""
+async def pods_over(target: Target, processes: Sequence[Process], removal: Applied, more: str = "") -> Evidence:
+    """Let the rank go on, and wait for the end of what was told to go: of the pods, and of the node's processes.
+
+    ``more``: what is known beside that where the removal has taken effect, in words.
+    """
     target.release()
     found(await target.seen(lambda: removal.shown() or None))
     seen = await all_gone(target, processes)
-    return msgspec.structs.replace(seen, source=OVER_SOURCE, more=_OVER)
+    return msgspec.structs.replace(seen, source=OVER_SOURCE, more=f"{_OVER}{more}")
 
 
 def pods_unavailable(lacks: Callable[[KubernetesOptions], str] = lambda options: "") -> str:
@@ -160,7 +163,8 @@ class EvictPod(GracefulPodFault):
 class PreemptPod(PodFault):
     """Have the scheduler preempt the pod of the rank's node, for a pod of a higher priority that cannot be beside it.
 
-    That pod asks for no resources, so no other pod is preempted for it. The processes of the rank's pod have its grace
+    That pod asks for no resources, so no other pod is preempted for it; where the cluster has it ask for some, none is
+    made, and the run is an error. The processes of the rank's pod have its grace
     period (``terminationGracePeriodSeconds`` of the template, 30 s) to end.
 
     Args:
@@ -172,8 +176,8 @@ class PreemptPod(PodFault):
     family: ClassVar[str] = "node"
     effect: ClassVar[str] = "the scheduler takes the pod of one node away"
     evidence: ClassVar[str] = (
-        "the API server says that the scheduler has preempted the pod, and then that it has no such pod any more or "
-        "that it has ended; the connection to its first process has ended"
+        "the connection to the first process of the pod has ended, the API server has no such pod any more, or says "
+        "that it has ended, and the scheduler names the pod for which it has preempted that"
     )
     stands_for: ClassVar[str] = "jobs of a higher priority on a cluster that is shared"
     impact: ClassVar[str] = "the workers of the node are given up; with an elastic policy they leave"
@@ -192,4 +196,4 @@ class PreemptPod(PodFault):
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         processes = look_up(target)
         with target.holding(target.cluster.apply(target.node, self.removal)) as removal:
-            yield await pods_over(target, processes, removal)
+            yield await pods_over(target, processes, removal, "; the scheduler says that it has preempted it for ours")

@@ -32,9 +32,8 @@ class ContainerCrash(Action, frozen=True):
 
 
 class PodHindrance(Action, frozen=True):
-    """Have no pod run that is made meanwhile: for want of ``room``, or of its ``image``, or for a ``quota``.
-
-    Shown: pods of which the API server says so.
+    """Have no pod run that is made meanwhile: for want of ``room``, or of its ``image``. Shown: pods of which the API
+    server says so.
     """
 
     how: How

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ _PLACES = {
     "Node": ("/api/v1", "nodes"),
     "Lease": (f"/apis/coordination.k8s.io/v1/namespaces/{_KUBELETS}", "leases"),
     "Job": ("/apis/batch/v1", "jobs"),
-    "ResourceQuota": ("/api/v1", "resourcequotas"),
+    "Event": ("/api/v1", "events"),
     "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
 }
 _OF_NO_NAMESPACE = ("Namespace", "Node", "Lease")
@@ -39,6 +39,7 @@ _NO_CONFIG = (TypeError, AttributeError, KeyError, ValueError)
 _BUDGET = "DisruptionBudget"
 _PORT_FORWARD = "v4.channel.k8s.io"
 _AGAIN = (429, 500, 502, 503, 504)
+_AGAIN_UNLESS_MANY = _AGAIN[1:]  # of an eviction 429 is the answer of a budget
 _AGAIN_S = 0.5
 _EXTRA = "install chaoskit[kubernetes]"
 
@@ -104,8 +105,8 @@ class KubernetesApi:
         self._client = client.ApiClient(settings)
 
     def create(self, manifest: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
-        """Make an object, and give it; one of this name that is there already, too: names are never used again, so it
-        is ours, and an answer was lost. Fields that do not exist are refused. Raises ApiError.
+        """Make an object, and give it; one of this name that is there already, too: names are never used again, so that
+        one is ours. Fields that do not exist are refused. Raises ApiError.
         """
         query = [("fieldValidation", "Strict"), *([("dryRun", "All")] if dry_run else [])]
         path = self._path(manifest["kind"])
@@ -138,6 +139,12 @@ class KubernetesApi:
         ]
         return found
 
+    def events_about(self, pod: str, reason: str) -> list[dict[str, Any]]:
+        """What the cluster has told of a pod, for this reason. Raises ApiError."""
+        query = [("fieldSelector", f"involvedObject.name={pod},reason={reason}")]
+        found: list[dict[str, Any]] = self._ask("GET", self._path("Event"), query)["items"]
+        return found
+
     def answers(self, limit_s: float) -> bool:
         """Whether the server says anything within this time."""
         try:
@@ -164,7 +171,7 @@ class KubernetesApi:
         options = {"gracePeriodSeconds": grace_s}
         body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}, "deleteOptions": options}
         try:
-            self._once("POST", f"{self._path('Pod')}/{pod}/eviction", body=body)
+            self._raw("POST", f"{self._path('Pod')}/{pod}/eviction", body=body, again=_AGAIN_UNLESS_MANY)
         except ApiError as error:
             if _BUDGET in error.causes:
                 raise EvictionRefused(str(error), error.status, error.causes) from None
@@ -225,7 +232,12 @@ class KubernetesApi:
         return found
 
     def _raw(
-        self, method: str, path: str, query: list[tuple[str, str]] | None = None, body: Mapping[str, Any] | None = None
+        self,
+        method: str,
+        path: str,
+        query: list[tuple[str, str]] | None = None,
+        body: Mapping[str, Any] | None = None,
+        again: Collection[int] = _AGAIN,
     ) -> bytes:
         """Ask again where the server is overloaded, or is being replaced, for a while."""
         until_s = time.monotonic() + ANSWER_S
@@ -233,7 +245,7 @@ class KubernetesApi:
             try:
                 return self._once(method, path, query, body)
             except ApiError as error:
-                if error.status not in _AGAIN or time.monotonic() + _AGAIN_S > until_s:
+                if error.status not in again or time.monotonic() + _AGAIN_S > until_s:
                     raise
                 time.sleep(_AGAIN_S)
 

@@ -28,9 +28,7 @@ class PodApi:
     def apply(self, node: str, action: Action) -> Applied:
         if isinstance(action, PodHindrance):
             return self._pods.hinder(action.how)
-        pod = self._pods.get(node)
-        if pod is None or not pod.lives() or pod.leaves():  # a second loss of one pod would be none
-            raise ProcessLookupError(f"the pod of {node} is gone, or goes already")
+        pod = self._pods.running(node)
         match action:
             case PodDeletion(grace_s):
                 self._pods.delete(pod, grace_s)
@@ -40,7 +38,7 @@ class PodApi:
                 except EvictionRefused:
                     return _Refused()
             case PodPreemption(priority_class):
-                return _Preemption(self._pods, pod, self._pods.crowd_out(pod, priority_class))
+                return _Preemption(self._pods, pod, self._pods.create_preemptor(pod, priority_class))
             case ContainerCrash() if pod.link is not None:
                 pod.link.tell(CrashContainer())
             case _:
@@ -73,15 +71,13 @@ class _Preemption(_Removal):
 
     def __init__(self, pods: SessionPods, pod: Pod, preemptor: str) -> None:
         super().__init__(pods, pod)
-        self._preemptor, self._is_preempted = preemptor, False
+        self._preemptor = preemptor
 
     def shown(self) -> int:
-        self._is_preempted = self._is_preempted or self._pods.is_preempted(self._pod)
-        return super().shown() if self._is_preempted else 0
+        return int(bool(super().shown()) and self._pods.was_preempted(self._pod, self._preemptor))
 
     def lift(self) -> bool:
-        self._pods.delete_by_name(self._preemptor)
-        return True
+        return self._pods.delete_preemptor(self._preemptor)
 
 
 class _Refused:

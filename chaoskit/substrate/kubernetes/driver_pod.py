@@ -66,7 +66,7 @@ class DriverPod:
                 if the pod does not run in time, with the reason.
         """
         try:
-            api, token = self._make(), secrets.token_hex(16)
+            api, token = self._connect(), secrets.token_hex(16)
             self._make_objects(api, token, undo)
             pod = self._await_running(api)
             link = self._reach(api, pod, token)
@@ -78,11 +78,11 @@ class DriverPod:
         return link
 
     def do(self, name: str, machine: str) -> Callable[[], None]:
-        """Pull a lever; see :class:`Machines`."""
+        """Pull a lever, or put a mark on; see :class:`Machines`."""
         assert self._machines is not None
         return self._machines.do(name, machine)
 
-    def _make(self) -> KubernetesApi:
+    def _connect(self) -> KubernetesApi:
         self._api = api = KubernetesApi(self._options.context, self._options.namespace)
         require_allowed(api)
         self._name = new_name()

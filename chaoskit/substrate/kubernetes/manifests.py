@@ -10,7 +10,6 @@ from ipaddress import ip_network
 from typing import Any
 
 from chaoskit.substrate.kubernetes import placement, rights, template
-from chaoskit.substrate.kubernetes.hindrance import QUOTA
 from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions
 from chaoskit.substrate.network import COORDINATOR
 
@@ -38,6 +37,14 @@ DRIVER_STATION = "driver"
 STANDBY = "standby"
 #: Resources that every machine has: a driver takes no others, such as GPUs.
 _PLAIN_RESOURCES = ("cpu", "memory", "ephemeral-storage")
+#: Fields of a pod that have no bearing on where it may be, and those that let it onto a machine.
+_OF_ANY_POD = (
+    "automountServiceAccountToken",
+    "enableServiceLinks",
+    "imagePullSecrets",
+    "securityContext",
+    "tolerations",
+)
 _SHM = "1Gi"
 _GRACE_S = 30
 #: A Job that has ended stays for so many seconds, so that its state can be read.
@@ -102,7 +109,7 @@ def secret(session: str, token: str, owned_by: Manifest, given: Mapping[str, Any
 
 
 def driver_rights(session: str, namespace: str, owned_by: Manifest) -> list[Manifest]:
-    """What lets a driver make, end and evict pods of the namespace, and read their logs."""
+    """The account of a driver, and the role that lets it do what it must (:data:`.rights.DRIVER_RIGHTS`)."""
     metadata = {"name": session, "labels": labels(session, DRIVER_STATION), "ownerReferences": [owned_by]}
     bound = {"apiVersion": f"{rights.RBAC}/v1", "metadata": metadata}
     return [
@@ -115,16 +122,6 @@ def driver_rights(session: str, namespace: str, owned_by: Manifest) -> list[Mani
             "subjects": [{"kind": "ServiceAccount", "name": session, "namespace": namespace}],
         },
     ]
-
-
-def quota(session: str, owned_by: Manifest) -> Manifest:
-    """A quota that allows none of a resource that only spoiled pods ask for."""
-    return {
-        "apiVersion": "v1",
-        "kind": "ResourceQuota",
-        "metadata": {"name": session, "labels": labels(session, "quota"), "ownerReferences": [owned_by]},
-        "spec": {"hard": {f"requests.{QUOTA}": "0"}},
-    }
 
 
 def network_policy(session: str, runner: str, owned_by: Manifest) -> Manifest:
@@ -197,19 +194,35 @@ def pod(
     return made
 
 
-def make_preemptor(made: Manifest, place: str, machine: str, priority_class: str) -> None:
-    """Make a pod one that asks for nothing but a machine without the pod of a place, and ends at once there."""
-    spec = made["spec"]
-    container = next(one for one in spec["containers"] if one["name"] == template.CONTAINER)
-    container["command"] = [container["command"][0], "-c", ""]
-    container.pop("resources", None)
-    spec["containers"], spec["initContainers"] = [container], []
-    for name in ("topologySpreadConstraints", "priority"):
-        spec.pop(name, None)
+def preemptor(like: Manifest, place: str, machine: str, priority_class: str) -> Manifest:
+    """A pod that asks for no resources, must be on a machine, and not beside the pod of a place; it ends at once.
+
+    ``like``: a pod of the session. What has no bearing on where a pod may be is taken from it.
+    """
+    spec = like["spec"]
+    node = next(one for one in spec["containers"] if one["name"] == template.CONTAINER)
+    container = {name: node[name] for name in ("name", "image", "imagePullPolicy", "securityContext") if name in node}
+    none = dict.fromkeys(_PLAIN_RESOURCES, "0")  # what is not named at all, a namespace may set
+    container |= {"command": [node["command"][0], "-c", ""], "resources": {"requests": none}}
     apart = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {PLACE: place}}}
-    spec["priorityClassName"] = priority_class
-    spec["affinity"] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
+    made: Manifest = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": like["metadata"]["name"],
+            "labels": {name: like["metadata"]["labels"][name] for name in (SESSION, STATION, PLACE)},
+            "ownerReferences": like["metadata"].get("ownerReferences", []),
+        },
+        "spec": {
+            **{name: spec[name] for name in _OF_ANY_POD if name in spec},
+            "restartPolicy": "Never",
+            "priorityClassName": priority_class,
+            "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}},
+            "containers": [container],
+        },
+    }
     placement.only_on(made, [machine])
+    return made
 
 
 def helper_place(place: str) -> str:

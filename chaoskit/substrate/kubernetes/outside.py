@@ -46,14 +46,11 @@ class Outside:
         if isinstance(action, ApiServerStop):
             made: _Outcome = _StoppedServer(self._errands, action.lever, action.lasts_s, self._api)
         else:
-            pod = self._pods.get(node)
-            if pod is None or not pod.lives() or pod.leaves():  # its end would be taken for the machine's
-                raise ProcessLookupError(f"the pod of {node} is gone, or goes already")
-            made = self._break(action, pod.machine)
+            made = self._begin(action, self._pods.running(node).machine)
         self._begun.append(made)
         return made
 
-    def _break(self, action: Action, machine: str) -> _Outcome:
+    def _begin(self, action: Action, machine: str) -> _Outcome:
         if not machine:
             raise HarnessError("nothing is broken: it is not known on which machine the pod is")
         if machine == self._own:
@@ -79,9 +76,9 @@ class Outside:
 class _Outcome:
     """An errand that was begun, and what shows that it has taken effect."""
 
-    def __init__(self, errands: Errands, lever: str, machine: str, lasts_s: float = math.inf) -> None:
+    def __init__(self, errands: Errands, errand: str, machine: str, lasts_s: float = math.inf) -> None:
         self._errands = errands
-        self._number: int | None = errands.begin(lever, machine, lasts_s)
+        self._number: int | None = errands.begin(errand, machine, lasts_s)
 
     def shown(self) -> int:
         raise NotImplementedError

@@ -16,12 +16,12 @@ class LostMachines:
     def __init__(self) -> None:
         self._lost_s: dict[str, float] = {}
 
-    def lose(self, machine: str, now_s: float) -> None:
+    def note_lost(self, machine: str, now_s: float) -> None:
         """A pod there does not answer any more. "" for a machine that is not known."""
         if machine:
             self._lost_s[machine] = now_s
 
-    def is_back(self, machine: str) -> None:
+    def note_back(self, machine: str) -> None:
         """A pod that was made later has come from there."""
         self._lost_s.pop(machine, None)
 

@@ -8,7 +8,6 @@ from typing import Any
 
 # Of a container that waits: the user has to change something, and nothing gets better by waiting.
 _FINAL = frozenset({"InvalidImageName"})
-_PREEMPTED = ("DisruptionTarget", "PreemptionByScheduler")
 _USUAL = frozenset({"ContainerCreating", "PodInitializing"})
 
 
@@ -30,15 +29,25 @@ def has_ended(pod: Mapping[str, Any]) -> bool:
     return pod.get("status", {}).get("phase") in ("Failed", "Succeeded")
 
 
-def was_preempted(pod: Mapping[str, Any]) -> bool:
-    """Whether the scheduler has told a pod to go for the sake of another one."""
-    conditions = pod.get("status", {}).get("conditions", ())
-    return any((one.get("type"), one.get("reason")) == _PREEMPTED for one in conditions)
-
-
 def pending(station: str, pod: Mapping[str, Any]) -> Pending | None:
     """Why a pod does not run; None while nothing is known against it."""
     return next(_reasons(station, pod), None)
+
+
+def why_not_preempting(pod: Mapping[str, Any], victim: Mapping[str, Any]) -> str:
+    """Why a pod, as the server would have it, would not preempt another one, or not that one alone; "" if it would."""
+    spec = pod.get("spec", {})
+    ours, theirs = spec.get("priority") or 0, victim.get("spec", {}).get("priority") or 0
+    if ours <= theirs:
+        return f"its priority would be {ours}, and that of the other pod is {theirs}: use another priority_class"
+    if spec.get("preemptionPolicy") == "Never":
+        return f"{spec.get('priorityClassName')} preempts no pods: use another priority_class"
+    containers = (*spec.get("initContainers", ()), *spec.get("containers", ()))
+    asked = [(one.get("resources") or {}).get("requests") or {} for one in (*containers, spec)]
+    asked.append(spec.get("overhead") or {})
+    if any(str(amount) != "0" for requests in asked for amount in requests.values()):
+        return "the cluster has it ask for resources, so others' pods might be preempted, too"
+    return ""
 
 
 def _reasons(station: str, pod: Mapping[str, Any]) -> Iterator[Pending]:

@@ -19,7 +19,7 @@ from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
 from chaoskit.substrate.kubernetes.diagnosis import PodDiagnosis
 from chaoskit.substrate.kubernetes.hindrance import Hindrance, How
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
-from chaoskit.substrate.kubernetes.pod_state import Pending, has_ended, was_preempted
+from chaoskit.substrate.kubernetes.pod_state import Pending, has_ended, why_not_preempting
 from chaoskit.substrate.network import COORDINATOR
 from chaoskit.substrate.supervisor.away import KernelAway
 from chaoskit.substrate.supervisor.link import SupervisorLink
@@ -40,7 +40,8 @@ class Pod:
     """One pod, and the streams that come from it.
 
     Attributes:
-        place: what its supervisor says that it is; never used again.
+        place: what its supervisor says that it is, and its label; never used again. It is the name of its object, too,
+            but of a pod that a Job has made.
         link, helper: the streams to its supervisor, and to what may change its network, if it has such a helper.
         address: under which its processes are reached. machine: on which it is.
         goes: whether this session has asked for its end.
@@ -48,17 +49,22 @@ class Pod:
         is_displaced: whether it would be elsewhere if no machine had been lost.
         fell_silent: whether it counts as lost because its supervisor did not answer.
         asked_s: when the API server was last asked whether it is over, on the monotonic clock. was_over: its answer.
-        looked_s: when it was last asked whether the pod is preempted.
     """
 
     def __init__(self, station: str, place: str, ask_over: Callable[[Pod], bool]) -> None:
-        self.station, self.place, self.address, self.machine = station, place, "", ""
+        self.station = station
+        self.place = place
+        self.address = ""
+        self.machine = ""
         self.kernel = KernelAway(lambda: ask_over(self))
         self.link: SupervisorLink | None = None
         self.helper: SupervisorLink | None = None
         self.hindrance: Hindrance | None = None
-        self.asked_s, self.was_over, self.looked_s = -math.inf, False, -math.inf
-        self.goes = self.is_displaced = self.fell_silent = False
+        self.goes = False
+        self.is_displaced = False
+        self.fell_silent = False
+        self.was_over = False
+        self.asked_s = -math.inf
 
     def come(self, place: str, arrival: Arrival) -> None:
         """Its supervisor has dialed, or its helper, which has a place of its own."""
@@ -103,7 +109,7 @@ class SessionPods:
 
     Args:
         session: its name. reception: where supervisors come to. runner: the address that they dial.
-        manifest: the object of a pod, before it is said on which machines it may be. quota: that of a quota.
+        manifest: the object of a pod, before it is said on which machines it may be.
         tell: told in a line why pods are waited for.
     """
 
@@ -115,12 +121,10 @@ class SessionPods:
         reception: Reception,
         runner: str,
         manifest: Callable[[str, str], manifests.Manifest],
-        quota: Callable[[], manifests.Manifest],
         tell: Callable[[str], None],
     ) -> None:
         self._api, self._session, self._options = api, session, options
         self._reception, self._runner, self._manifest, self._tell = reception, runner, manifest, tell
-        self._quota = quota
         self.diagnosis = PodDiagnosis(api, session, options)
         self._by_station: dict[str, Pod] = {}
         self._lost, self._returning = placement.LostMachines(), set[str]()
@@ -135,11 +139,20 @@ class SessionPods:
         return self._by_station.get(station)
 
     def all(self) -> Sequence[Pod]:
-        """Those of all stations."""
+        """The pods of all stations."""
         return tuple(self._by_station.values())
 
+    def running(self, node: str) -> Pod:
+        """The pod of a node, to be broken. Raises ProcessLookupError if it is gone, or goes already: what ends it then
+        would be another's doing.
+        """
+        pod = self.get(node)
+        if pod is None or not pod.lives() or pod.leaves():
+            raise ProcessLookupError(f"the pod of {node} is gone, or goes already")
+        return pod
+
     def on(self, machine: str) -> Sequence[Pod]:
-        """Those on a machine."""
+        """The pods on a machine."""
         return tuple(pod for pod in self.all() if pod.machine == machine)
 
     def add(self, pod: Pod) -> None:
@@ -169,7 +182,7 @@ class SessionPods:
             ApiError: if there are any, and the server does not answer.
         """
         for machine in self._returning:
-            self._lost.is_back(machine)
+            self._lost.note_back(machine)
         self._returning.clear()
         self._hindrance = None
         whole = not self._lost.avoided(time.monotonic())
@@ -215,7 +228,7 @@ class SessionPods:
         silent = [pod for pod, link, before in asked if not link.await_sign(before, until_s - time.monotonic())]
         for pod in silent:
             if len(silent) < len(asked):
-                self.give_up(pod)
+                self.note_silent(pod)
             else:
                 pod.hang_up()
 
@@ -225,7 +238,7 @@ class SessionPods:
         Raises:
             BadInput: if no pod can be made so. HarnessError: if one does not run in time, with the reason.
         """
-        made = [self.expected(station) for station in stations if station not in self._by_station]
+        made = [self.new_pod(station) for station in stations if station not in self._by_station]
         try:
             for pod in made:
                 self._create(pod)
@@ -242,7 +255,7 @@ class SessionPods:
 
     # -- how one is made ------------------------------------------------------------------------------------------
 
-    def expected(self, station: str) -> Pod:
+    def new_pod(self, station: str) -> Pod:
         """A pod that is to be made: its supervisor is let in."""
         pod = Pod(station, f"{self._session}-{station}-{secrets.token_hex(3)}", self.is_over)
         self.expect(pod)
@@ -271,12 +284,10 @@ class SessionPods:
             pod.hindrance.spoil(made)
         try:
             self._api.create(made)
-        except ApiError as error:
-            if pod.hindrance is not None:
-                pod.hindrance.hear_refusal(pod.place, str(error))
-            raise
+        except ApiError as error:  # without the name, which no other attempt has: the same reason is told once
+            raise ApiError(str(error).replace(pod.place, pod.station), error.status, error.causes) from None
 
-    def await_arrivals(self, pods: Sequence[Pod], is_given_up: Callable[[], bool] = lambda: False) -> None:
+    def await_arrivals(self, pods: Sequence[Pod], is_run_over: Callable[[], bool] = lambda: False) -> None:
         """Wait for supervisors, and say why they do not come. Raises BadInput, HarnessError."""
         missing = {place: pod for pod in pods for place in self._places(pod)}
         until_s, shown = time.monotonic() + self._options.startup_s, ""
@@ -284,9 +295,9 @@ class SessionPods:
             if (arrived := self._reception.await_any(missing, _LOOK_S)) is not None:
                 pod = missing.pop(arrived[0])
                 pod.come(*arrived)
-                self._lost.is_back(pod.machine)
+                self._lost.note_back(pod.machine)
                 continue
-            if is_given_up():
+            if is_run_over():
                 raise HarnessError("the run is over")
             absent = {pod.station: pod for pod in missing.values()}
             told = self.diagnosis.pending(absent, missing)
@@ -299,10 +310,10 @@ class SessionPods:
                 otherwise = f"no supervisor came to {self._runner}: can pods reach it?"
                 self.diagnosis.raise_not_running(told, list(absent), otherwise)
 
-    def _await_ready(self, pod: Pod, is_given_up: Callable[[], bool] = lambda: False) -> None:
+    def _await_ready(self, pod: Pod, is_run_over: Callable[[], bool] = lambda: False) -> None:
         until_s = time.monotonic() + _WARM_S
         while pod.link is None or not pod.link.await_ready(_LOOK_S):
-            if is_given_up():
+            if is_run_over():
                 raise HarnessError("the run is over")
             if not pod.lives() or time.monotonic() > until_s:
                 log = self.diagnosis.log(pod.station)
@@ -313,19 +324,19 @@ class SessionPods:
     def replace(
         self,
         station: str,
-        is_given_up: Callable[[], bool] = lambda: False,
+        is_run_over: Callable[[], bool] = lambda: False,
         prepare: Callable[[SupervisorLink], None] = lambda link: None,
     ) -> None:
         """Have another pod for a station whose own is lost: one that stands by, else a new one. The stream of the lost
         one must have ended. Takes seconds where a pod is made.
 
         Args:
-            is_given_up: whether it is of no use any more. prepare: does something there before it is the station's.
+            is_run_over: whether it is of no use any more. prepare: does something there before it is the station's.
 
         Raises:
             ApiError, BadInput, HarnessError: if no pod can be made now, or it does not run in time.
         """
-        if is_given_up():
+        if is_run_over():
             raise HarnessError("the run is over")
         if (former := self.get(station)) is not None:
             self._forget(former)
@@ -343,12 +354,12 @@ class SessionPods:
                 self.add(standby)
                 self._tidying.submit(self._label, standby)
                 return
-            self.give_up(standby)
-        pod = self.expected(station)
+            self.note_silent(standby)
+        pod = self.new_pod(station)
         try:
             self._create(pod)
-            self.await_arrivals([pod], is_given_up)
-            self._await_ready(pod, is_given_up)
+            self.await_arrivals([pod], is_run_over)
+            self._await_ready(pod, is_run_over)
             assert pod.link is not None
             prepare(pod.link)
         except BaseException:
@@ -368,9 +379,9 @@ class SessionPods:
                 self._tidying.submit(self._drop, pod)
         return None
 
-    def give_up(self, pod: Pod) -> None:
+    def note_silent(self, pod: Pod) -> None:
         """The supervisor of a pod does not answer: the pod is lost, and none is made on its machine for a while."""
-        self._lost.lose(pod.machine, time.monotonic())
+        self._lost.note_lost(pod.machine, time.monotonic())
         pod.fell_silent = True
         pod.hang_up()
         self._tidying.submit(self._drop, pod)
@@ -406,46 +417,53 @@ class SessionPods:
         self._api.evict(pod.place, grace_s)
         pod.goes = True
 
-    def crowd_out(self, pod: Pod, priority_class: str) -> str:
-        """Make a pod of a higher priority that is to be on the machine of another one, and not beside that one. Nothing
-        else is in its way, so the scheduler preempts no other. Gives its name. Raises ApiError.
+    def create_preemptor(self, pod: Pod, priority_class: str) -> str:
+        """Make a pod of a higher priority that can only run on the machine of another one, and not beside that one. So
+        the scheduler preempts that one, and no other. Gives its name.
+
+        Raises:
+            HarnessError: if that would be no such pod on this cluster; nothing is made then. ApiError.
         """
-        name = f"{self._session}-preemptor-{secrets.token_hex(3)}"
-        made = self._manifest(PREEMPTOR, name)
-        manifests.make_preemptor(made, pod.place, pod.machine, priority_class)
-        self._may_have_others = True  # if it is not deleted
-        self._api.create(made)
+        name = f"{self._session}-{PREEMPTOR}-{secrets.token_hex(3)}"
+        made = manifests.preemptor(self._manifest(PREEMPTOR, name), pod.place, pod.machine, priority_class)
+        if reason := why_not_preempting(self._api.create(made, dry_run=True), self._api.get("Pod", pod.place)):
+            raise HarnessError(f"no pod is made that preempts that of {pod.station}: {reason}")
+        pod.goes = True  # it may be preempted later, too: no other run has it
+        self._may_have_others = True
+        try:
+            self._api.create(made)
+        except ApiError:
+            self.delete_preemptor(name)  # it may be there all the same
+            raise
         return name
 
-    def is_preempted(self, pod: Pod) -> bool:
-        """Whether the API server says that the scheduler has told it to go."""
-        if time.monotonic() < pod.looked_s + _END_LOOK_S:
+    def was_preempted(self, pod: Pod, preemptor: str) -> bool:
+        """Whether the scheduler says that it has preempted a pod for another one. It says so for an hour."""
+        if time.monotonic() < pod.asked_s + _ASK_AGAIN_S:
             return False
-        pod.looked_s = time.monotonic()
+        pod.asked_s = time.monotonic()
         try:
-            return was_preempted(self._api.get("Pod", pod.place))
+            events = self._api.events_about(pod.place, "Preempted")
+            return any((one.get("related") or {}).get("name") == preemptor for one in events)
         except ApiError:
             return False
 
-    def delete_by_name(self, name: str) -> None:
-        """Delete what is no station's. What is left goes before the next run."""
-        with contextlib.suppress(ApiError):
+    def delete_preemptor(self, name: str) -> bool:
+        """Delete it, and say whether that was done. What is left goes before the next run."""
+        try:
             self._api.delete("Pod", name, grace_s=0)
+        except ApiError:
+            return False
+        return True
 
     def hinder(self, how: How) -> Hindrance:
-        """Keep pods from running that are made from now on, until that is lifted, or replaced by another hindrance.
-
-        Raises:
-            ApiError: if the quota that it needs cannot be made.
-        """
-        if how == "quota":
-            self._api.create(self._quota())  # it stays: it counts what no other pod asks for
+        """Keep pods from running that are made from now on, until that is lifted, or replaced by another hindrance."""
         if self._hindrance is not None:
             self._hindrance.lift()
         self._hindrance = Hindrance(how)
         return self._hindrance
 
-    def kill(self, pod: Pod, is_given_up: Callable[[], bool] = lambda: False) -> None:
+    def kill(self, pod: Pod, is_run_over: Callable[[], bool] = lambda: False) -> None:
         """Delete a pod with no grace, and wait until nothing of it runs, or that is of no use any more.
 
         Raises:
@@ -453,7 +471,7 @@ class SessionPods:
         """
         self.delete(pod, 0)
         until_s = time.monotonic() + _END_S
-        while not self.is_over(pod) and not is_given_up():
+        while not self.is_over(pod) and not is_run_over():
             if time.monotonic() > until_s:
                 raise HarnessError(f"the pod of {pod.station} was deleted, and is not gone after {_END_S:g} s")
             time.sleep(_END_LOOK_S)

@@ -19,6 +19,7 @@ from typing import Any
 
 from chaoskit import wire
 from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
+from chaoskit.substrate.kubernetes.pod_state import has_ended
 from chaoskit.substrate.supervisor.ferry import cross
 from chaoskit.substrate.supervisor.stream import watch
 
@@ -31,7 +32,7 @@ _PING_S = 10.0  # some proxies cut what is silent for a minute
 def start(
     api: KubernetesApi, pod: str, port: int, token: str, patience_s: float
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """A stream to a port of a pod, and the process that carries it. It ends if there is none in this time."""
+    """A stream to a port of a pod, and the process that carries it. That ends where no connection is made in time."""
     ours, theirs = socket.socketpair()
     told = json.dumps({"pod": pod, "port": port, "patience_s": patience_s, **api.arguments})
     command = [sys.executable, "-P", "-m", "chaoskit.substrate.kubernetes.port_forward", told]
@@ -78,12 +79,12 @@ def _read_line(local: socket.socket) -> str:
 def _require_alive(api: KubernetesApi, pod: str) -> None:
     """Raises LookupError if the pod is gone, or has ended."""
     try:
-        phase = api.get("Pod", pod).get("status", {}).get("phase")
+        found = api.get("Pod", pod)
     except ApiError as error:
         if error.status == HTTPStatus.NOT_FOUND:
             raise LookupError("the pod is gone") from None
         raise
-    if phase in ("Failed", "Succeeded"):
+    if has_ended(found):
         raise LookupError("the pod has ended")
 
 

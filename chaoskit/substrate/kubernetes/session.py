@@ -63,9 +63,7 @@ class Session:
         self._owner: dict[str, Any] = {}
         self._ends: Undo | None = None
         self.machines = Machines(self.api, self.name, options, undo)
-        self.pods = SessionPods(
-            self.api, self.name, options, self._reception, self._runner, self._manifest, self._quota, tell
-        )
+        self.pods = SessionPods(self.api, self.name, options, self._reception, self._runner, self._manifest, tell)
         try:
             if self._driven is None:
                 self._open(token)
@@ -96,9 +94,6 @@ class Session:
     def _manifest(self, station: str, place: str) -> manifests.Manifest:
         runner, owner = f"{self._runner}:{self._reception.address[1]}", self._owner or None
         return manifests.pod(self.name, station, place, runner, self._options, self._given, owner)
-
-    def _quota(self) -> manifests.Manifest:
-        return manifests.quota(self.name, self._owner)
 
     # -- its end --------------------------------------------------------------------------------------------------
 

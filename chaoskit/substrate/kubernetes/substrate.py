@@ -128,9 +128,9 @@ class KubernetesSubstrate(AwaySubstrate):
         there = {pod.station for pod in self._pods.on(self._pod(node).machine)}
         return tuple(one for one in nodes if one in there)
 
-    def give_up(self, station: str) -> None:
+    def note_silent(self, station: str) -> None:
         """The supervisor of a station does not answer: its pod is lost."""
-        self._pods.give_up(self._pod(station))
+        self._pods.note_silent(self._pod(station))
 
     async def ensure_pod(self, node: str, run_directory: Path) -> None:
         """Have a pod for a node whose own is lost, if it is, while the event loop goes on.
@@ -145,16 +145,16 @@ class KubernetesSubstrate(AwaySubstrate):
         if pod is not None:
             self.settle(node, run_directory)
             pod.hang_up()  # the loop may hear it, and what follows is done elsewhere
-        given_up = threading.Event()
+        run_over = threading.Event()
         try:
-            await asyncio.to_thread(self._other_pod, node, pod, given_up.is_set)
+            await asyncio.to_thread(self._other_pod, node, pod, run_over.is_set)
         finally:
-            given_up.set()
+            run_over.set()
 
-    def _other_pod(self, node: str, former: Pod | None, is_given_up: Callable[[], bool]) -> None:
+    def _other_pod(self, node: str, former: Pod | None, is_run_over: Callable[[], bool]) -> None:
         if former is not None:
-            self._pods.kill(former, is_given_up)  # no agent is started while anything of the one before may run
-        self._pods.replace(node, is_given_up, self._store_source)  # the directory of a large job takes a while
+            self._pods.kill(former, is_run_over)  # no agent is started while anything of the one before may run
+        self._pods.replace(node, is_run_over, self._store_source)  # the directory of a large job takes a while
 
     def _pod(self, station: str) -> Pod:
         """The pod of a station. Raises SupervisorGone if it was lost since the run was to begin."""
@@ -274,7 +274,7 @@ class PodCluster(JobCluster):
         """A node is lost, and its stream may be open still: its agent alone has ended, or its machine is silent."""
         with self._substrate.doubted(node):
             if await self._substrate.is_silent(node):
-                self._substrate.give_up(node)
+                self._substrate.note_silent(node)
 
     async def _watch_coordinator(self) -> None:
         """Where its machine is lost no connection ends: nothing comes any more."""
@@ -282,7 +282,7 @@ class PodCluster(JobCluster):
             await asyncio.sleep(_LOOK_S)
             quiet_s = time.monotonic() - self._spoke_s
             if quiet_s > _LOOK_S and await self._substrate.is_silent(COORDINATOR):
-                self._substrate.give_up(COORDINATOR)
+                self._substrate.note_silent(COORDINATOR)
                 with contextlib.suppress(OSError):
                     self._observer.shutdown(socket.SHUT_RDWR)
 
@@ -295,6 +295,6 @@ class PodCluster(JobCluster):
             await asyncio.shield(doubt)
         await self._substrate.ensure_pod(node, self.run_directory)
         if await self._substrate.is_silent(node):  # what follows is asked of it, and would wait for its answers
-            self._substrate.give_up(node)
+            self._substrate.note_silent(node)
             raise HarnessError(f"the pod of {node} does not answer")
         self.restart(node)
