@@ -181,13 +181,35 @@ def test_a_pod_is_taken_away(harness: Harness, fault: Fault, job: Path) -> None:
 
 @pytest.mark.costly
 @pytest.mark.slow
-def test_a_pod_that_is_not_preempted_proves_nothing(harness: Harness, job: Path) -> None:
-    """The other pod has a lower priority, so it waits; and it is gone when the run is over."""
-    with pods.lower_priority() as lower:
-        outcome = run(harness, PreemptPod(rank=1, at_step=8, priority_class=lower), job)
+@pytest.mark.parametrize(("value", "reason"), [(-1, "its priority would be -1"), (None, "no PriorityClass with name")])
+def test_a_pod_that_would_preempt_none_is_not_made(harness: Harness, job: Path, value: int | None, reason: str) -> None:
+    with pods.priority_class(value) as name, pytest.raises(HarnessError, match=reason):
+        run(harness, PreemptPod(rank=1, at_step=8, priority_class=name), job)
+    assert not pods.pods(f"{STATION}=preemptor")
+
+
+@pytest.mark.costly
+@pytest.mark.slow
+def test_a_pod_that_is_gone_before_it_is_preempted_proves_nothing(harness: Harness, job: Path) -> None:
+    """The scheduler has a reason of its own not to: no machine is left for the other pod. Then the pod is deleted."""
+
+    def delete(message: Any) -> None:
+        for name in pods.pods(f"{STATION}=preemptor"):
+            pods.delete(name)
+            (victim,) = pods.pods(f"{STATION}=node1")
+            pods.delete(victim)
+
+    run(harness, NaN(rank=1, at_step=8), job)  # pods are warm
+    with contextlib.ExitStack() as cordons:
+        for machine in pods.machines():
+            cordons.enter_context(pods.cordoned(machine))
+        fault = PreemptPod(rank=1, at_step=8)
+        outcome = harness.run(
+            f"{job}:plain", nodes=2, steps=400, options={"step_s": 0.02}, faults=[fault], twin=False, watch=delete,
+            **DETECTION["relaxed"],
+        )  # fmt: skip
     assert outcome.verdict.value == "unknown", outcome.reasons
-    assert outcome.records(Event.NODE_LOST) == []
-    wait_until(lambda: not pods.pods(f"{STATION}=preemptor"), "the end of the pod that was to preempt")
+    assert [one["node"] for one in outcome.records(Event.NODE_LOST)] == ["node1"]
 
 
 @pytest.mark.costly

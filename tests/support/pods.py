@@ -171,14 +171,16 @@ def person() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def lower_priority() -> Iterator[str]:
-    """A PriorityClass below that of pods that name none."""
-    group, name = "/apis/scheduling.k8s.io/v1/priorityclasses", "chaoskit-tests-lower"
-    ask("POST", group, {"metadata": {"name": name}, "value": -1})
+def priority_class(value: int | None) -> Iterator[str]:
+    """The name of a PriorityClass, which is there as long as a ``with`` lasts; None: of one that is not."""
+    group, name = "/apis/scheduling.k8s.io/v1/priorityclasses", "chaoskit-tests"
+    if value is not None:
+        ask("POST", group, {"metadata": {"name": name}, "value": value})
     try:
         yield name
     finally:
-        ask("DELETE", f"{group}/{name}")
+        if value is not None:
+            ask("DELETE", f"{group}/{name}")
 
 
 @contextlib.contextmanager

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import time
+
 from chaoskit.errors import HarnessError
 from chaoskit.substrate.actions import Action, Applied
 from chaoskit.substrate.kubernetes.actions import (
@@ -13,7 +16,7 @@ from chaoskit.substrate.kubernetes.actions import (
     PodPreemption,
 )
 from chaoskit.substrate.kubernetes.api import EvictionRefused
-from chaoskit.substrate.kubernetes.pods import Pod, SessionPods
+from chaoskit.substrate.kubernetes.pods import ASK_AGAIN_S, Pod, SessionPods
 from chaoskit.substrate.supervisor.messages import CrashContainer
 
 
@@ -38,7 +41,7 @@ class PodApi:
                 except EvictionRefused:
                     return _Refused()
             case PodPreemption(priority_class):
-                return _Preemption(self._pods, pod, self._pods.create_preemptor(pod, priority_class))
+                return _Preemption(self._pods, pod, *self._pods.create_preemptor(pod, priority_class))
             case ContainerCrash() if pod.link is not None:
                 pod.link.tell(CrashContainer())
             case _:
@@ -69,12 +72,15 @@ class _Removal:
 class _Preemption(_Removal):
     """A pod that the scheduler is to take away, for the sake of another one."""
 
-    def __init__(self, pods: SessionPods, pod: Pod, preemptor: str) -> None:
+    def __init__(self, pods: SessionPods, pod: Pod, preemptor: str, uid: str) -> None:
         super().__init__(pods, pod)
-        self._preemptor = preemptor
+        self._preemptor, self._uid, self._asked_s = preemptor, uid, -math.inf
 
     def shown(self) -> int:
-        return int(bool(super().shown()) and self._pods.was_preempted(self._pod, self._preemptor))
+        if not super().shown() or time.monotonic() < self._asked_s + ASK_AGAIN_S:
+            return 0
+        self._asked_s = time.monotonic()
+        return int(self._pods.was_preempted(self._pod, self._uid))
 
     def lift(self) -> bool:
         return self._pods.delete_preemptor(self._preemptor)

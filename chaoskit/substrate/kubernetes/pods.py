@@ -29,7 +29,7 @@ _LOOK_S = 0.5  # between two looks at pods that do not come
 _WARM_S = 120.0
 _END_S = 30.0
 _END_LOOK_S = 0.02
-_ASK_AGAIN_S = 0.1
+ASK_AGAIN_S = 0.1  # the API server, of one pod
 #: The station of a pod that is made to take another one's place on its machine.
 PREEMPTOR = "preemptor"
 #: Within which a supervisor answers that has nothing else to do.
@@ -417,9 +417,9 @@ class SessionPods:
         self._api.evict(pod.place, grace_s)
         pod.goes = True
 
-    def create_preemptor(self, pod: Pod, priority_class: str) -> str:
+    def create_preemptor(self, pod: Pod, priority_class: str) -> tuple[str, str]:
         """Make a pod of a higher priority that can only run on the machine of another one, and not beside that one. So
-        the scheduler preempts that one, and no other. Gives its name.
+        the scheduler preempts that one, and no other. Gives its name and its UID.
 
         Raises:
             HarnessError: if that would be no such pod on this cluster; nothing is made then. ApiError.
@@ -431,20 +431,16 @@ class SessionPods:
         pod.goes = True  # it may be preempted later, too: no other run has it
         self._may_have_others = True
         try:
-            self._api.create(made)
+            return name, str(self._api.create(made)["metadata"]["uid"])
         except ApiError:
             self.delete_preemptor(name)  # it may be there all the same
             raise
-        return name
 
-    def was_preempted(self, pod: Pod, preemptor: str) -> bool:
-        """Whether the scheduler says that it has preempted a pod for another one. It says so for an hour."""
-        if time.monotonic() < pod.asked_s + _ASK_AGAIN_S:
-            return False
-        pod.asked_s = time.monotonic()
+    def was_preempted(self, pod: Pod, preemptor_uid: str) -> bool:
+        """Whether the scheduler says that it has preempted a pod for the one of this UID. It says so for an hour."""
         try:
             events = self._api.events_about(pod.place, "Preempted")
-            return any((one.get("related") or {}).get("name") == preemptor for one in events)
+            return any(preemptor_uid in one.get("message", "") for one in events)
         except ApiError:
             return False
 
@@ -480,7 +476,7 @@ class SessionPods:
         """Whether nothing of a pod runs: the stream of its first process has ended, and with that process all others
         by the kernel's rule; and the API server has no such pod any more, or says that it has ended.
         """
-        if pod.lives() or time.monotonic() < pod.asked_s + _ASK_AGAIN_S:
+        if pod.lives() or time.monotonic() < pod.asked_s + ASK_AGAIN_S:
             return pod.was_over
         pod.asked_s = time.monotonic()
         try:
