@@ -38,13 +38,13 @@ def test_a_lost_machines_nodes_come_back_elsewhere(chaos: Chaos) -> None:
 def test_a_drained_machine_is_left_in_order(chaos: Chaos) -> None:
     """With time to end, and an elastic policy, it is no loss: no rank is given up."""
     policy = ElasticPolicy(min_replicas=1, max_replicas=3)
-    outcome = survives(chaos, DrainMachine(rank=1, at_step=AT), spares=0, steps=300, elastic=policy)
+    outcome = survives(chaos, DrainMachine(rank=1, at_step=AT), spares=0, steps=600, elastic=policy)
     assert outcome.records("detected") == []
 
 
 @may_empty
 def test_a_tainted_machine_costs_nothing(chaos: Chaos) -> None:
-    survives(chaos, TaintMachine(rank=1, at_step=AT), spares=0, steps=300)
+    survives(chaos, TaintMachine(rank=1, at_step=AT), spares=0, steps=600)
 
 
 @needs_levers

@@ -77,20 +77,20 @@ def test_a_lost_pod_is_replaced_once_that_can_be_done(
 ) -> None:
     """The others train on while the cluster has no pod for it. That an image is nowhere shows late: a machine tries."""
     faults = fault(at_step=AT, lasts_s=lasts_s), DeletePod(rank=1, at_step=AT + 2)
-    options = {"step_s": lasts_s / 200}
-    outcome = survives(chaos, *faults, nodes=3, spares=0, steps=500, options=options, node_replacements=1)
+    options = {"step_s": 0.03 + lasts_s / 400}
+    outcome = survives(chaos, *faults, nodes=3, spares=0, steps=400, options=options, node_replacements=1)
     assert len(outcome.records("node_replaced")) == 1
     assert outcome.steps[-1].world == 3
 
 
 def test_a_preempted_pod_costs_nothing(chaos: Chaos) -> None:
-    survives(chaos, PreemptPod(rank=1, at_step=AT), steps=300)
+    survives(chaos, PreemptPod(rank=1, at_step=AT), steps=600)
 
 
 def test_a_preempted_pod_leaves(chaos: Chaos) -> None:
     """It has its grace period, as one that is drained."""
     policy = ElasticPolicy(min_replicas=2, max_replicas=3)
-    outcome = survives(chaos, PreemptPod(rank=1, at_step=AT), nodes=3, spares=0, steps=300, elastic=policy)
+    outcome = survives(chaos, PreemptPod(rank=1, at_step=AT), nodes=3, spares=0, steps=600, elastic=policy)
     assert outcome.records("detected") == []
     assert outcome.steps[-1].world == 2
 
