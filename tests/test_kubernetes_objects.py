@@ -14,7 +14,7 @@ from chaoskit.errors import BadInput
 from chaoskit.substrate import choice
 from chaoskit.substrate.kubernetes import manifests, template
 from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions
-from chaoskit.substrate.kubernetes.pod_state import Pending, pending, why_not_preempting
+from chaoskit.substrate.kubernetes.pod_state import Pending, pending, pull_failure, why_not_preempting
 
 OPTIONS = KubernetesOptions(image="registry/train:1")
 OWNER = {"apiVersion": "batch/v1", "kind": "Job", "name": "chaoskit-1", "uid": "a-b-c"}
@@ -175,6 +175,14 @@ def test_what_would_not_preempt_one_pod_alone_is_not_made(spec: dict[str, Any], 
     found = why_not_preempting({"spec": spec}, VICTIM)
     assert reason in found
     assert bool(found) is bool(reason)
+
+
+def test_an_event_tells_early_that_an_image_is_not_pulled() -> None:
+    told = ["Error: ErrImagePull", 'Failed to pull image "x:1":\n  connection refused']
+    found = pull_failure("node1", told)
+    assert found is not None
+    assert str(found) == 'node1: ErrImagePull (Failed to pull image "x:1": connection refused)'
+    assert pull_failure("node1", ["Error: failed to create containerd task"]) is None
 
 
 # -- templates --------------------------------------------------------------------------------------------------------

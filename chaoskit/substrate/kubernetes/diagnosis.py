@@ -9,7 +9,7 @@ from chaoskit.errors import BadInput, HarnessError
 from chaoskit.substrate.kubernetes import manifests
 from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
-from chaoskit.substrate.kubernetes.pod_state import Pending, pending
+from chaoskit.substrate.kubernetes.pod_state import Pending, has_ended, pending, pull_failure
 
 _SHOWN_LINES = 20
 
@@ -40,11 +40,21 @@ class PodDiagnosis:
             return [Pending(", ".join(sorted(wanted)), "ApiServer", str(error))]
         labels = [one["metadata"]["labels"] for one in found]
         told = [
-            pending(label.get(manifests.STATION, ""), one)
+            pending(label.get(manifests.STATION, ""), one) or self._pull_failure(label.get(manifests.STATION, ""), one)
             for label, one in zip(labels, found, strict=True)
             if places is None or label.get(manifests.PLACE, "") in places
         ]
         return [one for one in told if one is not None and one.station in wanted]
+
+    def _pull_failure(self, station: str, pod: manifests.Manifest) -> Pending | None:
+        """That an image cannot be pulled. Its machine tells an event at once, and the pod's status 10 to 15 s later."""
+        if has_ended(pod) or not pod["spec"].get("nodeName"):
+            return None
+        try:
+            events = self._api.events_about(pod["metadata"]["name"], "Failed")
+        except ApiError:  # such as for want of the right to read events
+            return None
+        return pull_failure(station, [str(one.get("message", "")) for one in events])
 
     def raise_not_running(
         self, told: Iterable[Pending], stations: Iterable[str], otherwise: str, *, is_late: bool = True

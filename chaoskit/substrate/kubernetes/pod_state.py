@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 # Of a container that waits: the user has to change something, and nothing gets better by waiting.
 _FINAL = frozenset({"InvalidImageName"})
+_NOT_PULLED = "Failed to pull image"
 _USUAL = frozenset({"ContainerCreating", "PodInitializing"})
 
 
@@ -32,6 +33,12 @@ def has_ended(pod: Mapping[str, Any]) -> bool:
 def pending(station: str, pod: Mapping[str, Any]) -> Pending | None:
     """Why a pod does not run; None while nothing is known against it."""
     return next(_reasons(station, pod), None)
+
+
+def pull_failure(station: str, messages: Sequence[str]) -> Pending | None:
+    """Why an image cannot be pulled, by what events of a pod's failures say; None where they say nothing of it."""
+    told = [_line(message) for message in messages if message.startswith(_NOT_PULLED)]
+    return Pending(station, "ErrImagePull", told[-1]) if told else None
 
 
 def why_not_preempting(pod: Mapping[str, Any], victim: Mapping[str, Any]) -> str:

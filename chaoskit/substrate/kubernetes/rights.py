@@ -28,7 +28,7 @@ DRIVER_RIGHTS = (
     Right("pods", ("create", "delete", "get", "list", "patch"), "the pods of nodes and of the coordinator"),
     Right("pods/eviction", ("create",), "the faults EvictPod and DrainMachine"),
     Right("pods/log", ("get",), "why a pod ended before its supervisor came"),
-    Right("events", ("list",), "whether the scheduler has preempted a pod, for the fault PreemptPod"),
+    Right("events", ("list",), "why an image is not pulled; whether the scheduler has preempted a pod"),
 )
 #: Rights of the user that runs pytest, with an installed account for drivers.
 CLIENT_RIGHTS = (
