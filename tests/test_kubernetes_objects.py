@@ -13,6 +13,7 @@ import pytest
 from chaoskit.errors import BadInput
 from chaoskit.substrate import choice
 from chaoskit.substrate.kubernetes import manifests, template
+from chaoskit.substrate.kubernetes.machines import is_ready
 from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions
 from chaoskit.substrate.kubernetes.pod_state import Pending, pending, pull_failure, why_not_preempting
 
@@ -175,6 +176,25 @@ def test_what_would_not_preempt_one_pod_alone_is_not_made(spec: dict[str, Any], 
     found = why_not_preempting({"spec": spec}, VICTIM)
     assert reason in found
     assert bool(found) is bool(reason)
+
+
+UNREACHABLE = {"key": "node.kubernetes.io/unreachable", "effect": "NoSchedule"}
+
+
+@pytest.mark.parametrize(
+    ("status", "taints", "expected"),
+    [
+        ("True", [], True),
+        ("True", [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}], True),
+        ("True", [UNREACHABLE], False),
+        ("Unknown", [], False),
+        ("False", [UNREACHABLE], False),
+    ],
+)
+def test_a_machine_is_back_when_pods_may_go_there(status: str, taints: list[dict[str, str]], expected: bool) -> None:
+    """Its kubelet is heard some seconds before: pods that are made meanwhile all go to the other machines."""
+    node = {"status": {"conditions": [{"type": "Ready", "status": status}]}, "spec": {"taints": taints}}
+    assert is_ready(node) is expected
 
 
 def test_an_event_tells_early_that_an_image_is_not_pulled() -> None:

@@ -19,6 +19,7 @@ from chaoskit.substrate.undo import UndoLog
 #: A label of machines that are never broken.
 PROTECTED = "chaoskit.dev/protect"
 _BACK_S, _LOOK_S = 600.0, 0.5
+_NOT_READY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
 class Machines:
@@ -70,14 +71,19 @@ class Machines:
         return done
 
     def _take(self, name: str, lever: levers.Lever, machine: str) -> Callable[[], None]:
-        """Pull a lever; what puts the machine back waits until its kubelet is heard again."""
+        """Pull a lever; what puts the machine back waits until its kubelet is heard again, and pods may go there."""
         put_back = levers.pull(name, lever, machine, self._undo)
 
         def done() -> None:
             before = self._heard(machine)
             put_back()
             until_s = time.monotonic() + _BACK_S
-            while (heard := self._heard(machine)) is None or before is None or heard == before:
+            while (
+                (heard := self._heard(machine)) is None
+                or before is None
+                or heard == before
+                or not self._is_ready(machine)
+            ):
                 before = before or heard
                 if time.monotonic() > until_s:
                     raise HarnessError(f"{machine} was put back, and is not heard after {_BACK_S:g} s")
@@ -97,6 +103,13 @@ class Machines:
             if error.status == HTTPStatus.FORBIDDEN:
                 raise
             return None
+
+    def _is_ready(self, machine: str) -> bool:
+        """Whether the scheduler would put pods there, which it learns some seconds after a kubelet is heard again."""
+        try:
+            return is_ready(self._api.get("Node", machine))
+        except ApiError:
+            return False
 
     def _require_breakable(self, machine: str) -> None:
         if machine not in self._options.breakable:
@@ -122,6 +135,14 @@ class Machines:
             is_ours = metadata.get("labels", {}).get(manifests.SESSION) == self._session
             if not (is_ours or _is_everywhere(metadata) or has_ended(pod)):
                 yield f"{metadata['namespace']}/{metadata['name']}"
+
+
+def is_ready(node: Mapping[str, Any]) -> bool:
+    """Whether a node of the cluster is ready, and has none of the taints by which the cluster keeps pods off it."""
+    conditions = node.get("status", {}).get("conditions", ())
+    taints = node.get("spec", {}).get("taints", ())
+    says_ready = any((one["type"], one["status"]) == ("Ready", "True") for one in conditions)
+    return says_ready and not any(one["key"] in _NOT_READY for one in taints)
 
 
 def _is_everywhere(metadata: Mapping[str, Any]) -> bool:
