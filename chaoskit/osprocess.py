@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import functools
 import getpass
 import math
 import os
+import platform
 import resource
 import select
 import signal
@@ -203,6 +205,31 @@ def host_id() -> str:
 def kernel_id() -> str:
     """Equal on two processes exactly if one can see the other in /proc."""
     return f"{boot_id()}/{os.readlink('/proc/self/ns/pid')}"
+
+
+@functools.cache
+def cpu_model() -> str:
+    """The processor, as its maker names it."""
+    with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
+        named = next((line for line in file if line.startswith("model name")), "")
+    return named.partition(":")[2].strip() or platform.machine()
+
+
+def core_count() -> float:
+    """How many cores this process may use: those that it may run on, and no more than the quota of its group."""
+    return min(float(len(os.sched_getaffinity(0))), *_quotas())
+
+
+def _quotas() -> list[float]:
+    quotas = [math.inf]
+    with contextlib.suppress(OSError, ValueError):
+        most, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        quotas.append(int(most) / int(period))
+    with contextlib.suppress(OSError, ValueError):
+        group = Path("/sys/fs/cgroup/cpu")
+        most, period = (group.joinpath(f"cpu.cfs_{name}_us").read_text("ascii") for name in ("quota", "period"))
+        quotas.append(int(most) / int(period) if int(most) > 0 else math.inf)
+    return quotas
 
 
 def boot_id() -> str:

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
+from chaoskit.osprocess import cpu_model
+
 
 def directory_of(kind: str) -> Path:
     """Where results of this kind are kept, by ``XDG_CACHE_HOME``."""
@@ -40,17 +42,10 @@ def locked(path: Path) -> Iterator[None]:
 
 def machine_facts() -> str:
     """What numbers depend on beside their code: torch, all that is installed, Python, the processor."""
-    return repr((version("torch"), _installed(), platform.python_version(), _processor()))
+    return repr((version("torch"), _installed(), platform.python_version(), cpu_model()))
 
 
 def _installed() -> list[str]:
     """Names and versions of all distributions, as their folders bear them: a job may compute with any of them."""
     folders = (path for entry in {*sys.path} for path in Path(entry).glob("*.*-info"))
     return sorted({path.name for path in folders})
-
-
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith("model name"):
-            return line
-    return platform.machine()

@@ -17,7 +17,7 @@ from typing import Any
 
 from chaoskit.errors import JournalFull
 from chaoskit.journal import lines
-from chaoskit.osprocess import NO_ROOM, boot_id, start_ticks
+from chaoskit.osprocess import NO_ROOM, boot_id, core_count, cpu_model, start_ticks
 from chaoskit.runclock import to_run
 from chaoskit.vocabulary import Event
 
@@ -235,7 +235,7 @@ def _this_process() -> dict[str, Any]:
         "torch": None if torch is None else str(torch.__version__),
         "python": platform.python_version(),
         "kernel": platform.release(),
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}",
+        "machine": f"{cpu_model()}, {core_count():g} cores",
     }
 
 
