@@ -29,7 +29,7 @@ def train(trainer, *, steps: int = 5):
 
 
 def _plan(**changes: object) -> str:
-    plan = {"version": 1, "job": "gpt", "name": "x", "steps": 5, "settings": {"nodes": 2}, "faults": []}
+    plan = {"version": 2, "job": "gpt", "name": "x", "steps": 5, "settings": {"nodes": 2}, "faults": []}
     return json.dumps(plan | changes)
 
 
@@ -44,7 +44,7 @@ _FILES: dict[str, str | bytes] = {
     "plain.py": _SCRIPT.replace("*, steps: int = 5", "steps=5, lr=0.1"),
     "no_loss.py": "def train(trainer): print(1)\n",
     "file": "x",
-    "damaged.json": '{"version": 1, "job": ',
+    "damaged.json": '{"version": 2, "job": ',
     "list.json": "[]",
     "version9.json": '{"version": 9}',
     "latin.json": b"\xff\xfe",

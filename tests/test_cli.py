@@ -379,7 +379,7 @@ def test_the_demonstration_passes_and_can_be_reported(workplace: Workplace) -> N
 def test_a_plan_is_run_again_and_again(workplace: Workplace) -> None:
     """A plan runs as often as asked for; the status is the worst verdict; every run leaves its plan and outcome."""
     kill = {"kind": "Kill", "rank": 1, "at_step": 5}
-    plan = {"version": 1, "job": "train.py", "name": "mine", "steps": 20, "settings": {"nodes": 2}, "faults": [kill]}
+    plan = {"version": 2, "job": "train.py", "name": "mine", "steps": 20, "settings": {"nodes": 2}, "faults": [kill]}
     (workplace.directory / "plan.json").write_text(json.dumps(plan))
     done = workplace.run("replay", "plan.json", "--times", "2", "--json", "--report", "runs")
     assert done.returncode == 0, done.stderr
@@ -418,7 +418,7 @@ def train(trainer, *, steps: int = 40):
 def test_of_three_runs_the_one_that_fails_decides_the_status(workplace: Workplace) -> None:
     """The status is that of the second run, which fails, and neither of the first nor of the last one."""
     (workplace.directory / "second.py").write_text(FAILS_THE_SECOND_TIME)
-    plan = {"version": 1, "job": "second.py", "name": "mine", "steps": 10, "settings": {"nodes": 2}, "faults": []}
+    plan = {"version": 2, "job": "second.py", "name": "mine", "steps": 10, "settings": {"nodes": 2}, "faults": []}
     (workplace.directory / "plan.json").write_text(json.dumps(plan))
     done = workplace.run("replay", "plan.json", "--times", "3", "--no-twin", "--json", "--report", "runs")
     told = json.loads(done.stdout)

@@ -177,7 +177,7 @@ def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
     ],
 )
 def test_a_plan_that_makes_no_sense_is_refused(tmp_path: Path, wrong: dict[str, Any], field: str) -> None:
-    plan = {"version": 1, "command": ["sh", "-c", "true"], "watch": {"step": r"step (\d+)"}} | wrong
+    plan = {"version": 2, "command": ["sh", "-c", "true"], "watch": {"step": r"step (\d+)"}} | wrong
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     with pytest.raises(BadInput, match=r"in .*plan\.json") as caught:
         load(tmp_path / "plan.json")
@@ -186,7 +186,7 @@ def test_a_plan_that_makes_no_sense_is_refused(tmp_path: Path, wrong: dict[str, 
 
 def test_a_plan_finds_its_script_beside_it(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("print('step 1')")
-    plan = {"version": 1, "command": [sys.executable, "own.py"], "watch": {"step": r"step (\d+)"}}
+    plan = {"version": 2, "command": [sys.executable, "own.py"], "watch": {"step": r"step (\d+)"}}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     experiment = load(tmp_path / "plan.json")
     assert isinstance(experiment, CommandExperiment)

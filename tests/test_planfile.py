@@ -119,14 +119,14 @@ def test_a_value_without_a_json_form_is_refused(exotic: Exotic, tmp_path: Path) 
 
 # -- what is refused ----------------------------------------------------------------------------------------------
 
-GOOD = {"version": 1, "job": JOB, "steps": 9, "settings": {"nodes": 2}, "faults": [{"kind": "Kill", "rank": 1}]}
+GOOD = {"version": 2, "job": JOB, "steps": 9, "settings": {"nodes": 2}, "faults": [{"kind": "Kill", "rank": 1}]}
 KILL = {"kind": "Kill", "rank": 1, "at_step": 3}
 
 
 @pytest.mark.parametrize(
     ("changes", "field", "remedy"),
     [
-        ({"version": 2}, "version", "version 1"),
+        ({"version": 1}, "version", "version 2"),
         ({"job": "nosuchjob"}, "job", "reference job"),
         ({"job": 3}, "job", "Expected `str`"),
         ({"stepz": 3}, "stepz", "unknown field"),

@@ -43,6 +43,7 @@ class Experiment:
         max_lost_steps: committed steps that its faults may cost; it has failed if it computed more of them again.
         reference: whether its first steps are compared with those of plain PyTorch: ``off``, ``on`` (where that can be
             had) or ``required`` (without it nothing is known).
+        asked: the faults before roles were drawn; empty where that is not known.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Experiment:
     deadline_s: float
     max_lost_steps: int = 0
     reference: Wish = "off"
+    asked: tuple[Fault, ...] = ()
 
     def triggers(self) -> tuple[Trigger, ...]:
         """Where ranks stop and wait: of the faults for which that can be said before the run."""
@@ -162,7 +164,9 @@ def plan_experiment(
         raise BadInput("reference", reference, f"use one of {', '.join(get_args(Wish))}")
     if reference != "off":
         config = msgspec.structs.replace(config, tell_state_at=REFERENCE_STEPS)
-    return Experiment(name or spec.name, job, config, expanded, steps, deadline_s, max_lost_steps, reference)
+    return Experiment(
+        name or spec.name, job, config, expanded, steps, deadline_s, max_lost_steps, reference, tuple(faults)
+    )
 
 
 def require_settings(names: Iterable[str]) -> None:

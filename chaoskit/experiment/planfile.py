@@ -1,16 +1,16 @@
 """Experiments as files: one small JSON object holds all that a run needs to be repeated.
 
-    {"version": 1, "job": "gpt", "steps": 24, "options": {"size": "tiny"},
+    {"version": 2, "job": "gpt", "steps": 24, "options": {"size": "tiny"},
      "settings": {"nodes": 3, "seed": 7}, "faults": [{"kind": "Kill", "rank": 2, "at_step": 5}]}
 
 A command stands in place of the job, with what finds steps and losses in its log:
 
-    {"version": 1, "command": ["torchrun", "train.py"], "watch": {"step": "step (\\d+)"}, "settings": {"nodes": 2},
+    {"version": 2, "command": ["torchrun", "train.py"], "watch": {"step": "step (\\d+)"}, "settings": {"nodes": 2},
      "faults": [{"kind": "Kill", "rank": 1, "at_step": 5}]}
 
 A saved plan spells out every setting and every field of every fault, so that it keeps its meaning when a default
-changes. What a hand-written one leaves out has its default. Reading goes through :func:`plan_experiment` or
-:func:`plan_command`: a file is checked like any other input.
+changes; ``asked`` has the faults before roles such as ``any`` were drawn. What a hand-written one leaves out has its
+default. Reading goes through :func:`plan_experiment` or :func:`plan_command`: a file is checked like any other input.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, fields
+from dataclasses import MISSING, asdict, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -36,7 +36,7 @@ from faults.base import Fault
 from faults.kinds import find_kind, name_of
 
 FILE_NAME = "plan.json"
-VERSION = 1
+VERSION = 2
 
 _SETTINGS = tuple(name for name in RunConfig.__struct_fields__ if name != "job")
 _COMMAND_SETTINGS = ("nodes", "ranks", "seed", "working_directory", "rules")
@@ -59,6 +59,7 @@ class _PlanFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     reference: Wish = "off"
     settings: dict[str, Any] = {}
     faults: list[dict[str, Any]] = []
+    asked: list[dict[str, Any]] = []
 
 
 # -- writing ------------------------------------------------------------------------------------------------------
@@ -72,6 +73,7 @@ def encode(experiment: Planned) -> bytes:
     """
     plan = _command_plan(experiment) if isinstance(experiment, CommandExperiment) else _job_plan(experiment)
     absent = ("command", "watch") if plan.command is None else ("job", "steps", "options", "reference")
+    absent = (*absent, *(() if plan.asked else ("asked",)))
     told = {name: value for name, value in msgspec.to_builtins(plan).items() if name not in absent}
     return msgspec.json.format(msgspec.json.encode(told), indent=2) + b"\n"
 
@@ -86,6 +88,7 @@ def _command_plan(experiment: CommandExperiment) -> _PlanFile:
         max_lost_steps=experiment.max_lost_steps,
         settings={name: getattr(experiment, name) for name in _COMMAND_SETTINGS},
         faults=[_plain(fault) for fault in experiment.faults],
+        asked=_as_asked(experiment),
     )
 
 
@@ -103,7 +106,13 @@ def _job_plan(experiment: Experiment) -> _PlanFile:
         reference=experiment.reference,
         settings={name: getattr(experiment.config, name) for name in _SETTINGS},
         faults=[_plain(fault) for fault in experiment.faults],
+        asked=_as_asked(experiment),
     )
+
+
+def _as_asked(experiment: Planned) -> list[dict[str, Any]]:
+    """Its faults before roles were drawn, where any has one: what was asked for is the same for every seed."""
+    return [] if experiment.asked == experiment.faults else [_plain(fault) for fault in experiment.asked]
 
 
 def save(experiment: Planned, path: Path) -> Path:
@@ -170,7 +179,7 @@ def load(path: Path) -> Planned:
     except OSError as error:
         raise BadInput("plan", str(path), f"name a plan file that can be read ({error.strerror})") from None
     try:
-        return _decode(data, path.parent)
+        return parse(data, path.parent)
     except BadInput as error:
         if error.field == "plan":
             raise BadInput("plan", str(path), error.remedy) from None
@@ -241,7 +250,8 @@ def _options(plan: _PlanFile) -> dict[str, Any]:
     return options | ({"until": plan.options["until"]} if "until" in plan.options else {})
 
 
-def _decode(data: bytes, directory: Path) -> Planned:
+def parse(data: bytes, directory: Path) -> Planned:
+    """The experiment in a plan. Relative Python files are looked up in ``directory`` first. Raises BadInput."""
     plan = _parse(data)
     if (plan.command is None) == (not plan.job):
         raise BadInput("job", plan.job or None, "give a job or a command, one of them")
@@ -250,12 +260,12 @@ def _decode(data: bytes, directory: Path) -> Planned:
         if name not in settings:
             raise BadInput(f"settings.{name}", value, f"use one of {', '.join(settings)}")
     if plan.command is None:
-        return _job(plan, directory)
+        return _with_asked(_job(plan, directory), plan)
     wish = plan.reference if plan.reference != "off" else None
     for field, given in (("steps", plan.steps), ("options", plan.options), ("reference", wish)):
         if given:
             raise BadInput(field, given, "leave it out: a command has none")
-    return plan_command(
+    planned = plan_command(
         [_located(argument, directory) for argument in plan.command],
         watch=_patterns(plan.watch),
         name=plan.name,
@@ -264,6 +274,13 @@ def _decode(data: bytes, directory: Path) -> Planned:
         max_lost_steps=plan.max_lost_steps,
         **plan.settings,
     )
+    return _with_asked(planned, plan)
+
+
+def _with_asked(planned: Planned, plan: _PlanFile) -> Planned:
+    """What was drawn stays; what it was drawn from is known."""
+    asked = tuple(_fault(number, entry, "asked") for number, entry in enumerate(plan.asked))
+    return replace(planned, asked=asked) if asked else planned
 
 
 def _patterns(watch: dict[str, Any] | None) -> LogPatterns | None:
@@ -330,8 +347,8 @@ def _deadline(value: float | str | None) -> float | None:
     return float(value)
 
 
-def _fault(number: int, entry: Mapping[str, Any]) -> Fault:
-    place = f"faults[{number}]"
+def _fault(number: int, entry: Mapping[str, Any], field: str = "faults") -> Fault:
+    place = f"{field}[{number}]"
     kind = find_kind(str(entry.get("kind", "")), f"{place}.kind")
     hints, known = get_type_hints(kind), {item.name: item for item in fields(kind) if item.init}
     values = {}

@@ -22,7 +22,7 @@ _EARLIEST = {"Hang": 5}
 
 def with_faults(experiment: Planned, faults: Sequence[Any]) -> Planned:
     """The same experiment with some of its faults."""
-    return replace(experiment, faults=tuple(faults))
+    return replace(experiment, faults=tuple(faults), asked=())
 
 
 def simpler(experiment: Planned) -> Iterator[Planned]:

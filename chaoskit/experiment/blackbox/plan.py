@@ -49,6 +49,7 @@ class CommandExperiment:
         deadline_s: the run is ended, and has failed, when it takes longer.
         max_lost_steps: steps that its faults may cost.
         rules: log rules that are told of when they fire.
+        asked: the faults before roles were drawn; empty where that is not known.
     """
 
     name: str
@@ -62,6 +63,7 @@ class CommandExperiment:
     deadline_s: float
     max_lost_steps: int = 0
     rules: tuple[LogRule, ...] = ()
+    asked: tuple[Fault, ...] = ()
 
     @property
     def job(self) -> str:
@@ -136,6 +138,7 @@ def plan_command(
         deadline_s=_DEADLINE_S if deadline_s is None else deadline_s,
         max_lost_steps=max_lost_steps,
         rules=load_rules(rules),
+        asked=tuple(faults),
     )
 
 
