@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from chaoskit.experiment.harness import Harness
     from chaoskit.experiment.host import ExperimentHost
     from chaoskit.experiment.outcome import Outcome
+    from chaoskit.history.compare import Comparison
+    from chaoskit.history.session import SessionRecords
     from chaoskit.rules import Fired
     from faults.base import Fault
 
@@ -64,6 +66,36 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--chaos-seed", type=int, default=None, help="seed of every run (default: 0)")
     group.addoption("--chaos-repeats", type=int, default=None, help="run each chaos test this many times (default: 1)")
     group.addoption(
+        "--chaos-history",
+        metavar="STORE",
+        default=None,
+        help="keep a record of every run in STORE: a folder, or a URL such as s3://bucket/history",
+    )
+    group.addoption("--chaos-save", metavar="FILE", default=None, help="write the records of this session to FILE")
+    group.addoption(
+        "--chaos-compare",
+        metavar="FILE",
+        default=None,
+        help="compare with the records in FILE, or in a history: what got worse fails the session. A FILE that is not "
+        "there yet is made of this session",
+    )
+    group.addoption(
+        "--chaos-tolerance",
+        metavar="SHARE",
+        type=float,
+        default=None,
+        help="how much longer something may take before it counts as worse (default: 0.1)",
+    )
+    group.addoption(
+        "--chaos-strict",
+        action="store_true",
+        default=False,
+        help="exit with 10 where a comparison could not decide, or had nothing to compare with",
+    )
+    group.addoption(
+        "--chaos-summary", metavar="FILE", default=None, help="add the comparison to FILE, as Markdown for a CI job"
+    )
+    group.addoption(
         "--chaos-report", metavar="DIR", default=None, help="write outcomes, journals and an HTML page to DIR"
     )
     parser.addini(
@@ -76,6 +108,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini("chaos_docker_image", "image with chaoskit in it, for the substrate docker", default="")
     parser.addini("chaos_seed", "seed of every run", default="0")
     parser.addini("chaos_repeats", "how often each chaos test is run", default="1")
+    parser.addini("chaos_history", "where a record of every run is kept", default="")
     parser.addini("chaos_report", "directory for outcomes, journals and the HTML page", default="")
 
 
@@ -84,11 +117,12 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers",
         "chaos(**defaults): defaults for chaos.run in this test, such as nodes=2 or seed=7; repeats=N runs it N times; "
         "substrate='netns' (or 'docker') runs it there, unless --chaos-substrate says otherwise; "
+        "definition=N begins a new series of records where the test measures something else from now on; "
         "detection='production' (or 'relaxed') overrides the ini value chaos_detection",
     )
     settings = _settings(config)
     config.stash[_settings_key] = settings
-    config.pluginmanager.register(_Tally(settings), "chaoskit-tally")
+    config.pluginmanager.register(_Tally(settings, _records(config)), "chaoskit-tally")
 
 
 @dataclass(frozen=True)
@@ -110,6 +144,38 @@ class _Settings:
 
 
 _settings_key = pytest.StashKey[_Settings]()
+_sources_key = pytest.StashKey[Any]()
+
+
+def _records(config: pytest.Config) -> SessionRecords | None:
+    """What keeps records of this session; None where none are asked for. Under xdist it is the controller that does."""
+    given: dict[str, Any] = {
+        name: config.getoption(f"chaos_{name}") for name in ("save", "compare", "tolerance", "summary")
+    }
+    store = config.getoption("chaos_history") or config.getini("chaos_history")
+    if not (store or given["save"] or given["compare"]):
+        if given["summary"] or given["tolerance"] is not None or config.getoption("chaos_strict"):
+            raise pytest.UsageError("--chaos-summary, --chaos-tolerance and --chaos-strict: give --chaos-compare, too")
+        return None
+    if given["tolerance"] is not None and not 0 < given["tolerance"] < 10:
+        raise pytest.UsageError(f"--chaos-tolerance={given['tolerance']}: use a share above 0, such as 0.1")
+    from chaoskit.history.place import sources_at
+
+    config.stash[_sources_key] = sources_at(config.rootpath)
+    if hasattr(config, "workerinput"):
+        return None
+    from chaoskit.history.compare import TOLERANCE
+    from chaoskit.history.session import SessionRecords
+    from chaoskit.hostchecks import require_writable
+
+    try:
+        for name in ("save", "summary"):
+            if given[name]:
+                require_writable(f"chaos_{name}", Path(given[name]).resolve().parent)
+        save = Path(given["save"]).resolve() if given["save"] else None
+        return SessionRecords(store, save, given["compare"] or "", given["tolerance"] or TOLERANCE)
+    except BadInput as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 def _settings(config: pytest.Config) -> _Settings:
@@ -180,8 +246,11 @@ def _asked(item: pytest.Item) -> dict[str, Any]:
     asked = dict(marker.kwargs) if marker is not None else {}
     repeats = asked.get("repeats", 1)
     problem = ""
+    definition = asked.get("definition", 1)
     if not isinstance(repeats, int) or repeats < 1:
         problem = f"repeats={repeats!r}: use a whole number, 1 or more"
+    elif not isinstance(definition, int) or definition < 1:
+        problem = f"definition={definition!r}: use a whole number, 1 or more"
     elif ":" not in asked.get("substrate", ":") and asked["substrate"] not in names():
         problem = f"substrate={asked['substrate']!r}: use one of {', '.join(names())}"
     elif asked.get("detection", "production") not in DETECTION:
@@ -243,6 +312,7 @@ def chaos(request: pytest.FixtureRequest, chaos_stock: Stock) -> Chaos:
     settings = request.config.stash[_settings_key]
     defaults = {"seed": settings.seed, **_asked(request.node)}
     defaults.pop("repeats", None)
+    defaults.pop("definition", None)
     if "seed" in settings.forced:
         defaults["seed"] = settings.seed
     limits = dict(DETECTION[defaults.pop("detection", settings.detection)])
@@ -359,6 +429,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report: pytest.TestReport = yielded.get_result()
     if report.when == "call":
         _note_test(item, call)
+        report.chaoskit_records = _lines(item)  # type: ignore[attr-defined]
     if call.excinfo is None or not report.failed:
         return
     error = call.excinfo.value
@@ -392,6 +463,16 @@ def _note_test(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
         write_outcome(outcome, Path(outcome.directory))
 
 
+def _lines(item: pytest.Item) -> list[str]:
+    """Records of the runs of a test, where any are kept: xdist carries them to the controller with the report."""
+    sources, chaos = item.config.stash.get(_sources_key, None), getattr(item, "funcargs", {}).get("chaos")
+    if sources is None or not isinstance(chaos, Chaos):
+        return []
+    from chaoskit.history.session import lines_of
+
+    return lines_of(chaos.outcomes, sources, _asked(item).get("definition", 1))
+
+
 def _brief(outcome: Outcome) -> str:
     """What a person needs first: why, and where to look."""
     lines = [f"chaoskit verdict: {outcome.verdict.value}", *(f"  - {reason}" for reason in outcome.reasons)]
@@ -408,12 +489,15 @@ def pytest_configure_node(node: Any) -> None:
 class _Tally:
     """Collects verdicts over the session, in xdist's controller too, and turns them into the exit status."""
 
-    def __init__(self, settings: _Settings) -> None:
-        self._settings = settings
+    def __init__(self, settings: _Settings, records: SessionRecords | None) -> None:
+        self._settings, self._records = settings, records
+        self._comparison: Comparison | None = None
         self._failures: list[Verdict] = []
         self._refused = False  # a test failed because of bad input
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if self._records is not None:
+            self._records.take(getattr(report, "chaoskit_records", ()))
         found = [value for name, value in report.user_properties if name == _VERDICT_PROPERTY + ".worst"]
         if report.failed and found and found[-1] == _BAD_INPUT:
             self._refused = True
@@ -421,17 +505,57 @@ class _Tally:
             self._failures.append(Verdict(str(found[-1])) if found else Verdict.FAILED)
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        if exitstatus != pytest.ExitCode.TESTS_FAILED:
-            return
-        if self._failures:
+        if exitstatus == pytest.ExitCode.TESTS_FAILED and self._failures:
             session.exitstatus = Verdict.worst(self._failures).exit_code
-        elif self._refused:
+        elif exitstatus == pytest.ExitCode.TESTS_FAILED and self._refused:
             session.exitstatus = pytest.ExitCode.INTERRUPTED  # 2, as every command says of bad input
+        if self._records is not None:
+            self._comparison = self._records.finish()
+            session.exitstatus = self._compared(int(session.exitstatus), session.config.getoption("chaos_strict"))
+
+    def _compared(self, status: int, is_strict: bool) -> int:
+        """The exit status with what the comparison says. One that had nothing to look at is never well."""
+        assert self._records is not None
+        compared, unknown = self._comparison, Verdict.UNKNOWN.exit_code
+        if status not in (pytest.ExitCode.OK, unknown):
+            return status
+        if compared is None:
+            return unknown if self._records.is_first and is_strict else status
+        if compared.is_regressed:
+            return Verdict.FAILED.exit_code
+        return unknown if not compared.findings or (is_strict and compared.is_open) else status
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-        report = self._settings.report
-        if report is None or hasattr(config, "workerinput"):
+        if hasattr(config, "workerinput"):
             return
+        if self._records is not None:
+            self._show_records(self._records, terminalreporter, config)
+        if self._settings.report is not None:
+            self._show_report(self._settings.report, terminalreporter)
+
+    def _show_records(
+        self, records: SessionRecords, terminalreporter: pytest.TerminalReporter, config: pytest.Config
+    ) -> None:
+        from chaoskit.history.faces import comparison_sentence, markdown, render_comparison, told_first
+        from chaoskit.report.summary import plural
+        from chaoskit.report.terminal import Terminal
+
+        compared, against = self._comparison, config.getoption("chaos_compare")
+        told = f"{plural(records.runs, 'run')} recorded"
+        if records.is_first:
+            told += f"; the first ones: {against} was made of them, to compare later ones with"
+        elif compared is not None:
+            told += f"; beside {against}: {comparison_sentence(compared)}"
+        terminalreporter.write_sep("=", "chaoskit history")
+        for line in [told, *records.troubles]:
+            terminalreporter.write_line(printable(line))
+        if compared is not None and told_first(compared):
+            Terminal().print(render_comparison(compared))
+        if compared is not None and (summary := config.getoption("chaos_summary")):
+            with Path(summary).open("a", encoding="utf-8") as file:
+                file.write(markdown(compared))
+
+    def _show_report(self, report: Path, terminalreporter: pytest.TerminalReporter) -> None:
         from chaoskit.report.html import write_html
         from chaoskit.report.statistics import estimate_recovery
         from chaoskit.report.store import read_outcomes

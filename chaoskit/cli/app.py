@@ -36,6 +36,7 @@ COMMANDS = {
     "test": "Test",
     "replay": "Test",
     "report": "Test",
+    "history": "Test",
     "judge": "Test",
     "canary": "Test",
     "faults": "Test",

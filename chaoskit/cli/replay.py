@@ -15,7 +15,7 @@ from chaoskit.cli.output import Json, command_app, console, print_json
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.experiment.harness import Harness
 from chaoskit.experiment.outcome import Outcome
-from chaoskit.experiment.planfile import Planned, encode, load
+from chaoskit.experiment.planfile import Planned, encode, load, parse
 from chaoskit.experiment.proportion import wilson_interval
 from chaoskit.experiment.shrink import HARNESS_ERROR, Shrunk, describe, shrink_to_file
 from chaoskit.hostchecks import require_writable
@@ -34,7 +34,10 @@ app = command_app()
 
 @app.command()
 def replay(
-    plan: Annotated[Path, typer.Argument(help="A plan: plan.json in the directory of any run, or one you wrote.")],
+    plan: Annotated[
+        Path,
+        typer.Argument(help="A plan: plan.json in the directory of any run, or one you wrote; with --history, a run."),
+    ],
     times: Annotated[int | None, typer.Option(help="How often to run it; default: once.")] = None,
     shrink: Annotated[
         bool, typer.Option("--shrink", help="Look for the smallest plan that fails in the same way.")
@@ -45,6 +48,7 @@ def replay(
         str, typer.Option(help="local, netns or docker. Default: the first that can do the faults.")
     ] = "",
     report: Annotated[Path | None, typer.Option(help="Directory for journals, outcomes and minimal.json.")] = None,
+    history: Annotated[str, typer.Option(metavar="STORE", help="Take the plan of a run from this history.")] = "",
     machine: Json = False,
 ) -> int:
     """Run a plan of faults again, exactly as it was.
@@ -57,12 +61,13 @@ def replay(
     Exit code 0: passed, 1: failed, 2: bad input, 10: unknown, 11: error. Of
     several runs, the worst counts.
 
-    Example: [cyan]chaoskit replay chaoskit-runs/smoke/runs/004-test-one/plan.json --times 20[/]
+    Examples: [cyan]chaoskit replay chaoskit-runs/smoke/runs/004-test-one/plan.json --times 20[/],
+    [cyan]chaoskit replay --history s3://bucket/history 01a21db3-d995[/]
     """
     if shrink and times is not None:
         raise BadInput("times", times, "leave it out: --shrink runs the plan as often as it needs")
     times = 1 if times is None else times
-    experiment = open_plan(plan, times=times, budget_s=budget_s)
+    experiment = open_plan(plan, times=times, budget_s=budget_s, history=history)
     directory = report or fresh_directory(None, "replay")
     shown = console(machine)
     if shrink:
@@ -95,8 +100,10 @@ class Replayed(msgspec.Struct, kw_only=True):
     errors: list[str]
 
 
-def open_plan(file: Path, *, times: int, budget_s: float) -> Planned:
+def open_plan(file: Path, *, times: int, budget_s: float, history: str = "") -> Planned:
     """The experiment in ``file``, to be run ``times`` times or shrunk for ``budget_s``.
+
+    ``history``: where the plan is kept of the run that ``file`` names, by the beginning of its name.
 
     Raises:
         BadInput: if any of the three makes no sense.
@@ -105,7 +112,11 @@ def open_plan(file: Path, *, times: int, budget_s: float) -> Planned:
         raise BadInput("times", times, "use 1 or more")
     if not budget_s > 0:
         raise BadInput("budget_s", budget_s, "use a number of seconds above 0")
-    return load(file)
+    if not history:
+        return load(file)
+    from chaoskit.history.session import plan_of_run, read
+
+    return parse(plan_of_run(read(history), str(file)), Path.cwd())
 
 
 def _harness(experiment: Planned, name: str, directory: Path) -> Harness:

@@ -118,9 +118,14 @@ def identity(outcome: Outcome) -> tuple[object, ...]:
     )
 
 
+def without_repeat(name: str) -> str:
+    """The name of a test without the number of its repeat."""
+    return _REPEAT.sub("", name)
+
+
 def title(group: Sequence[Outcome]) -> str:
     """What the runs of one experiment are called: their name without the number of the repeat."""
-    first, *others = dict.fromkeys(_REPEAT.sub("", outcome.name) for outcome in group)
+    first, *others = dict.fromkeys(without_repeat(outcome.name) for outcome in group)
     return f"{first} (and {len(others)} other names)" if others else first
 
 

@@ -1,0 +1,251 @@
+"""``chaoskit history``: records of runs over sessions, their series, and what becomes of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from chaoskit.cli.output import Json, command_app, console, print_json
+from chaoskit.errors import BadInput
+from chaoskit.history.compare import middle
+from chaoskit.history.faces import sparkline
+from chaoskit.history.place import sources_at
+from chaoskit.history.record import RECOVERED, RECOVERY, RunRecord, new_id
+from chaoskit.history.session import read, records_of
+from chaoskit.history.store import Contents, History, encode, read_file
+from chaoskit.plaintext import printable, tell_on_stderr
+from chaoskit.report.store import read_outcomes
+from chaoskit.report.summary import VERDICT_STYLES, duration, number, plural
+
+app = command_app("Records of runs over many sessions: what there is, and how it went.")
+
+Store = Annotated[str, typer.Argument(help="A folder, a URL such as s3://bucket/history, or a file of --chaos-save.")]
+_SHOWN = 40
+
+
+class Format(StrEnum):
+    """What records are written as."""
+
+    JSONL = "jsonl"
+    CSV = "csv"
+
+
+@app.command("add")
+def add(
+    store: Store,
+    sources: Annotated[list[Path], typer.Argument(help="Directories of reports, or files of --chaos-save.")],
+    machine: Json = False,
+) -> int:
+    """Add runs that were made without a history: those of a report, or of a file.
+
+    A run that is there already is added again, and counts once if it has its name.
+
+    Example: [cyan]chaoskit history add history chaoskit-runs/nightly[/]
+    """
+    added = 0
+    history = History(store)
+    for source in sources:
+        if source.is_dir():
+            here = sources_at(Path.cwd())
+            pairs = [records_of(outcome, here) for outcome in read_outcomes(source)]
+            contents = Contents([run for run, _ in pairs], {shared.series: shared for _, shared in pairs})
+        else:
+            contents = read_file(source)
+        session = new_id()
+        runs = [msgspec.structs.replace(run, session=run.session or session) for run in contents.runs]
+        history.add(session, [*contents.plans.values(), *runs])
+        added += len(runs)
+        _tell_set_aside(contents)
+    history.close()
+    if machine:
+        print_json({"added": added})
+    else:
+        console().print(f"{plural(added, 'run')} added to {store}")
+    return 0
+
+
+@app.command("list")
+def list_series(store: Store, machine: Json = False) -> int:
+    """The series of runs that there are: one for each experiment, whatever its seed.
+
+    The bars are the medians of its recoveries, session by session.
+
+    Example: [cyan]chaoskit history list history[/]
+    """
+    contents = _read(store)
+    series = _by_series(contents.runs)
+    if machine:
+        print_json([_plain_series(key, runs) for key, runs in series.items()])
+        return 0
+    table = _table("series", "test", "runs", "recovered", "recovery", "by session")
+    for key, runs in series.items():
+        known = [run.metrics[RECOVERED].value for run in runs if RECOVERED in run.metrics]
+        medians = _session_medians(runs, RECOVERY)
+        latest = duration(medians[-1]) if medians else "–"
+        title = Text(printable(runs[-1].title))
+        told = f"{int(sum(known))} of {len(known)}"
+        table.add_row(key, title, str(len(runs)), told, latest, sparkline(medians[-_SHOWN:]))
+    console().print(table)
+    return 0
+
+
+@app.command("show")
+def show(
+    store: Store,
+    series: Annotated[str, typer.Argument(help="The beginning of its name, or a part of the test's.")] = "",
+    metric: Annotated[str, typer.Option(help="The number that is drawn.")] = RECOVERY,
+    machine: Json = False,
+) -> int:
+    """The runs of one series, the latest last: each with its name, by which it can be run again.
+
+    Example: [cyan]chaoskit history show history test_kill --metric recovery.restored[/]
+    """
+    contents = _read(store)
+    found = _by_series(contents.runs)
+    chosen = [key for key, runs in found.items() if key.startswith(series) or series in runs[-1].title]
+    if len(chosen) != 1:
+        told = ", ".join(f"{key} ({found[key][-1].title})" for key in (chosen or found))
+        raise BadInput("series", series, f"name one of {told}")
+    runs = found[chosen[0]]
+    known = sorted({name for run in runs for name in run.metrics})
+    if metric not in known:
+        raise BadInput("metric", metric, f"use one of {', '.join(known)}")
+    if machine:
+        print_json(msgspec.to_builtins(runs))
+        return 0
+    shown = console()
+    shown.print(Text.assemble((printable(runs[-1].title), "bold"), f"  {chosen[0]}, {plural(len(runs), 'run')}"))
+    shown.print(Text(f"{metric} by session: {sparkline(_session_medians(runs, metric)[-_SHOWN:])}"))
+    table = _table("run", "started", "verdict", "seed", metric, "commit", "machine")
+    for run in runs[-_SHOWN:]:
+        value = run.metrics.get(metric)
+        number_text = "–" if value is None else duration(value.value) if value.unit == "s" else number(value.value)
+        started = f"{datetime.fromtimestamp(run.started_unix_ns / 1e9, UTC):%Y-%m-%d %H:%M}"
+        verdict = Text(run.verdict.value, VERDICT_STYLES[run.verdict])
+        table.add_row(run.run_id, started, verdict, str(run.seed), number_text, run.commit[:10], Text(run.machine))
+    shown.print(table)
+    if len(runs) > _SHOWN:
+        shown.print(f"and {len(runs) - _SHOWN} before them")
+    return 0
+
+
+@app.command("export")
+def export(
+    store: Store,
+    form: Annotated[Format, typer.Option("--format", help="What is written to standard output.")] = Format.JSONL,
+) -> int:
+    """Write all records to standard output, for other tools: one line a run, or one a number.
+
+    Example: [cyan]chaoskit history export history --format csv > runs.csv[/]
+    """
+    contents = _read(store)
+    if form is Format.JSONL:
+        sys.stdout.write(encode([*contents.plans.values(), *contents.runs]).decode())
+        return 0
+    written = io.StringIO()
+    rows = csv.writer(written, lineterminator="\n")
+    rows.writerow(
+        [
+            "run",
+            "session",
+            "started",
+            "series",
+            "title",
+            "machine",
+            "commit",
+            "seed",
+            "verdict",
+            "metric",
+            "value",
+            "unit",
+        ]
+    )
+    for run in contents.runs:
+        started = datetime.fromtimestamp(run.started_unix_ns / 1e9, UTC).isoformat(timespec="seconds")
+        of_run = [
+            run.run_id,
+            run.session,
+            started,
+            run.series,
+            run.title,
+            run.machine,
+            run.commit,
+            run.seed,
+            run.verdict.value,
+        ]
+        rows.writerows([*of_run, name, metric.value, metric.unit] for name, metric in run.metrics.items())
+    sys.stdout.write(written.getvalue())
+    return 0
+
+
+@app.command("prune")
+def prune(
+    store: Store,
+    older_than_days: Annotated[int, typer.Option(help="Sessions that began before so many days go.", min=1)],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Delete nothing, and say what would go.")] = False,
+    machine: Json = False,
+) -> int:
+    """Delete the records of old sessions. Nothing is kept of them.
+
+    Example: [cyan]chaoskit history prune history --older-than-days 400 --dry-run[/]
+    """
+    history = History(store)
+    if not history.is_there():
+        raise BadInput("store", store, "name a history")
+    names = history.prune((datetime.now(UTC) - timedelta(days=older_than_days)).date(), is_tried=dry_run)
+    history.close()
+    if machine:
+        print_json({"deleted": [] if dry_run else names, "found": names})
+    else:
+        would = "would be deleted" if dry_run else "deleted"
+        console().print("\n".join([*names, f"{plural(len(names), 'session')} {would}"]))
+    return 0
+
+
+def _read(store: str) -> Contents:
+    contents = read(store)
+    _tell_set_aside(contents)
+    return contents
+
+
+def _tell_set_aside(contents: Contents) -> None:
+    for line in contents.set_aside:
+        tell_on_stderr(line)
+
+
+def _by_series(runs: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
+    found: dict[str, list[RunRecord]] = {}
+    for run in runs:
+        found.setdefault(run.series, []).append(run)
+    return found
+
+
+def _session_medians(runs: Sequence[RunRecord], metric: str) -> list[float]:
+    """Of each session with this number, in their order."""
+    values: dict[str, list[float]] = {}
+    for run in runs:
+        if metric in run.metrics:
+            values.setdefault(run.session, []).append(run.metrics[metric].value)
+    return [middle(of_one) for of_one in values.values()]
+
+
+def _plain_series(key: str, runs: Sequence[RunRecord]) -> dict[str, Any]:
+    return {"series": key, "title": runs[-1].title, "runs": len(runs), "recovery_s": _session_medians(runs, RECOVERY)}
+
+
+def _table(*names: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in names:
+        table.add_column(name, overflow="fold")
+    return table

@@ -1,0 +1,109 @@
+"""Comparisons and histories for people: a sentence, a table for terminals, Markdown for pull requests, a sparkline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from chaoskit.history.compare import Change, Comparison, Finding
+from chaoskit.plaintext import printable
+from chaoskit.report.summary import duration, number, plural
+
+_STYLES = {
+    Change.REGRESSED: "bold red",
+    Change.BETTER: "green",
+    Change.UNCHANGED: "dim",
+    Change.UNDECIDED: "yellow",
+    Change.INCOMPARABLE: "yellow",
+    Change.NO_REFERENCE: "yellow",
+}
+_MARKS = {Change.REGRESSED: "❌", Change.BETTER: "✅", Change.UNCHANGED: "✅"}
+_BARS = "▁▂▃▄▅▆▇█"
+_MARKDOWN_ROWS = 200
+
+
+def comparison_sentence(comparison: Comparison) -> str:
+    """``1 regressed, 5 unchanged, 2 undecided; 1 series had no run``."""
+    counts = comparison.changes()
+    told = (
+        ", ".join(f"{counts[change]} {change.value}" for change in Change if counts[change]) or "nothing was compared"
+    )
+    absent = f"; {len(comparison.absent)} series of before had no run" if comparison.absent else ""
+    runs = sum(comparison.uncounted.values())
+    uncounted = f"; {plural(runs, 'run')} counted for nothing" if runs else ""
+    return f"{told}{absent}{uncounted}"
+
+
+def render_comparison(comparison: Comparison) -> Table:
+    """Everything but what is unchanged, the worst first."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("", no_wrap=True)
+    table.add_column("test and number", overflow="fold", ratio=1)
+    for name in ("before", "now", "ratio"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in told_first(comparison):
+        what = Text.assemble(printable(f"{one.title}: {one.metric}"), *_secondary(one))
+        mark = Text(one.change.value, _STYLES[one.change])
+        table.add_row(mark, what, value_text(one, one.before), value_text(one, one.after), ratio_text(one))
+    return table
+
+
+def told_first(comparison: Comparison) -> list[Finding]:
+    """What people must see, the worst first."""
+    order = list(Change)
+    shown = (one for one in comparison.findings if one.change is not Change.UNCHANGED)
+    return sorted(shown, key=lambda one: order.index(one.change))
+
+
+def _secondary(finding: Finding) -> list[tuple[str, str]]:
+    return [(f"\n{printable(finding.reason)}", "dim")] if finding.reason else []
+
+
+def value_text(finding: Finding, value: float | None) -> str:
+    """A value of a finding: of what is counted, the share of runs that missed it."""
+    if value is None:
+        return "–"
+    if finding.unit == "s":
+        return duration(value)
+    return f"{number(value)} x" if finding.unit == "ratio" else f"{value:.0%}"
+
+
+def ratio_text(finding: Finding) -> str:
+    """``1.24 (1.11 .. 1.38)``; without an interval where it has no end."""
+    ratio = finding.ratio
+    if ratio is None:
+        return ""
+    interval = f" ({ratio.low:.2f} .. {ratio.high:.2f})" if ratio.high < float("inf") else ""
+    return f"{ratio.ratio:.2f}{interval}"
+
+
+def markdown(comparison: Comparison, heading: str = "chaoskit") -> str:
+    """For the summary of a CI job, or a comment on a pull request."""
+    lines = [f"### {heading}: {comparison_sentence(comparison)}", ""]
+    if rows := told_first(comparison):
+        lines += ["| | test | number | before | now | ratio | |", "|---|---|---|---|---|---|---|"]
+        for one in rows[:_MARKDOWN_ROWS]:
+            cells = [_MARKS.get(one.change, "❔"), _cell(one.title), _cell(one.metric)]
+            cells += [value_text(one, one.before), value_text(one, one.after), ratio_text(one)]
+            lines.append(
+                f"| {' | '.join(cells)} | {_cell(one.change.value)}{_cell(f': {one.reason}' if one.reason else '')} |"
+            )
+        if len(rows) > _MARKDOWN_ROWS:
+            lines.append(f"\nand {len(rows) - _MARKDOWN_ROWS} more")
+    lines += [f"\nNo run of it now: {_cell(title)}" for title in comparison.absent]
+    return "\n".join([*lines, ""])
+
+
+def _cell(text: str) -> str:
+    return printable(text).replace("|", "\\|").replace("\n", " ")
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Values as bars, the least and the greatest of them at both ends of the scale."""
+    if not values:
+        return ""
+    least, most = min(values), max(values)
+    scale = (len(_BARS) - 1) / (most - least) if most > least else 0.0
+    return "".join(_BARS[round((value - least) * scale)] for value in values)

@@ -1,0 +1,34 @@
+"""Records of runs that were never made, for what only reads them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chaoskit.history.record import Metric, RunRecord, new_id
+from chaoskit.vocabulary import Verdict
+
+MACHINE = "a processor, 2 cores, local"
+
+
+def run(recovery_s: float | None = 0.05, step_s: float = 0.01, **more: Any) -> RunRecord:
+    """One that recovered, unless ``verdict`` says otherwise. ``lost_steps``, ``false_alarms``, ``losses_equal``."""
+    told = {"series": "one", "title": "test_kill", "machine": MACHINE, "verdict": Verdict.PASSED} | more
+    counts = {name: told.pop(name, default) for name, default in _COUNTS.items()}
+    metrics = {name: Metric(float(value), "count", "lower") for name, value in counts.items()}
+    if told["verdict"] in (Verdict.PASSED, Verdict.FAILED):
+        metrics["recovered"] = Metric(float(told["verdict"] == Verdict.PASSED), "count", "higher")
+    metrics["step"] = Metric(step_s, "s", "lower")
+    if recovery_s is not None:
+        metrics |= {"recovery": Metric(recovery_s, "s", "lower"), "bound": Metric(step_s / 2, "s", "")}
+    made = {
+        "run_id": new_id(),
+        "session": new_id(),
+        "started_unix_ns": 1,
+        "seed": 0,
+        "stack": "chaoskit",
+        "faults": ["Kill"],
+    }
+    return RunRecord(**{**made, "metrics": metrics, **told})
+
+
+_COUNTS = {"lost_steps": 0, "false_alarms": 0, "losses_equal": 1}

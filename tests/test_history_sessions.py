@@ -1,0 +1,229 @@
+"""Records over sessions of pytest: what a first one keeps, what a later one says of it, and the commands for both."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.waiting import wait_until
+
+from chaoskit.history.record import RunRecord
+from chaoskit.history.session import read
+from chaoskit.history.store import read_file
+
+TESTS = Path(__file__).parent
+RELAXED = "[pytest]\nchaos_detection = relaxed\n"
+JOB = """
+import os, time
+import torch
+from torch import nn
+
+DATA = torch.rand(48, 4, generator=torch.Generator().manual_seed(5))
+
+def train(trainer, *, steps):
+    torch.manual_seed(trainer.seed)
+    model = nn.Linear(4, 1)
+    trainer.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    while trainer.step < steps:
+        with trainer.transaction() as step:
+            time.sleep(0.01)
+            for shard in step.shards(DATA, batch_size=24):
+                if trainer.step == 6 and not trainer.worker.endswith(".0") and os.path.exists(SLOW):
+                    time.sleep(0.3)  # in the first step of the worker that takes another one's place
+                step.backward(model(shard.batch).square().mean())
+"""
+SESSION = """
+import pytest
+from faults import Kill
+
+def test_kill(chaos):
+    chaos.run("train.py", nodes=2, steps=16, faults=[Kill(rank="any", at_step=6)])
+
+def test_calm(chaos):
+    chaos.run("train.py", nodes=2, steps=8, twin=False)
+
+def test_other():
+    pass
+"""
+
+
+@pytest.fixture
+def sessions(pytester: pytest.Pytester) -> Sessions:
+    return Sessions(pytester)
+
+
+class Sessions:
+    """Of one project, with a job that recovers slowly where a file says so."""
+
+    def __init__(self, pytester: pytest.Pytester) -> None:
+        self.path, self._pytester = pytester.path, pytester
+        pytester.makeini(RELAXED)
+        pytester.makepyfile(test_session=SESSION)
+        (self.path / "train.py").write_text(f"SLOW = {str(self.path / 'slow')!r}\n{JOB}")
+
+    def run(self, *options: str, tests: str = "kill or calm") -> pytest.RunResult:
+        return self._pytester.runpytest_subprocess("-k", tests, "-p", "no:cacheprovider", *options)
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "chaoskit", *arguments]
+        return subprocess.run(command, cwd=self.path, capture_output=True, text=True, check=False)
+
+    def records(self, place: str) -> list[RunRecord]:
+        return read(str(self.path / place)).runs
+
+
+@pytest.mark.costly
+@pytest.mark.promise("The first session makes `base.jsonl`")
+@pytest.mark.promise("A run that has no equal in it has *no reference*")
+def test_a_first_session_is_what_later_ones_are_compared_with(sessions: Sessions) -> None:
+    first = sessions.run("--chaos-compare", "base.jsonl", "--chaos-history", "history", tests="kill")
+    assert first.ret == 0
+    first.stdout.fnmatch_lines(["1 run recorded; the first ones: base.jsonl was made of them*"])
+    later = sessions.run("--chaos-compare", "base.jsonl", "--chaos-history", "history", "--chaos-summary", "told.md")
+    assert later.ret == 0
+    later.stdout.fnmatch_lines(["2 runs recorded; beside base.jsonl: *1 no reference"])
+    told = (sessions.path / "told.md").read_text()
+    assert "test_session.py::test_calm" in told
+    assert "runs now: 1; before: none" in told
+    kept = sessions.records("history")
+    assert [run.title for run in kept].count("test_session.py::test_kill") == 2
+    assert len({run.session for run in kept}) == 2
+    assert len({run.series for run in kept}) == 2
+    (killed, *_) = sessions.records("base.jsonl")
+    assert {
+        "recovered",
+        "lost_steps",
+        "false_alarms",
+        "losses_equal",
+        "recovery",
+        "recovery.detected",
+        "step",
+        "bound",
+    } <= {*killed.metrics}
+    assert killed.faults == ["Kill"]
+    assert "cores, local" in killed.machine
+
+
+@pytest.mark.costly
+def test_strict_sessions_must_have_decided(sessions: Sessions) -> None:
+    assert sessions.run("--chaos-compare", "base.jsonl", "--chaos-strict", tests="calm").ret == 10
+    assert sessions.run("--chaos-compare", "base.jsonl", "--chaos-strict", tests="kill").ret == 10
+
+
+@pytest.mark.promise("A session in which nothing was compared ends with 10")
+def test_a_comparison_that_looked_at_nothing_is_unknown(sessions: Sessions) -> None:
+    (sessions.path / "base.jsonl").write_bytes((TESTS / "recorded" / "history" / "version-1.jsonl").read_bytes())
+    result = sessions.run("--chaos-compare", "base.jsonl", tests="other")
+    assert result.ret == 10
+    result.stdout.fnmatch_lines(["0 runs recorded; beside base.jsonl: nothing was compared"])
+
+
+@pytest.mark.costly
+@pytest.mark.slow
+@pytest.mark.promise("What got worse fails the session")
+def test_a_recovery_that_got_slower_fails_the_session(sessions: Sessions) -> None:
+    assert sessions.run("--chaos-save", "base.jsonl", "--chaos-repeats", "6", tests="kill").ret == 0
+    (sessions.path / "slow").touch()
+    worse = sessions.run("--chaos-compare", "base.jsonl", "--chaos-repeats", "6", tests="kill")
+    assert worse.ret == 1
+    worse.stdout.fnmatch_lines(["*beside base.jsonl: 3 regressed, 4 unchanged"])
+
+
+@pytest.mark.costly
+def test_lost_steps_that_there_were_not_before_fail_it(sessions: Sessions) -> None:
+    """One run is enough: no chance explains it. The session before is as this one, but for that number."""
+    assert sessions.run("--chaos-save", "now.jsonl", tests="kill").ret == 0
+    (run,) = read_file(sessions.path / "now.jsonl").runs
+    assert run.metrics["lost_steps"].value == 0
+    later = sessions.run("--chaos-compare", "now.jsonl", tests="kill")
+    assert later.ret == 0
+    (sessions.path / "conftest.py").write_text(ONE_LOST_STEP)
+    worse = sessions.run("--chaos-compare", "now.jsonl", tests="kill")
+    assert worse.ret == 1
+    worse.stdout.fnmatch_lines(["regressed*lost_steps*100%*"])
+
+
+ONE_LOST_STEP = """
+import pytest
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item, call):
+    for outcome in getattr(item.funcargs.get("chaos"), "outcomes", ()):
+        outcome.lost_steps = 1
+"""
+
+
+@pytest.mark.costly
+def test_two_workers_write_one_file(sessions: Sessions) -> None:
+    """The controller does. Repeats of a test, and other seeds, are one series."""
+    pytest.importorskip("xdist")
+    result = sessions.run("-n", "2", "--chaos-history", "history", "--chaos-repeats", "2")
+    assert result.ret == 0
+    kept = sessions.records("history")
+    assert len(kept) == 4
+    assert len({run.session for run in kept}) == 1
+    assert sessions.run("--chaos-history", "history", "--chaos-seed", "5", tests="kill").ret == 0
+    kept = [run for run in sessions.records("history") if "kill" in run.title]
+    assert {run.seed for run in kept} == {0, 5}
+    assert len({run.series for run in kept}) == 1, "a role that is drawn anew is the same experiment"
+
+
+@pytest.mark.costly
+@pytest.mark.promise("A session that is killed has kept the runs that it had finished")
+def test_a_killed_session_has_kept_its_runs(sessions: Sessions) -> None:
+    command = [sys.executable, "-m", "pytest", "-k", "kill", "--chaos-history", "history", "--chaos-repeats", "50"]
+    started = subprocess.Popen(command, cwd=sessions.path, stdout=subprocess.DEVNULL)
+    wait_until(lambda: len(list(sessions.path.glob("history/*/*.jsonl"))) > 0, "the first record", limit_s=60.0)
+    os.kill(started.pid, signal.SIGKILL)
+    started.wait()
+    assert sessions.records("history")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--chaos-compare", "nonsense.jsonl"], "name a file of records"),
+        (["--chaos-compare", "empty"], "name a store that has records"),
+        (["--chaos-history", "nowhere://x"], "url"),
+        (["--chaos-save", "/proc/x/y.jsonl"], "chaos_save"),
+        (["--chaos-compare", "base.jsonl", "--chaos-tolerance", "0"], "chaos-tolerance"),
+        (["--chaos-strict"], "give --chaos-compare, too"),
+    ],
+)
+def test_bad_input_is_refused_before_a_test_runs(sessions: Sessions, options: list[str], reason: str) -> None:
+    (sessions.path / "nonsense.jsonl").write_text("nonsense\n")
+    (sessions.path / "empty").mkdir()
+    result = sessions.run(*options)
+    assert result.ret == 4
+    assert reason in result.stderr.str() + result.stdout.str()
+
+
+@pytest.mark.costly
+@pytest.mark.promise("`chaoskit replay --history STORE RUN` works from that alone")
+def test_commands_read_a_history(sessions: Sessions) -> None:
+    assert sessions.run("--chaos-history", "history", "--chaos-seed", "3", tests="kill").ret == 0
+    (kept,) = sessions.records("history")
+    listed = sessions.command("history", "list", "history")
+    assert kept.series in listed.stdout
+    assert "1 of 1" in listed.stdout
+    shown = json.loads(sessions.command("history", "show", "history", "test_kill", "--json").stdout)
+    assert [run["run_id"] for run in shown] == [kept.run_id]
+    assert sessions.command("history", "show", "history", "nothing").returncode == 2
+    assert sessions.command("history", "show", "history", "kill", "--metric", "x").returncode == 2
+    rows = sessions.command("history", "export", "history", "--format", "csv").stdout.splitlines()
+    assert len(rows) == 1 + len(kept.metrics)
+    replayed = sessions.command("replay", "--history", "history", kept.run_id[:20], "--no-twin", "--json")
+    assert replayed.returncode == 0, replayed.stderr
+    (outcome,) = json.loads(replayed.stdout)["outcomes"]
+    assert outcome["seed"] == 3
+    (report,) = (sessions.path / "chaoskit-runs").glob("replay-*")
+    added = sessions.command("history", "add", "history", str(report), "--json")
+    assert json.loads(added.stdout) == {"added": 1}
+    assert [run.series for run in sessions.records("history")] == [kept.series] * 2
+    assert sessions.command("history", "prune", "history", "--older-than-days", "1", "--dry-run").returncode == 0
+    assert sessions.command("history", "list", "nowhere").returncode == 2
