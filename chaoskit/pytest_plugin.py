@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from chaoskit.history.compare import Comparison
     from chaoskit.history.session import SessionRecords
     from chaoskit.rules import Fired
+    from chaoskit.sla.judge import Judged
     from faults.base import Fault
 
 _VERDICT_PROPERTY = "chaoskit.verdict"
@@ -120,6 +121,11 @@ def pytest_configure(config: pytest.Config) -> None:
         "definition=N begins a new series of records where the test measures something else from now on; "
         "detection='production' (or 'relaxed') overrides the ini value chaos_detection",
     )
+    config.addinivalue_line(
+        "markers",
+        "sla(*lines, **options): what this test promises of its runs in --chaos-history, or in this session, such as "
+        "'lost_steps == 0' or 'recovery.p95 <= 2 s'; options as in a file of SLAs: window, confidence, at_least",
+    )
     settings = _settings(config)
     config.stash[_settings_key] = settings
     config.pluginmanager.register(_Tally(settings, _records(config)), "chaoskit-tally")
@@ -154,8 +160,8 @@ def _records(config: pytest.Config) -> SessionRecords | None:
     }
     store = config.getoption("chaos_history") or config.getini("chaos_history")
     if not (store or given["save"] or given["compare"]):
-        if given["summary"] or given["tolerance"] is not None or config.getoption("chaos_strict"):
-            raise pytest.UsageError("--chaos-summary, --chaos-tolerance and --chaos-strict: give --chaos-compare, too")
+        if given["summary"] or given["tolerance"] is not None:
+            raise pytest.UsageError("--chaos-summary and --chaos-tolerance: give --chaos-compare, too")
         return None
     if given["tolerance"] is not None and not 0 < given["tolerance"] < 10:
         raise pytest.UsageError(f"--chaos-tolerance={given['tolerance']}: use a share above 0, such as 0.1")
@@ -222,6 +228,28 @@ def _session(config: pytest.Config) -> str:
 
 
 # -- collection ---------------------------------------------------------------------------------------------------
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse markers ``sla`` that promise nothing, before a test runs."""
+    for item in items:
+        try:
+            _sla(item)
+        except BadInput as error:
+            raise pytest.UsageError(f"{item.nodeid}: marker sla: {error}") from None
+
+
+def _sla(item: pytest.Item) -> dict[str, Any] | None:
+    """What the marker ``sla`` of a test says, in a form that xdist carries; None where it has none. Raises BadInput."""
+    marker = item.get_closest_marker("sla")
+    if marker is None:
+        return None
+    from chaoskit.report.statistics import without_repeat
+    from chaoskit.sla.promises import made
+
+    name = without_repeat(item.nodeid)
+    made(name, marker.args, **marker.kwargs)
+    return {"name": name, "lines": list(marker.args), "options": dict(marker.kwargs)}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -429,7 +457,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report: pytest.TestReport = yielded.get_result()
     if report.when == "call":
         _note_test(item, call)
-        report.chaoskit_records = _lines(item)  # type: ignore[attr-defined]
+        told: Any = report  # xdist carries what is added to it
+        told.chaoskit_sla, told.chaoskit_records = _sla(item), _lines(item)
     if call.excinfo is None or not report.failed:
         return
     error = call.excinfo.value
@@ -466,9 +495,13 @@ def _note_test(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
 def _lines(item: pytest.Item) -> list[str]:
     """Records of the runs of a test, where any are kept: xdist carries them to the controller with the report."""
     sources, chaos = item.config.stash.get(_sources_key, None), getattr(item, "funcargs", {}).get("chaos")
-    if sources is None or not isinstance(chaos, Chaos):
+    if not isinstance(chaos, Chaos) or (sources is None and item.get_closest_marker("sla") is None):
         return []
+    from chaoskit.history.place import sources_at
     from chaoskit.history.session import lines_of
+
+    if sources is None:
+        sources = item.config.stash[_sources_key] = sources_at(item.config.rootpath)
 
     return lines_of(chaos.outcomes, sources, _asked(item).get("definition", 1))
 
@@ -492,26 +525,39 @@ class _Tally:
     def __init__(self, settings: _Settings, records: SessionRecords | None) -> None:
         self._settings, self._records = settings, records
         self._comparison: Comparison | None = None
+        self._slas: dict[str, dict[str, Any]] = {}  # by test
+        self._judged: list[Judged] = []
         self._failures: list[Verdict] = []
         self._refused = False  # a test failed because of bad input
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if self._records is not None:
-            self._records.take(getattr(report, "chaoskit_records", ()))
+        self._take_records(report)
         found = [value for name, value in report.user_properties if name == _VERDICT_PROPERTY + ".worst"]
         if report.failed and found and found[-1] == _BAD_INPUT:
             self._refused = True
         elif report.failed:
             self._failures.append(Verdict(str(found[-1])) if found else Verdict.FAILED)
 
+    def _take_records(self, report: Any) -> None:
+        if (sla := getattr(report, "chaoskit_sla", None)) is not None:
+            self._slas[sla["name"]] = sla
+            if self._records is None:
+                from chaoskit.history.session import SessionRecords
+
+                self._records = SessionRecords("", None, "")
+        if self._records is not None:
+            self._records.take(getattr(report, "chaoskit_records", ()))
+
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         if exitstatus == pytest.ExitCode.TESTS_FAILED and self._failures:
             session.exitstatus = Verdict.worst(self._failures).exit_code
         elif exitstatus == pytest.ExitCode.TESTS_FAILED and self._refused:
             session.exitstatus = pytest.ExitCode.INTERRUPTED  # 2, as every command says of bad input
-        if self._records is not None:
+        if self._records is not None and not hasattr(session.config, "workerinput"):
+            is_strict = session.config.getoption("chaos_strict")
+            self._judged = self._judge(self._records) if self._slas else []
             self._comparison = self._records.finish()
-            session.exitstatus = self._compared(int(session.exitstatus), session.config.getoption("chaos_strict"))
+            session.exitstatus = self._with_slas(self._compared(int(session.exitstatus), is_strict), is_strict)
 
     def _compared(self, status: int, is_strict: bool) -> int:
         """The exit status with what the comparison says. One that had nothing to look at is never well."""
@@ -524,6 +570,30 @@ class _Tally:
         if compared.is_regressed:
             return Verdict.FAILED.exit_code
         return unknown if not compared.findings or (is_strict and compared.is_open) else status
+
+    def _judge(self, records: SessionRecords) -> list[Judged]:
+        """What the records show of the SLAs of tests."""
+        from chaoskit.sla.judge import Judged, State, judge
+        from chaoskit.sla.promises import made
+
+        everything = records.everything()
+        judged = []
+        for name, sla in self._slas.items():
+            runs = [run for run in everything.runs if run.title.partition(" #")[0] == name]
+            try:
+                judged += judge(made(name, sla["lines"], **sla["options"]), runs, everything.plans)
+            except BadInput:
+                told = "no run was recorded"
+                judged.append(Judged(sla=name, line=", ".join(sla["lines"]), state=State.UNKNOWN, reason=told))
+        return judged
+
+    def _with_slas(self, status: int, is_strict: bool) -> int:
+        """The exit status with what the records show of SLAs."""
+        if not self._judged or status not in (pytest.ExitCode.OK, Verdict.UNKNOWN.exit_code):
+            return status
+        from chaoskit.sla.judge import exit_code
+
+        return exit_code(self._judged, is_strict=is_strict) or status
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
         if hasattr(config, "workerinput"):
@@ -551,6 +621,11 @@ class _Tally:
             terminalreporter.write_line(printable(line))
         if compared is not None and told_first(compared):
             Terminal().print(render_comparison(compared))
+        if self._judged:
+            from chaoskit.sla.faces import render_sla, sla_sentence
+
+            terminalreporter.write_line(f"SLAs: {sla_sentence(self._judged)}")
+            Terminal().print(render_sla(self._judged))
         if compared is not None and (summary := config.getoption("chaos_summary")):
             with Path(summary).open("a", encoding="utf-8") as file:
                 file.write(markdown(compared))

@@ -227,3 +227,50 @@ def test_commands_read_a_history(sessions: Sessions) -> None:
     assert [run.series for run in sessions.records("history")] == [kept.series] * 2
     assert sessions.command("history", "prune", "history", "--older-than-days", "1", "--dry-run").returncode == 0
     assert sessions.command("history", "list", "nowhere").returncode == 2
+
+
+WITH_SLA = """
+import pytest
+from faults import Kill
+
+@pytest.mark.sla("lost_steps == 0", "recovered", "recovery.p95 <= 9 s", window="{window}")
+def test_kill(chaos):
+    chaos.run("train.py", nodes=2, steps=16, faults=[Kill(rank=1, at_step=6)])
+
+@pytest.mark.sla("recovery.max <= 1 ms")
+def test_kill_again(chaos):
+    chaos.run("train.py", nodes=2, steps=16, faults=[Kill(rank=1, at_step=7)])
+
+@pytest.mark.sla("recovered")
+def test_nothing():
+    pass
+"""
+
+
+@pytest.mark.costly
+@pytest.mark.promise("A marker promises the same of one test")
+def test_a_test_promises_something_of_its_runs(sessions: Sessions) -> None:
+    (sessions.path / "test_session.py").write_text(WITH_SLA.format(window="30 nights"))
+    met = sessions.run("--chaos-history", "history", tests="kill and not again")
+    assert met.ret == 0
+    met.stdout.fnmatch_lines(["SLAs: 1 not shown, 2 met", "*59 runs needed with 0 misses, 1 so far*"])
+    assert sessions.run("--chaos-strict", tests="kill and not again").ret == 10
+    broken = sessions.run("-n", "2", tests="again")
+    assert broken.ret == 1
+    broken.stdout.fnmatch_lines(["SLAs: 1 broken"])
+    nothing = sessions.run(tests="nothing")
+    assert nothing.ret == 10
+    nothing.stdout.fnmatch_lines(["SLAs: 1 unknown", "*no run was recorded*"])
+    (sessions.path / "sla.yaml").write_text(
+        "version: 1\nslas: [{name: kill, where: {fault: Kill}, always: [recovered]}]\n"
+    )
+    assert sessions.command("sla", "check", "sla.yaml", "history").returncode == 0
+    assert sessions.command("sla", "lint", "sla.yaml").returncode == 0
+    assert "PrometheusRule" in sessions.command("sla", "export", "sla.yaml").stdout
+
+
+def test_a_marker_that_promises_nothing_is_refused(sessions: Sessions) -> None:
+    (sessions.path / "test_session.py").write_text(WITH_SLA.format(window="20 runs"))
+    result = sessions.run()
+    assert result.ret == 4
+    assert "59 runs without a miss" in result.stderr.str() + result.stdout.str()

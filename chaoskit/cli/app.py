@@ -37,6 +37,7 @@ COMMANDS = {
     "replay": "Test",
     "report": "Test",
     "history": "Test",
+    "sla": "Test",
     "judge": "Test",
     "canary": "Test",
     "faults": "Test",

@@ -113,6 +113,24 @@ def compare(before: Sequence[RunRecord], after: Sequence[RunRecord], tolerance: 
     return Comparison(findings=findings, absent=absent, uncounted=dict(uncounted))
 
 
+def compare_number(
+    before: Sequence[RunRecord], after: Sequence[RunRecord], name: str, tolerance: float = TOLERANCE
+) -> list[Finding]:
+    """Compare one duration of runs with that of earlier ones, series by series; or a quotient, ``recovery / step``."""
+    earlier, later = _by_series(before), _by_series(after)
+    above, _, below = (part.strip() for part in name.partition("/"))
+    of = _quotient(above, below) if below else _value(above)
+    unit: record.Unit = "ratio" if below else record.KNOWN[above][0]
+    found: list[Finding | None] = []
+    for key, runs in later.items():
+        if key not in earlier:
+            found.append(_no_reference(runs))
+        else:
+            why_not = _why_incomparable(earlier[key], runs) if unit == "s" else ""
+            found.append(_compare_values(earlier[key], runs, name, unit, of, tolerance, why_not))
+    return [one for one in found if one is not None]
+
+
 def _counts(run: RunRecord) -> bool:
     """Whether a run says anything: an unknown one and a broken harness do not."""
     return record.RECOVERED in run.metrics

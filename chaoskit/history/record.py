@@ -86,44 +86,59 @@ def new_id() -> str:
 
 
 def metrics_of(outcome: Outcome) -> dict[str, Metric]:
-    """What a run has measured. What it does not know is left out.
+    """What a run has measured, as far as it is known.
 
     ``recovery`` and its phases are of the slowest recovery, in seconds from the fault to the first step that all ranks
     have finished. ``step`` is the median step before that fault, or of all where there was none. ``bound`` is what the
     plain operations alone would take of that recovery.
     """
-    return dict(_metrics(outcome))
+    return {name: Metric(value, *KNOWN[name]) for name, value in _metrics(outcome) if value is not None}
 
 
-def _metrics(outcome: Outcome) -> Iterator[tuple[str, Metric]]:
+def _metrics(outcome: Outcome) -> Iterator[tuple[str, float | None]]:
     if outcome.verdict in (Verdict.PASSED, Verdict.FAILED):
-        yield RECOVERED, Metric(float(outcome.verdict == Verdict.PASSED), "count", "higher")
-    yield LOST_STEPS, Metric(outcome.lost_steps, "steps", "lower")
-    if outcome.false_alarms is not None:
-        yield FALSE_ALARMS, Metric(outcome.false_alarms, "count", "lower")
+        yield RECOVERED, float(outcome.verdict == Verdict.PASSED)
+    yield LOST_STEPS, outcome.lost_steps
+    yield FALSE_ALARMS, outcome.false_alarms
     for check in outcome.checks:
         if check.name == _LOSSES and check.verdict in (Verdict.PASSED, Verdict.FAILED):
-            yield LOSSES_EQUAL, Metric(float(check.verdict == Verdict.PASSED), "count", "higher")
+            yield LOSSES_EQUAL, float(check.verdict == Verdict.PASSED)
     slowest = max(outcome.recoveries, key=lambda one: one.seconds, default=None)
     steps = [point.seconds for point in outcome.steps[1:] if point.seconds > 0]
-    step_s = slowest.step_seconds if slowest is not None else median(steps) if steps else 0.0
-    if step_s > 0:
-        yield STEP, Metric(step_s, "s", "lower")
+    yield STEP, (slowest.step_seconds if slowest is not None else median(steps) if steps else 0.0) or None
     if slowest is not None:
         yield from _recovery(slowest)
-    if missing := [one.seconds for one in outcome.exposures if one.seconds is not None]:
-        yield "exposure", Metric(max(missing), "s", "lower")
+    yield "exposure", max((one.seconds for one in outcome.exposures if one.seconds is not None), default=None)
     if outcome.account is not None:
-        yield "goodput", Metric(outcome.account.goodput, "ratio", "higher")
-        yield "ettr", Metric(outcome.account.ettr_wall, "ratio", "higher")
+        yield "goodput", outcome.account.goodput
+        yield "ettr", outcome.account.ettr_wall
 
 
-def _recovery(slowest: Recovery) -> Iterator[tuple[str, Metric]]:
-    yield RECOVERY, Metric(slowest.seconds, "s", "lower")
+def _recovery(slowest: Recovery) -> Iterator[tuple[str, float | None]]:
+    yield RECOVERY, slowest.seconds
     for span in slowest.spans:
-        if span.name in RECOVERY_PHASES:
-            yield f"{RECOVERY}.{span.name.replace(' ', '_')}", Metric(span.seconds, "s", "lower")
-    if slowest.full_strength_seconds is not None:
-        yield "full_strength", Metric(slowest.full_strength_seconds, "s", "lower")
-    if (bound_s := sum(span.reference_s for span in slowest.spans)) > 0:
-        yield BOUND, Metric(bound_s, "s", "")
+        yield phase_name(span.name), span.seconds
+    yield "full_strength", slowest.full_strength_seconds
+    yield BOUND, sum(span.reference_s for span in slowest.spans) or None
+
+
+def phase_name(phase: str) -> str:
+    """The number that is the length of a phase of a recovery."""
+    return f"{RECOVERY}.{phase.replace(' ', '_')}"
+
+
+#: The numbers that a run may have: their units, and which way is better.
+KNOWN: dict[str, tuple[Unit, Better]] = {
+    RECOVERED: ("count", "higher"),
+    LOST_STEPS: ("steps", "lower"),
+    FALSE_ALARMS: ("count", "lower"),
+    LOSSES_EQUAL: ("count", "higher"),
+    RECOVERY: ("s", "lower"),
+    **{phase_name(phase): ("s", "lower") for phase in RECOVERY_PHASES},
+    "full_strength": ("s", "lower"),
+    "exposure": ("s", "lower"),
+    STEP: ("s", "lower"),
+    BOUND: ("s", ""),
+    "goodput": ("ratio", "higher"),
+    "ettr": ("ratio", "higher"),
+}

@@ -114,6 +114,15 @@ class SessionRecords:
             except HarnessError as error:
                 self.troubles.append(str(error))
 
+    def everything(self) -> Contents:
+        """The records of the history, with those of this session; of this session alone where there is none."""
+        if self._history is not None:
+            try:
+                return self._history.read()
+            except BadInput as error:
+                self.troubles.append(str(error))
+        return Contents(list(self._runs), dict(self._plans))
+
     def finish(self) -> Comparison | None:
         """Save what was asked for, and compare; None where nothing is to be compared with."""
         everything = encode([*self._plans.values(), *self._runs])

@@ -1,0 +1,107 @@
+"""``chaoskit sla``: what is promised of recoveries, and whether records show it."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.text import Text
+
+from chaoskit.cli.output import Json, command_app, console, print_json
+from chaoskit.history.session import read
+from chaoskit.plaintext import tell_on_stderr
+from chaoskit.report.summary import plural
+from chaoskit.sla.export import prometheus_rules
+from chaoskit.sla.faces import render_sla, sla_markdown, sla_sentence
+from chaoskit.sla.judge import exit_code, judge
+from chaoskit.sla.promises import NIGHTS_LEAST, load
+
+app = command_app("SLAs of recoveries: check them against records of runs, and turn them into alerts.")
+
+File = Annotated[Path, typer.Argument(help="A file of SLAs, in YAML or JSON.")]
+
+
+@app.command("check")
+def check(
+    file: File,
+    store: Annotated[str, typer.Argument(help="A history, or a file of --chaos-save.")],
+    against: Annotated[str, typer.Option(metavar="STORE", help="Earlier runs, for lines about regressions.")] = "",
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 10 where anything is not shown yet.")] = False,
+    summary: Annotated[Path | None, typer.Option(metavar="FILE", help="Add the result to FILE, as Markdown.")] = None,
+    machine: Json = False,
+) -> int:
+    """Say of each line whether the records show it, disprove it, or are too few.
+
+    [bold]met[/]: proven, with the confidence of the SLA. [bold]broken[/]: disproven, or a line that
+    holds always was missed once. [bold]not shown[/]: too few runs or nights, with
+    how many are needed. An SLA that is about no run at all is bad input.
+
+    Exit code 0: met, or not shown; 1: broken; 2: bad input; 10: every run that
+    is meant is unknown, and with [bold]--strict[/] not shown.
+
+    Example: [cyan]chaoskit sla check sla.yaml s3://bucket/history[/]
+    """
+    slas = load(file)
+    contents = read(store)
+    before = read(against).runs if against else None
+    for line in contents.set_aside:
+        tell_on_stderr(line)
+    judged = [one for sla in slas for one in judge(sla, contents.runs, contents.plans, before)]
+    if summary is not None:
+        with summary.open("a", encoding="utf-8") as added:
+            added.write(sla_markdown(judged))
+    if machine:
+        print_json({"checked": datetime.now(UTC).isoformat(timespec="seconds"), "lines": msgspec.to_builtins(judged)})
+    else:
+        console().print(render_sla(judged))
+        console().print(Text(sla_sentence(judged)))
+    return exit_code(judged, is_strict=strict)
+
+
+@app.command("lint")
+def lint(file: File, machine: Json = False) -> int:
+    """Read a file of SLAs, and say how many runs each objective needs.
+
+    Objectives that their window can never decide are refused, with both numbers.
+
+    Example: [cyan]chaoskit sla lint sla.yaml[/]
+    """
+    told: list[dict[str, Any]] = []
+    for sla in load(file):
+        for one in sla.objectives:
+            needs = [sla.needs(one, misses) for misses in (0, 1, 2)]
+            told.append({"sla": sla.name, "line": one.text, "runs_needed": needs, "window": str(sla.window)})
+    if machine:
+        print_json(told)
+        return 0
+    shown = console()
+    for row in told:
+        nights = f", of {NIGHTS_LEAST} nights at least" if "night" in row["window"] else ""
+        without, one, two = row["runs_needed"]
+        shown.print(
+            f"{row['sla']}: {row['line']}: {without} runs without a miss{nights}; {one} with one, {two} with two"
+        )
+    shown.print(f"{file}: {plural(len(told), 'objective')}, nothing is wrong")
+    return 0
+
+
+@app.command("export")
+def export(
+    file: File,
+    labels: Annotated[
+        str, typer.Option(help='Matchers of the training that is meant, such as job="pretraining".')
+    ] = "",
+) -> int:
+    """Write a PrometheusRule with an alert for each line that a launch serves a metric for.
+
+    Example: [cyan]chaoskit sla export sla.yaml --labels 'job="pretraining"' | kubectl apply -f -[/]
+    """
+    rule, left_out = prometheus_rules(load(file), labels)
+    sys.stdout.write(msgspec.yaml.encode(rule).decode())
+    for line in left_out:
+        tell_on_stderr(line)
+    return 0
