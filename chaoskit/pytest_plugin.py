@@ -131,6 +131,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_Tally(settings, _records(config)), "chaoskit-tally")
 
 
+def _absolute(place: str | None, base: Path) -> str:
+    """A place as it is named from anywhere: a test may change the working directory."""
+    return place if place and "://" in place else str(base / place) if place else ""
+
+
 @dataclass(frozen=True)
 class _Settings:
     """What options and ini values say.
@@ -151,17 +156,18 @@ class _Settings:
 
 _settings_key = pytest.StashKey[_Settings]()
 _sources_key = pytest.StashKey[Any]()
+_chaos_key = pytest.StashKey["Chaos"]()
 
 
 def _records(config: pytest.Config) -> SessionRecords | None:
-    """What keeps records of this session; None where none are asked for. Under xdist it is the controller that does."""
+    """The records of this session; None where none are asked for. Under xdist the controller keeps them."""
     given: dict[str, Any] = {
         name: config.getoption(f"chaos_{name}") for name in ("save", "compare", "tolerance", "summary")
     }
     store = config.getoption("chaos_history") or config.getini("chaos_history")
-    if not (store or given["save"] or given["compare"]):
-        if given["summary"] or given["tolerance"] is not None:
-            raise pytest.UsageError("--chaos-summary and --chaos-tolerance: give --chaos-compare, too")
+    if not given["compare"] and (given["summary"] or given["tolerance"] is not None):
+        raise pytest.UsageError("--chaos-summary and --chaos-tolerance: give --chaos-compare, too")
+    if config.getoption("collectonly") or not (store or given["save"] or given["compare"]):
         return None
     if given["tolerance"] is not None and not 0 < given["tolerance"] < 10:
         raise pytest.UsageError(f"--chaos-tolerance={given['tolerance']}: use a share above 0, such as 0.1")
@@ -174,12 +180,18 @@ def _records(config: pytest.Config) -> SessionRecords | None:
     from chaoskit.history.session import SessionRecords
     from chaoskit.hostchecks import require_writable
 
+    places = {name: _absolute(given[name], Path.cwd()) for name in ("save", "compare", "summary")}
+    store = _absolute(store, Path.cwd() if config.getoption("chaos_history") else config.rootpath)
+    if places["save"] and places["save"] == places["compare"]:
+        raise pytest.UsageError("--chaos-save and --chaos-compare: use two files: else what got worse is compared next")
     try:
-        for name in ("save", "summary"):
-            if given[name]:
-                require_writable(f"chaos_{name}", Path(given[name]).resolve().parent)
-        save = Path(given["save"]).resolve() if given["save"] else None
-        return SessionRecords(store, save, given["compare"] or "", given["tolerance"] or TOLERANCE)
+        for name, place in places.items():
+            if place and "://" not in place and not (name == "compare" and Path(place).exists()):
+                require_writable(f"chaos_{name}", Path(place).parent)
+                if Path(place).is_dir():
+                    raise BadInput(f"chaos_{name}", place, "name a file")
+        save = Path(places["save"]) if places["save"] else None
+        return SessionRecords(store, save, places["compare"], given["tolerance"] or TOLERANCE)
     except BadInput as error:
         raise pytest.UsageError(str(error)) from None
 
@@ -348,7 +360,9 @@ def chaos(request: pytest.FixtureRequest, chaos_stock: Stock) -> Chaos:
     substrate = settings.substrate if "substrate" in settings.forced else wanted
     if reason := unavailable(substrate):
         pytest.skip(f"substrate {substrate}: {reason}")
-    return Chaos(chaos_stock.harness(substrate), request.node, defaults, limits, session=settings.session)
+    made = Chaos(chaos_stock.harness(substrate), request.node, defaults, limits, session=settings.session)
+    request.node.stash[_chaos_key] = made
+    return made
 
 
 @pytest.fixture
@@ -416,6 +430,7 @@ class Chaos:
             BadInput: before anything is started. VerdictError: the verdict is not ``passed``.
             HarnessError: chaoskit itself failed.
         """
+        from chaoskit.history.record import new_id
         from chaoskit.report.junit import junit_properties
         from chaoskit.report.store import write_outcome
         from chaoskit.stacks.command import require_command
@@ -430,7 +445,7 @@ class Chaos:
         if command is not None:
             command = [self._locate(argument) for argument in require_command(command)]
         outcome = self.harness.run(job, command=command, faults=faults, **settings)
-        outcome.claimed, outcome.session = check, self.session
+        outcome.claimed, outcome.session, outcome.run_id = check, self.session, new_id()
         self.outcomes.append(outcome)
         write_outcome(outcome, Path(outcome.directory))
         if check:
@@ -457,8 +472,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report: pytest.TestReport = yielded.get_result()
     if report.when == "call":
         _note_test(item, call)
-        told: Any = report  # xdist carries what is added to it
-        told.chaoskit_sla, told.chaoskit_records = _sla(item), _lines(item)
+    told: Any = report  # xdist carries what is added to it
+    told.chaoskit_records = _lines(item)
+    if report.when == "call":
+        told.chaoskit_sla = _sla(item)
     if call.excinfo is None or not report.failed:
         return
     error = call.excinfo.value
@@ -481,8 +498,8 @@ def _note_test(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
     from chaoskit.experiment.outcome import TestResult
     from chaoskit.report.store import write_outcome
 
-    chaos = getattr(item, "funcargs", {}).get("chaos")
-    if not isinstance(chaos, Chaos):
+    chaos = item.stash.get(_chaos_key, None)
+    if chaos is None:
         return
     error = call.excinfo.value if call.excinfo is not None else None
     failed = error is not None and not isinstance(error, (VerdictError, pytest.skip.Exception))
@@ -494,8 +511,8 @@ def _note_test(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
 
 def _lines(item: pytest.Item) -> list[str]:
     """Records of the runs of a test, where any are kept: xdist carries them to the controller with the report."""
-    sources, chaos = item.config.stash.get(_sources_key, None), getattr(item, "funcargs", {}).get("chaos")
-    if not isinstance(chaos, Chaos) or (sources is None and item.get_closest_marker("sla") is None):
+    sources, chaos = item.config.stash.get(_sources_key, None), item.stash.get(_chaos_key, None)
+    if chaos is None or (sources is None and item.get_closest_marker("sla") is None):
         return []
     from chaoskit.history.place import sources_at
     from chaoskit.history.session import lines_of
@@ -503,7 +520,7 @@ def _lines(item: pytest.Item) -> list[str]:
     if sources is None:
         sources = item.config.stash[_sources_key] = sources_at(item.config.rootpath)
 
-    return lines_of(chaos.outcomes, sources, _asked(item).get("definition", 1))
+    return lines_of(chaos.outcomes, sources, item.nodeid, _asked(item).get("definition", 1))
 
 
 def _brief(outcome: Outcome) -> str:
@@ -556,8 +573,9 @@ class _Tally:
         if self._records is not None and not hasattr(session.config, "workerinput"):
             is_strict = session.config.getoption("chaos_strict")
             self._judged = self._judge(self._records) if self._slas else []
-            self._comparison = self._records.finish()
+            self._comparison = self._records.finish(is_well=session.exitstatus == pytest.ExitCode.OK)
             session.exitstatus = self._with_slas(self._compared(int(session.exitstatus), is_strict), is_strict)
+            self._summarise(session.config.getoption("chaos_summary"))
 
     def _compared(self, status: int, is_strict: bool) -> int:
         """The exit status with what the comparison says. One that had nothing to look at is never well."""
@@ -565,11 +583,22 @@ class _Tally:
         compared, unknown = self._comparison, Verdict.UNKNOWN.exit_code
         if status not in (pytest.ExitCode.OK, unknown):
             return status
+        if compared is None and self._records.is_first:
+            return unknown if is_strict or not self._records.runs else status
+        if compared is None and self._records.has_failed:
+            return Verdict.ERROR.exit_code if self._records.runs else unknown
         if compared is None:
-            return unknown if self._records.is_first and is_strict else status
+            return status
         if compared.is_regressed:
             return Verdict.FAILED.exit_code
         return unknown if not compared.findings or (is_strict and compared.is_open) else status
+
+    def _summarise(self, file: str | None) -> None:
+        if file and self._comparison is not None:
+            from chaoskit.history.faces import markdown
+
+            with Path(file).open("a", encoding="utf-8") as summary:
+                summary.write(markdown(self._comparison))
 
     def _judge(self, records: SessionRecords) -> list[Judged]:
         """What the records show of the SLAs of tests."""
@@ -606,16 +635,16 @@ class _Tally:
     def _show_records(
         self, records: SessionRecords, terminalreporter: pytest.TerminalReporter, config: pytest.Config
     ) -> None:
-        from chaoskit.history.faces import comparison_sentence, markdown, render_comparison, told_first
+        from chaoskit.history.faces import comparison_sentence, render_comparison, told_first
         from chaoskit.report.summary import plural
         from chaoskit.report.terminal import Terminal
 
         compared, against = self._comparison, config.getoption("chaos_compare")
         told = f"{plural(records.runs, 'run')} recorded"
         if records.is_first:
-            told += f"; the first ones: {against} was made of them, to compare later ones with"
+            told += f"; nothing to compare with yet: later sessions are compared with {against}"
         elif compared is not None:
-            told += f"; beside {against}: {comparison_sentence(compared)}"
+            told += f"; compared with {against}: {comparison_sentence(compared)}"
         terminalreporter.write_sep("=", "chaoskit history")
         for line in [told, *records.troubles]:
             terminalreporter.write_line(printable(line))
@@ -626,9 +655,6 @@ class _Tally:
 
             terminalreporter.write_line(f"SLAs: {sla_sentence(self._judged)}")
             Terminal().print(render_sla(self._judged))
-        if compared is not None and (summary := config.getoption("chaos_summary")):
-            with Path(summary).open("a", encoding="utf-8") as file:
-                file.write(markdown(compared))
 
     def _show_report(self, report: Path, terminalreporter: pytest.TerminalReporter) -> None:
         from chaoskit.report.html import write_html

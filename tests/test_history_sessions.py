@@ -14,7 +14,6 @@ from support.waiting import wait_until
 
 from chaoskit.history.record import RunRecord
 from chaoskit.history.session import read
-from chaoskit.history.store import read_file
 
 TESTS = Path(__file__).parent
 RELAXED = "[pytest]\nchaos_detection = relaxed\n"
@@ -83,10 +82,10 @@ class Sessions:
 def test_a_first_session_is_what_later_ones_are_compared_with(sessions: Sessions) -> None:
     first = sessions.run("--chaos-compare", "base.jsonl", "--chaos-history", "history", tests="kill")
     assert first.ret == 0
-    first.stdout.fnmatch_lines(["1 run recorded; the first ones: base.jsonl was made of them*"])
+    first.stdout.fnmatch_lines(["1 run recorded; nothing to compare with yet*base.jsonl"])
     later = sessions.run("--chaos-compare", "base.jsonl", "--chaos-history", "history", "--chaos-summary", "told.md")
     assert later.ret == 0
-    later.stdout.fnmatch_lines(["2 runs recorded; beside base.jsonl: *1 no reference"])
+    later.stdout.fnmatch_lines(["2 runs recorded; compared with base.jsonl: *1 no reference"])
     told = (sessions.path / "told.md").read_text()
     assert "test_session.py::test_calm" in told
     assert "runs now: 1; before: none" in told
@@ -120,7 +119,7 @@ def test_a_comparison_that_looked_at_nothing_is_unknown(sessions: Sessions) -> N
     (sessions.path / "base.jsonl").write_bytes((TESTS / "recorded" / "history" / "version-1.jsonl").read_bytes())
     result = sessions.run("--chaos-compare", "base.jsonl", tests="other")
     assert result.ret == 10
-    result.stdout.fnmatch_lines(["0 runs recorded; beside base.jsonl: nothing was compared"])
+    result.stdout.fnmatch_lines(["0 runs recorded; compared with base.jsonl: nothing was compared"])
 
 
 @pytest.mark.costly
@@ -131,31 +130,90 @@ def test_a_recovery_that_got_slower_fails_the_session(sessions: Sessions) -> Non
     (sessions.path / "slow").touch()
     worse = sessions.run("--chaos-compare", "base.jsonl", "--chaos-repeats", "6", tests="kill")
     assert worse.ret == 1
-    worse.stdout.fnmatch_lines(["*beside base.jsonl: 3 regressed, 4 unchanged"])
+    worse.stdout.fnmatch_lines(["*compared with base.jsonl: 3 regressed, 4 unchanged"])
 
 
 @pytest.mark.costly
-def test_lost_steps_that_there_were_not_before_fail_it(sessions: Sessions) -> None:
-    """One run is enough: no chance explains it. The session before is as this one, but for that number."""
+def test_a_false_alarm_that_there_was_not_before_fails_it(sessions: Sessions) -> None:
+    """One run is enough: no chance explains it. The session is as the one before, but for that number."""
     assert sessions.run("--chaos-save", "now.jsonl", tests="kill").ret == 0
-    (run,) = read_file(sessions.path / "now.jsonl").runs
-    assert run.metrics["lost_steps"].value == 0
-    later = sessions.run("--chaos-compare", "now.jsonl", tests="kill")
-    assert later.ret == 0
-    (sessions.path / "conftest.py").write_text(ONE_LOST_STEP)
+    assert sessions.run("--chaos-compare", "now.jsonl", tests="kill").ret == 0
+    (sessions.path / "conftest.py").write_text(ONE_FALSE_ALARM)
     worse = sessions.run("--chaos-compare", "now.jsonl", tests="kill")
     assert worse.ret == 1
-    worse.stdout.fnmatch_lines(["regressed*lost_steps*100%*"])
+    worse.stdout.fnmatch_lines(["regressed*false_alarms*100%*"])
 
 
-ONE_LOST_STEP = """
+ONE_FALSE_ALARM = """
 import pytest
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_makereport(item, call):
     for outcome in getattr(item.funcargs.get("chaos"), "outcomes", ()):
-        outcome.lost_steps = 1
+        outcome.false_alarms = 1
 """
+
+
+@pytest.mark.costly
+def test_a_session_that_is_no_baseline_makes_none(sessions: Sessions) -> None:
+    """One without runs, and one that did not end well."""
+    assert sessions.run("--chaos-compare", "base.jsonl", tests="other").ret == 10
+    assert sessions.run("--chaos-save", "base.jsonl", tests="other").ret == 10
+    assert sessions.run("--chaos-compare", "base.jsonl", "--collect-only").ret == 0
+    (sessions.path / "test_session.py").write_text(f"{SESSION}\n\ndef test_bad_calm():\n    assert False\n")
+    failed = sessions.run("--chaos-compare", "base.jsonl", tests="calm")
+    assert failed.ret == 1
+    failed.stdout.fnmatch_lines(["*base.jsonl was not made: the session did not end well"])
+    assert not (sessions.path / "base.jsonl").exists()
+
+
+@pytest.mark.costly
+def test_a_history_is_its_own_baseline_from_the_second_session_on(sessions: Sessions) -> None:
+    """Also where a test changes the working directory."""
+    moves = SESSION.replace(
+        "def test_calm(chaos):", "def test_calm(chaos, tmp_path, monkeypatch):\n    monkeypatch.chdir(tmp_path)"
+    )
+    moves = moves.replace('"train.py", nodes=2, steps=8', f'"{sessions.path}/train.py", nodes=2, steps=8')
+    (sessions.path / "test_session.py").write_text(moves)
+    for told in ("nothing to compare with yet", "compared with history"):
+        result = sessions.run("--chaos-compare", "history", "--chaos-history", "history", tests="calm")
+        assert result.ret == 0
+        result.stdout.fnmatch_lines([f"1 run recorded; {told}*"])
+    assert len(sessions.records("history")) == 2
+
+
+IN_STRANGE_PLACES = """
+import pytest
+
+@pytest.fixture
+def prepared(chaos):
+    chaos.run("train.py", nodes=2, steps=8, twin=False)
+    raise RuntimeError("the test does not begin")
+
+def test_in_setup(prepared):
+    pass
+
+def test_by_name(request):
+    request.getfixturevalue("chaos").run("train.py", nodes=2, steps=8, twin=False)
+
+def test_in_parts(chaos, subtests):
+    chaos.run("train.py", nodes=2, steps=8, twin=False, options={"label": "a\u2028b"})
+    for number in range(3):
+        with subtests.test(number=number):
+            pass
+"""
+
+
+@pytest.mark.costly
+def test_each_run_is_recorded_once_wherever_it_is_made(sessions: Sessions) -> None:
+    job = (sessions.path / "train.py").read_text()
+    (sessions.path / "train.py").write_text(job.replace("*, steps)", '*, steps, label="")'))
+    (sessions.path / "test_session.py").write_text(IN_STRANGE_PLACES)
+    sessions.run("--chaos-history", "history", "--chaos-report", "report", tests="test")
+    assert len(sessions.records("history")) == 3
+    for _ in range(2):
+        assert sessions.command("history", "add", "history", "report").returncode == 0
+    assert len(sessions.records("history")) == 3
 
 
 @pytest.mark.costly
@@ -192,7 +250,9 @@ def test_a_killed_session_has_kept_its_runs(sessions: Sessions) -> None:
         (["--chaos-history", "nowhere://x"], "url"),
         (["--chaos-save", "/proc/x/y.jsonl"], "chaos_save"),
         (["--chaos-compare", "base.jsonl", "--chaos-tolerance", "0"], "chaos-tolerance"),
-        (["--chaos-strict"], "give --chaos-compare, too"),
+        (["--chaos-tolerance", "0.2"], "give --chaos-compare, too"),
+        (["--chaos-save", "x.jsonl", "--chaos-compare", "x.jsonl"], "use two files"),
+        (["--chaos-save", "empty"], "name a file"),
     ],
 )
 def test_bad_input_is_refused_before_a_test_runs(sessions: Sessions, options: list[str], reason: str) -> None:
@@ -217,7 +277,7 @@ def test_commands_read_a_history(sessions: Sessions) -> None:
     assert sessions.command("history", "show", "history", "kill", "--metric", "x").returncode == 2
     rows = sessions.command("history", "export", "history", "--format", "csv").stdout.splitlines()
     assert len(rows) == 1 + len(kept.metrics)
-    replayed = sessions.command("replay", "--history", "history", kept.run_id[:20], "--no-twin", "--json")
+    replayed = sessions.command("replay", "--history", "history", kept.run_id[:28], "--no-twin", "--json")
     assert replayed.returncode == 0, replayed.stderr
     (outcome,) = json.loads(replayed.stdout)["outcomes"]
     assert outcome["seed"] == 3

@@ -117,6 +117,8 @@ DAMAGED = {
     "two records on a line": GOOD + GOOD,
     "a byte order mark": "\ufeff" + GOOD,
     "null": "null",
+    "bytes that are no text, in a title": GOOD.replace("test_kill", "\udcff"),
+    "too deep": '{"kind":"series","version":1,"series":"x","plan":' + "[" * 100_000,
 }
 
 
@@ -134,6 +136,59 @@ def test_a_damaged_line_is_set_aside_and_the_others_are_used(tmp_path: Path, lin
     (told,) = found.set_aside
     assert told.startswith(f"{path.relative_to(tmp_path)}, line 2: set aside")
     assert "\n" not in told
+
+
+FILLS_UP = """
+import resource, sys
+from support.runs import run
+from chaoskit.errors import HarnessError
+from chaoskit.history.record import new_id
+from chaoskit.history.store import History
+
+history, session = History(sys.argv[1]), new_id()
+history.add(session, [run(title="before")])
+(path,) = __import__("pathlib").Path(sys.argv[1]).glob("*/*.jsonl")
+resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 100, resource.RLIM_INFINITY))
+__import__("signal").signal(__import__("signal").SIGXFSZ, __import__("signal").SIG_IGN)
+try:
+    history.add(session, [run(title="cut")])
+except HarnessError:
+    print("told", flush=True)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+history.add(session, [run(title="after")])
+"""
+
+
+def test_a_disk_that_takes_a_part_is_told_of_and_loses_nothing_else(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FILLS_UP, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent, check=True)
+    assert done.stdout == "told\n"
+    found = History(str(tmp_path)).read()
+    assert {one.title for one in found.runs} == {"before", "after"}
+    assert found.set_aside == []
+
+
+def test_a_record_begins_on_a_line_of_its_own(tmp_path: Path) -> None:
+    """Also behind what a killed writer has left."""
+    history, session = History(str(tmp_path)), new_id()
+    history.add(session, [run(title="before")])
+    (path,) = tmp_path.glob("*/*.jsonl")
+    with path.open("ab") as file:
+        file.write(b'{"kind":"run","ver')
+    history.add(session, [run(title="after")])
+    found = history.read()
+    assert {one.title for one in found.runs} == {"before", "after"}
+    assert len(found.set_aside) == 1
+
+
+def test_a_folder_that_cannot_be_listed_is_told_of(tmp_path: Path) -> None:
+    """The others are used."""
+    history = History(str(tmp_path))
+    history.add(new_id(), [run()])
+    (tmp_path / "2026-01").symlink_to(tmp_path / "2026-01")  # root, too, cannot
+    found = history.read()
+    assert len(found.runs) == 1
+    assert found.set_aside == ["2026-01/: set aside: it cannot be listed"]
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "2026-11/notes.jsonl", "2026-11/x/y.jsonl", "README"])
@@ -181,7 +236,7 @@ def test_a_history_lies_in_an_object_store(s3_server: S3Server, monkeypatch: pyt
         history.add(session, [run(seed=number)])
     found = history.read()
     assert sorted(one.seed for one in found.runs) == [0, 1, 2]
-    assert history.prune(datetime.now(UTC).date() + timedelta(days=1), is_tried=False) != []
+    assert history.prune(datetime.now(UTC).date() + timedelta(days=1), dry_run=False) != []
     assert history.read().runs == []
     history.close()
 
@@ -190,11 +245,11 @@ def test_old_sessions_are_deleted(tmp_path: Path) -> None:
     history = History(str(tmp_path))
     history.add(new_id(), [run()])
     today = datetime.now(UTC).date()
-    assert history.prune(today, is_tried=False) == []
+    assert history.prune(today, dry_run=False) == []
     tomorrow = today + timedelta(days=1)
-    (name,) = history.prune(tomorrow, is_tried=True)
+    (name,) = history.prune(tomorrow, dry_run=True)
     assert history.read().runs
-    assert history.prune(tomorrow, is_tried=False) == [name]
+    assert history.prune(tomorrow, dry_run=False) == [name]
     assert history.read().runs == []
 
 
@@ -205,15 +260,15 @@ def test_a_run_that_is_there_twice_is_one() -> None:
     assert contents.in_order().runs == [one]
 
 
-def test_a_plan_is_that_of_its_series_with_its_seed() -> None:
+def test_a_plan_is_that_of_its_series_with_its_seed(tmp_path: Path) -> None:
     contents = Contents()
     contents.take((RECORDED / "version-1.jsonl").read_bytes(), "a")
-    found: dict[str, Any] = json.loads(plan_of_run(contents, "01a21db3-d995"))
+    found: dict[str, Any] = json.loads(plan_of_run(contents, "01a21db3-d995", tmp_path))
     assert found["settings"] == {"nodes": 2, "seed": 7}
     contents.runs.append(msgspec.structs.replace(contents.runs[0], run_id="01a21db3-d995-aaaa"))
     for name, reason in (("01a21db3", "several"), ("02", "lists the runs")):
         with pytest.raises(BadInput, match=reason):
-            plan_of_run(contents, name)
+            plan_of_run(contents, name, tmp_path)
     contents.plans.clear()
     with pytest.raises(BadInput, match=r"was not kept"):
-        plan_of_run(contents, "01a21db3-d995-aaaa")
+        plan_of_run(contents, "01a21db3-d995-aaaa", tmp_path)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import random
-from itertools import combinations
+from itertools import combinations, product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaoskit.history.ranks import EXACT_MOST, estimate_ratio, least_for
+from chaoskit.history.ranks import EXACT_MOST, estimate_ratio
+from chaoskit.history.shares import more_by_chance
 
 VALUES = st.floats(0.01, 100.0)
 
@@ -70,9 +71,51 @@ def test_one_slow_run_moves_little() -> None:
     assert estimate_ratio([1.0, 1.01, 1.02, 1.03], [1.0, 1.01, 1.02, 3.0]).ratio < 1.02
 
 
-@pytest.mark.parametrize(("probability", "size"), [(0.05, 3), (0.01, 5), (0.001, 7)])
-def test_how_many_values_it_takes(probability: float, size: int) -> None:
-    assert least_for(probability) == size
+@pytest.mark.parametrize("before", range(1, 7))
+@pytest.mark.parametrize("after", range(1, 7))
+def test_a_share_that_is_greater_by_chance_is_counted(before: int, after: int) -> None:
+    """Beside all ways in which the misses could have fallen."""
+    for early, late in product(range(before + 1), range(after + 1)):
+        misses = early + late
+        ways = [sum(place >= before for place in chosen) for chosen in combinations(range(before + after), misses)]
+        expected = sum(one >= late for one in ways) / len(ways)
+        assert more_by_chance(early, before, late, after) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("before", "after"), [(31, 1), (31, 5), (40, 20)])
+def test_of_many_values_none_is_called_too_improbable(before: int, after: int) -> None:
+    """The normal distribution stands in for counting; by the exact one it is never smaller where that decides."""
+    exact = exact_tails(before, after)
+    for wins in range(before * after + 1):
+        if exact[wins] <= 0.01:
+            found = estimate_ratio(*values_with(before, after, wins)).greater
+            assert found >= exact[wins] * 0.99
+
+
+def exact_tails(before: int, after: int) -> list[float]:
+    """The probability of so many wins or more, by adding one value after the other."""
+    table = {(0, after_): [1] for after_ in range(after + 1)} | {(before_, 0): [1] for before_ in range(before + 1)}
+    for early in range(1, before + 1):
+        for late in range(1, after + 1):
+            found = [0] * (early * late + 1)
+            for wins, ways in enumerate(table[early, late - 1]):
+                found[wins + early] += ways
+            for wins, ways in enumerate(table[early - 1, late]):
+                found[wins] += ways
+            table[early, late] = found
+    total = math.comb(before + after, before)
+    ways = table[before, after]
+    return [sum(ways[wins:]) / total for wins in range(before * after + 1)]
+
+
+def values_with(before: int, after: int, wins: int) -> tuple[list[float], list[float]]:
+    """Two samples of which so many pairs are won by the later one."""
+    full, rest = divmod(wins, before)
+    early = [float(place + 1) for place in range(before)]
+    late = [float(before + 1 + number) for number in range(full)]
+    late += [rest + 0.5] if full < after else []
+    late += [0.1 / (number + 1) for number in range(after - len(late))]
+    return early, late
 
 
 @pytest.mark.parametrize(

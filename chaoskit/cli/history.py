@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
+from statistics import median
 from typing import Annotated, Any
 
 import msgspec
@@ -18,9 +19,9 @@ from rich.text import Text
 
 from chaoskit.cli.output import Json, command_app, console, print_json
 from chaoskit.errors import BadInput
-from chaoskit.history.compare import middle
+from chaoskit.history.compare import by_series
 from chaoskit.history.faces import sparkline
-from chaoskit.history.place import sources_at
+from chaoskit.history.place import Sources, sources_at
 from chaoskit.history.record import RECOVERED, RECOVERY, RunRecord, new_id
 from chaoskit.history.session import read, records_of
 from chaoskit.history.store import Contents, History, encode, read_file
@@ -57,8 +58,8 @@ def add(
     history = History(store)
     for source in sources:
         if source.is_dir():
-            here = sources_at(Path.cwd())
-            pairs = [records_of(outcome, here) for outcome in read_outcomes(source)]
+            there = Sources(root=sources_at(Path.cwd()).root)  # of which commit it was is not known any more
+            pairs = [records_of(outcome, there) for outcome in read_outcomes(source)]
             contents = Contents([run for run, _ in pairs], {shared.series: shared for _, shared in pairs})
         else:
             contents = read_file(source)
@@ -84,7 +85,7 @@ def list_series(store: Store, machine: Json = False) -> int:
     Example: [cyan]chaoskit history list history[/]
     """
     contents = _read(store)
-    series = _by_series(contents.runs)
+    series = by_series(contents.runs)
     if machine:
         print_json([_plain_series(key, runs) for key, runs in series.items()])
         return 0
@@ -95,7 +96,7 @@ def list_series(store: Store, machine: Json = False) -> int:
         latest = duration(medians[-1]) if medians else "–"
         title = Text(printable(runs[-1].title))
         told = f"{int(sum(known))} of {len(known)}"
-        table.add_row(key, title, str(len(runs)), told, latest, sparkline(medians[-_SHOWN:]))
+        table.add_row(_series_name(key), title, str(len(runs)), told, latest, sparkline(medians[-_SHOWN:]))
     console().print(table)
     return 0
 
@@ -112,10 +113,10 @@ def show(
     Example: [cyan]chaoskit history show history test_kill --metric recovery.restored[/]
     """
     contents = _read(store)
-    found = _by_series(contents.runs)
-    chosen = [key for key, runs in found.items() if key.startswith(series) or series in runs[-1].title]
+    found = by_series(contents.runs)
+    chosen = [key for key, runs in found.items() if _series_name(key).startswith(series) or series in runs[-1].title]
     if len(chosen) != 1:
-        told = ", ".join(f"{key} ({found[key][-1].title})" for key in (chosen or found))
+        told = ", ".join(f"{_series_name(key)} ({found[key][-1].title})" for key in (chosen or found))
         raise BadInput("series", series, f"name one of {told}")
     runs = found[chosen[0]]
     known = sorted({name for run in runs for name in run.metrics})
@@ -125,7 +126,9 @@ def show(
         print_json(msgspec.to_builtins(runs))
         return 0
     shown = console()
-    shown.print(Text.assemble((printable(runs[-1].title), "bold"), f"  {chosen[0]}, {plural(len(runs), 'run')}"))
+    shown.print(
+        Text.assemble((printable(runs[-1].title), "bold"), f"  {_series_name(chosen[0])}, {plural(len(runs), 'run')}")
+    )
     shown.print(Text(f"{metric} by session: {sparkline(_session_medians(runs, metric)[-_SHOWN:])}"))
     table = _table("run", "started", "verdict", "seed", metric, "commit", "machine")
     for run in runs[-_SHOWN:]:
@@ -192,7 +195,7 @@ def export(
 @app.command("prune")
 def prune(
     store: Store,
-    older_than_days: Annotated[int, typer.Option(help="Sessions that began before so many days go.", min=1)],
+    older_than_days: Annotated[int, typer.Option(help="Sessions that began before so many days go.", min=1, max=36500)],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Delete nothing, and say what would go.")] = False,
     machine: Json = False,
 ) -> int:
@@ -203,7 +206,7 @@ def prune(
     history = History(store)
     if not history.is_there():
         raise BadInput("store", store, "name a history")
-    names = history.prune((datetime.now(UTC) - timedelta(days=older_than_days)).date(), is_tried=dry_run)
+    names = history.prune((datetime.now(UTC) - timedelta(days=older_than_days)).date(), dry_run=dry_run)
     history.close()
     if machine:
         print_json({"deleted": [] if dry_run else names, "found": names})
@@ -224,24 +227,28 @@ def _tell_set_aside(contents: Contents) -> None:
         tell_on_stderr(line)
 
 
-def _by_series(runs: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
-    found: dict[str, list[RunRecord]] = {}
-    for run in runs:
-        found.setdefault(run.series, []).append(run)
-    return found
-
-
 def _session_medians(runs: Sequence[RunRecord], metric: str) -> list[float]:
     """Of each session with this number, in their order."""
     values: dict[str, list[float]] = {}
     for run in runs:
         if metric in run.metrics:
             values.setdefault(run.session, []).append(run.metrics[metric].value)
-    return [middle(of_one) for of_one in values.values()]
+    return [median(of_one) for of_one in values.values()]
 
 
-def _plain_series(key: str, runs: Sequence[RunRecord]) -> dict[str, Any]:
-    return {"series": key, "title": runs[-1].title, "runs": len(runs), "recovery_s": _session_medians(runs, RECOVERY)}
+def _series_name(key: tuple[str, int]) -> str:
+    """Its digest; with the number of its definition, beyond the first."""
+    series, definition = key
+    return series if definition == 1 else f"{series}.{definition}"
+
+
+def _plain_series(key: tuple[str, int], runs: Sequence[RunRecord]) -> dict[str, Any]:
+    return {
+        "series": _series_name(key),
+        "title": runs[-1].title,
+        "runs": len(runs),
+        "recovery_s": _session_medians(runs, RECOVERY),
+    }
 
 
 def _table(*names: str) -> Table:

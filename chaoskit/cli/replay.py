@@ -114,9 +114,11 @@ def open_plan(file: Path, *, times: int, budget_s: float, history: str = "") -> 
         raise BadInput("budget_s", budget_s, "use a number of seconds above 0")
     if not history:
         return load(file)
+    from chaoskit.history.place import sources_at
     from chaoskit.history.session import plan_of_run, read
 
-    return parse(plan_of_run(read(history), str(file)), Path.cwd())
+    root = sources_at(Path.cwd()).root
+    return parse(plan_of_run(read(history), str(file), root), root)
 
 
 def _harness(experiment: Planned, name: str, directory: Path) -> Harness:

@@ -199,6 +199,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     session: str = ""  # empty outside of pytest
     account: TimeAccount | None = None
     hang_limits_ms: dict[str, int] = {}  # by phase, at the end; empty where none were known
+    run_id: str = ""  # by which a history knows it; empty outside of pytest
     suspects: int = 0  # ranks that were given up because a phase lasted longer
     test: TestResult | None = None  # None outside of pytest, and until the test is over
 

@@ -6,17 +6,24 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from math import inf
+from statistics import median
 
 import msgspec
 
 from chaoskit.history import record
-from chaoskit.history.ranks import RatioEstimate, estimate_ratio, least_for
+from chaoskit.history.ranks import RatioEstimate, estimate_ratio
 from chaoskit.history.record import Metric, RunRecord
+from chaoskit.history.shares import more_by_chance
+from chaoskit.vocabulary import Verdict
 
 #: How much longer something may take before it counts as worse.
 TOLERANCE = 0.10
-#: Of what has changed by chance alone, one in a hundred is called so.
-CHANCE = 0.01
+#: What looks worse by chance alone in one of two hundred cases, or more often, is not called so.
+CHANCE = 0.005
+#: Runs on each side, below which nothing is said of durations: runs of one session have that session in common.
+RUNS_LEAST = 5
+#: Of all numbers of a session that are called worse, this share may be so by chance (Benjamini and Hochberg, 1995).
+FALSE_SHARE = 0.05
 #: Seconds of two sessions are compared if steps took as long in both, but for this share.
 CONTROL = 0.05
 
@@ -62,8 +69,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """What was found, series by series.
 
     Attributes:
-        absent: titles of series of before that had no run now: they show nothing.
-        uncounted: runs now that say nothing, by verdict.
+        absent: titles of series of before that have no run now that says anything.
+        uncounted: runs now that say nothing: by their verdict, or because their test judges them itself.
     """
 
     findings: list[Finding]
@@ -85,62 +92,63 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.absent) or not self.findings or any(one.change.is_open for one in self.findings)
 
 
-#: Quotients of two durations of one run: the machine cancels, so they are compared wherever they come from.
+#: Quotients of two durations of one run, so that the speed of the machine cancels, as far as both depend on it.
 QUOTIENTS = ((record.RECOVERY, record.STEP), (record.RECOVERY, record.BOUND))
 #: Seconds that decide, where they may be compared. Phases of a recovery explain a change, and decide nothing; the step
 #: says how fast the machine was.
 SECONDS = (record.RECOVERY,)
 
+Of = Callable[[RunRecord], float | None]
+
 
 def compare(before: Sequence[RunRecord], after: Sequence[RunRecord], tolerance: float = TOLERANCE) -> Comparison:
     """Compare runs with earlier ones.
 
-    What is counted (runs that did not recover, lost steps, false alarms, losses that differ) is worse when it happens
-    and did not before: no chance explains it. Durations are compared by ranks: *regressed* where they are longer by
-    more than ``tolerance`` and no accident (1 %), *unchanged* where with 95 % confidence they are not longer by that.
+    What is counted (runs that did not recover, false alarms, losses that differ) is worse when it happens and did not
+    before; where it did, and for lost steps, by the share of runs. Durations are compared by ranks: *regressed* where
+    they are longer by more than ``tolerance`` and hardly by chance, *unchanged* where with 95 % confidence they are not
+    longer by that.
 
     Args:
         tolerance: a share, such as 0.1.
     """
-    earlier, later = _by_series(before), _by_series(after)
+    earlier, later = by_series(filter(is_conclusive, before)), by_series(filter(is_conclusive, after))
     findings = [
         finding
         for key, runs in later.items()
         for finding in (_compare_series(earlier[key], runs, tolerance) if key in earlier else [_no_reference(runs)])
     ]
     absent = [runs[-1].title for key, runs in earlier.items() if key not in later]
-    uncounted = Counter(run.verdict.value for run in after if not _counts(run))
-    return Comparison(findings=findings, absent=absent, uncounted=dict(uncounted))
+    uncounted = Counter(run.verdict.value if run.claimed else "unclaimed" for run in after if not is_conclusive(run))
+    return Comparison(findings=_beyond_chance(findings), absent=absent, uncounted=dict(uncounted))
 
 
 def compare_number(
     before: Sequence[RunRecord], after: Sequence[RunRecord], name: str, tolerance: float = TOLERANCE
 ) -> list[Finding]:
     """Compare one duration of runs with that of earlier ones, series by series; or a quotient, ``recovery / step``."""
-    earlier, later = _by_series(before), _by_series(after)
+    earlier, later = by_series(filter(is_conclusive, before)), by_series(filter(is_conclusive, after))
     above, _, below = (part.strip() for part in name.partition("/"))
-    of = _quotient(above, below) if below else _value(above)
-    unit: record.Unit = "ratio" if below else record.KNOWN[above][0]
     found: list[Finding | None] = []
     for key, runs in later.items():
         if key not in earlier:
             found.append(_no_reference(runs))
         else:
-            why_not = _why_incomparable(earlier[key], runs) if unit == "s" else ""
-            found.append(_compare_values(earlier[key], runs, name, unit, of, tolerance, why_not))
+            compared = _compare_quotient if below else _compare_seconds
+            found.append(compared(earlier[key], runs, above, *([below] if below else []), tolerance=tolerance))
     return [one for one in found if one is not None]
 
 
-def _counts(run: RunRecord) -> bool:
-    """Whether a run says anything: an unknown one and a broken harness do not."""
-    return record.RECOVERED in run.metrics
+def is_conclusive(run: RunRecord) -> bool:
+    """Whether a run says anything: an unknown one, a broken harness and one that its test judges itself do not."""
+    return run.claimed and record.RECOVERED in run.metrics
 
 
-def _by_series(runs: Iterable[RunRecord]) -> dict[tuple[str, int], list[RunRecord]]:
+def by_series(runs: Iterable[RunRecord]) -> dict[tuple[str, int], list[RunRecord]]:
+    """Runs of each series and definition, in their order."""
     found: dict[tuple[str, int], list[RunRecord]] = {}
     for run in runs:
-        if run.claimed and _counts(run):
-            found.setdefault((run.series, run.definition), []).append(run)
+        found.setdefault((run.series, run.definition), []).append(run)
     return found
 
 
@@ -154,14 +162,28 @@ def _finding(runs: Sequence[RunRecord], metric: str, unit: record.Unit, change: 
 
 
 def _compare_series(before: Sequence[RunRecord], after: Sequence[RunRecord], tolerance: float) -> list[Finding]:
-    found = [_compare_counts(before, after, name, is_miss) for name, is_miss in _MISSES.items()]
-    found += [
-        _compare_values(before, after, f"{above} / {below}", "ratio", _quotient(above, below), tolerance)
-        for above, below in QUOTIENTS
-    ]
-    why_not = _why_incomparable(before, after)
-    found += [_compare_values(before, after, name, "s", _value(name), tolerance, why_not) for name in SECONDS]
+    found = [_compare_counts(before, after, name) for name in _MISSES]
+    found += [_compare_quotient(before, after, above, below, tolerance=tolerance) for above, below in QUOTIENTS]
+    found += [_compare_seconds(before, after, name, tolerance=tolerance) for name in SECONDS]
     return [one for one in found if one is not None]
+
+
+def _beyond_chance(findings: Sequence[Finding]) -> list[Finding]:
+    """Take back what is called worse where among so many numbers some look so by chance."""
+    tested = sorted(one.ratio.greater for one in findings if one.ratio is not None and _is_tested(one))
+    passed = [value for rank, value in enumerate(tested, 1) if value <= FALSE_SHARE * rank / len(tested)]
+    most = max(passed, default=0.0)
+    reason = f"of {len(tested)} numbers some look so by chance: more runs can decide"
+    return [
+        msgspec.structs.replace(one, change=Change.UNDECIDED, reason=reason)
+        if one.change is Change.REGRESSED and one.ratio is not None and one.ratio.greater > most
+        else one
+        for one in findings
+    ]
+
+
+def _is_tested(finding: Finding) -> bool:
+    return finding.change not in (Change.INCOMPARABLE, Change.NO_REFERENCE)
 
 
 # -- what is counted --------------------------------------------------------------------------------------------------
@@ -172,34 +194,43 @@ _MISSES: Mapping[str, Callable[[Metric], bool]] = {
     record.FALSE_ALARMS: lambda metric: metric.value > 0,
     record.LOSSES_EQUAL: lambda metric: not metric.value,
 }
+#: Whether a step is lost may depend on the moment of a fault, and a run may be allowed to lose some.
+_BY_SHARES_ALONE = record.LOST_STEPS
 
 
-def _compare_counts(
-    before: Sequence[RunRecord], after: Sequence[RunRecord], name: str, is_miss: Callable[[Metric], bool]
-) -> Finding | None:
-    """Runs that missed, of all. One miss is a finding, unless there were some before."""
+def _compare_counts(before: Sequence[RunRecord], after: Sequence[RunRecord], name: str) -> Finding | None:
+    """Runs that missed, of all."""
+    is_miss = _MISSES[name]
     early, late = ([is_miss(run.metrics[name]) for run in runs if name in run.metrics] for runs in (before, after))
     if not late:
-        return None
-    shares = {"before": sum(early) / len(early) if early else None, "after": sum(late) / len(late)}
-    told = f"{sum(late)} of {len(late)} runs missed it, {sum(early)} of {len(early)} before"
+        return _not_measured(after, name, "count", len(early)) if early else None
     if not early:
-        return _finding(after, name, "count", Change.NO_REFERENCE, **shares)
-    if not any(late):
-        change = Change.BETTER if any(early) and len(late) >= len(early) else Change.UNCHANGED
-        return _finding(after, name, "count", change, **shares)
-    change = Change.UNDECIDED if any(early) else Change.REGRESSED
-    return _finding(after, name, "count", change, reason=told, **shares)
+        return _finding(after, name, "count", Change.NO_REFERENCE, after=sum(late) / len(late))
+    shares = {"before": sum(early) / len(early), "after": sum(late) / len(late)}
+    told = f"{sum(late)} of {len(late)} runs missed it, {sum(early)} of {len(early)} before"
+    is_new = any(late) and not any(early) and name != _BY_SHARES_ALONE
+    if is_new or more_by_chance(sum(early), len(early), sum(late), len(late)) <= CHANCE:
+        return _finding(after, name, "count", Change.REGRESSED, reason=told, **shares)
+    if more_by_chance(sum(late), len(late), sum(early), len(early)) <= CHANCE:
+        return _finding(after, name, "count", Change.BETTER, **shares)
+    if any(early) or any(late):
+        return _finding(after, name, "count", Change.UNDECIDED, reason=told, **shares)
+    return _finding(after, name, "count", Change.UNCHANGED, **shares)
+
+
+def _not_measured(after: Sequence[RunRecord], metric: str, unit: record.Unit, before: int) -> Finding:
+    reason = f"not measured any more: {before} runs before have it"
+    return _finding(after, metric, unit, Change.UNDECIDED, reason=reason)
 
 
 # -- what is measured -------------------------------------------------------------------------------------------------
 
 
-def _value(name: str) -> Callable[[RunRecord], float | None]:
+def _value(name: str) -> Of:
     return lambda run: run.metrics[name].value if name in run.metrics else None
 
 
-def _quotient(above: str, below: str) -> Callable[[RunRecord], float | None]:
+def _quotient(above: str, below: str) -> Of:
     def of(run: RunRecord) -> float | None:
         over, under = _value(above)(run), _value(below)(run)
         return over / under if over is not None and under else None
@@ -207,9 +238,41 @@ def _quotient(above: str, below: str) -> Callable[[RunRecord], float | None]:
     return of
 
 
-def _samples(runs: Iterable[RunRecord], of: Callable[[RunRecord], float | None]) -> list[float]:
-    values = (of(run) for run in runs)
+def _samples(runs: Iterable[RunRecord], of: Of) -> list[float]:
+    """Values of runs that recovered: how long one took that did not says nothing of the others."""
+    values = (of(run) for run in runs if run.verdict is Verdict.PASSED)
     return [value for value in values if value is not None and 0 < value < inf]
+
+
+def _compare_quotient(
+    before: Sequence[RunRecord], after: Sequence[RunRecord], above: str, below: str, *, tolerance: float
+) -> Finding | None:
+    """It grows, too, where the divisor alone got smaller: then nothing got worse."""
+    found = _compare_values(before, after, f"{above} / {below}", "ratio", _quotient(above, below), tolerance)
+    if found is None or found.change is not Change.REGRESSED:
+        return found
+    early, late = (_samples(runs, _value(above)) for runs in (before, after))
+    grown = estimate_ratio(early, late).ratio
+    if grown >= 1 + tolerance:
+        return found
+    reason = f"{below} got shorter, and {above} took {grown:.2f} x as long in seconds"
+    return msgspec.structs.replace(found, change=Change.INCOMPARABLE, reason=reason)
+
+
+def _compare_seconds(
+    before: Sequence[RunRecord], after: Sequence[RunRecord], name: str, *, tolerance: float
+) -> Finding | None:
+    """Those of one machine, that on which most of the runs were made that are compared."""
+    shared = {run.machine for run in before} & {run.machine for run in after}
+    unit = record.KNOWN[name][0]
+    if not shared:
+        then, now = ("; ".join(sorted({run.machine for run in runs})) for runs in (before, after))
+        return _compare_values(
+            before, after, name, unit, _value(name), tolerance, f"another machine: {now}; before: {then}"
+        )
+    machine = max(sorted(shared), key=[run.machine for run in after].count)
+    before, after = ([run for run in runs if run.machine == machine] for runs in (before, after))
+    return _compare_values(before, after, name, unit, _value(name), tolerance, _why_not_as_fast(before, after))
 
 
 def _compare_values(
@@ -217,24 +280,22 @@ def _compare_values(
     after: Sequence[RunRecord],
     metric: str,
     unit: record.Unit,
-    of: Callable[[RunRecord], float | None],
+    of: Of,
     tolerance: float,
     why_not: str = "",
 ) -> Finding | None:
     early, late = _samples(before, of), _samples(after, of)
     if not late:
-        return None
-    told = {"before": middle(early) if early else None, "after": middle(late)}
+        return _not_measured(after, metric, unit, len(early)) if early else None
     if not early:
-        return _finding(after, metric, unit, Change.NO_REFERENCE, **told)
-    ratio = estimate_ratio(early, late, 0.9)  # each end with 95 %
+        return _finding(after, metric, unit, Change.NO_REFERENCE, after=median(late))
+    told = {"before": median(early), "after": median(late), "ratio": estimate_ratio(early, late, 0.9)}  # 95 % each end
     if why_not:
-        return _finding(after, metric, unit, Change.INCOMPARABLE, ratio=ratio, reason=why_not, **told)
-    change = judge(ratio, tolerance)
-    reason = ""
-    if change is Change.UNDECIDED and min(len(early), len(late)) < (least := least_for(CHANCE)):
-        reason = f"runs now: {len(late)}; before: {len(early)}; {least} each at least can decide"
-    return _finding(after, metric, unit, change, ratio=ratio, reason=reason, **told)
+        return _finding(after, metric, unit, Change.INCOMPARABLE, reason=why_not, **told)
+    if min(len(early), len(late)) < RUNS_LEAST:
+        reason = f"runs now: {len(late)}; before: {len(early)}; {RUNS_LEAST} each at least can decide"
+        return _finding(after, metric, unit, Change.UNDECIDED, reason=reason, **told)
+    return _finding(after, metric, unit, judge(estimate_ratio(early, late, 0.9), tolerance), **told)
 
 
 def judge(ratio: RatioEstimate, tolerance: float = TOLERANCE) -> Change:
@@ -246,19 +307,10 @@ def judge(ratio: RatioEstimate, tolerance: float = TOLERANCE) -> Change:
     return Change.UNCHANGED if ratio.high < 1 + tolerance else Change.UNDECIDED
 
 
-def middle(values: Sequence[float]) -> float:
-    """The median."""
-    ordered, half = sorted(values), len(values) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
-
-
-def _why_incomparable(before: Sequence[RunRecord], after: Sequence[RunRecord]) -> str:
-    """Why seconds of these runs say nothing beside each other; "" if they do. Steps without a fault are the control."""
-    early, late = ({run.machine for run in runs} for runs in (before, after))
-    if early != late:
-        return f"another machine: {'; '.join(sorted(late))}, and before {'; '.join(sorted(early))}"
+def _why_not_as_fast(before: Sequence[RunRecord], after: Sequence[RunRecord]) -> str:
+    """Why seconds of one machine say nothing now; "" if they do. Steps without a fault are the control."""
     steps = [_samples(runs, _value(record.STEP)) for runs in (before, after)]
     if not all(steps):
         return "no step before the fault tells how fast the machine was"
-    moved = middle(steps[1]) / middle(steps[0])
+    moved = median(steps[1]) / median(steps[0])
     return "" if abs(moved - 1) <= CONTROL else f"the machine was not as fast: a step took {moved:.2f} x as long"

@@ -1,4 +1,4 @@
-"""Where and on what runs took place: what a reader must know before numbers of two sessions are compared."""
+"""The machine and the sources of a run: what a reader must know before numbers of two sessions are compared."""
 
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ def machine_of(outcome: Outcome) -> str:
 def covariates_of(outcome: Outcome, sources: Sources) -> dict[str, str]:
     """What may explain a difference between two sessions."""
     told = {name: str(outcome.environment.get(name, "")) for name in ("chaoskit", "torch", "python", "kernel")}
-    told["load"] = f"{os.getloadavg()[0]:.1f}"
-    told["sources"] = "changed" if sources.is_changed else ""
+    if sources.commit:  # else it was made elsewhere, or at another time
+        told["load"] = f"{os.getloadavg()[0]:.1f}"
+        told["sources"] = "changed" if sources.is_changed else ""
     return {name: value for name, value in told.items() if value}

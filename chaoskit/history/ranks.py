@@ -1,4 +1,4 @@
-"""How much greater the values of one small sample are than those of another, by ranks. Pure arithmetic.
+"""The ratio of two small samples, by ranks: how many times greater one is than the other. Pure arithmetic.
 
 Durations of recoveries have heavy tails: one slow run moves a mean or a maximum, and hardly a rank.
 """
@@ -10,10 +10,12 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cache
 from itertools import product
+from statistics import median
 
 import msgspec
 
-#: Values a side, beyond which the distribution is taken for a normal one: it differs by less than 0.002 by then.
+#: Values a side, beyond which the distribution is taken for a normal one. In the tails that decide it is never smaller
+#: than the exact one; counting takes too long by then.
 EXACT_MOST = 30
 
 
@@ -57,7 +59,7 @@ def estimate_ratio(before: Sequence[float], after: Sequence[float], confidence: 
     outside = _outside(*sizes, (1 - confidence) / 2)
     low, high = (pairs[outside], pairs[-1 - outside]) if outside >= 0 else (-math.inf, math.inf)
     return RatioEstimate(
-        ratio=math.exp(_median(pairs)),
+        ratio=math.exp(median(pairs)),
         low=math.exp(low),
         high=math.exp(high),
         greater=_tail(*sizes, wins),
@@ -65,16 +67,6 @@ def estimate_ratio(before: Sequence[float], after: Sequence[float], confidence: 
         before=len(before),
         after=len(after),
     )
-
-
-def least_for(probability: float) -> int:
-    """How many values a side it takes until ranks can be as improbable as this."""
-    return next(size for size in range(1, 100) if 1 / math.comb(2 * size, size) <= probability)
-
-
-def _median(values: Sequence[float]) -> float:
-    middle = len(values) // 2
-    return values[middle] if len(values) % 2 else (values[middle - 1] + values[middle]) / 2
 
 
 def _tail(before: int, after: int, wins: float) -> float:

@@ -14,12 +14,18 @@ from chaoskit.history.compare import TOLERANCE, Comparison, compare
 from chaoskit.history.place import Sources, covariates_of, machine_of
 from chaoskit.history.record import HistoryRecord, RunRecord, SeriesRecord, metrics_of, new_id
 from chaoskit.history.series import plan_of, series_of, series_plan
-from chaoskit.history.store import Contents, History, decode, encode, read_file, write_whole
+from chaoskit.history.store import Contents, History, decode, encode, read_file
 from chaoskit.report.statistics import without_repeat
+from chaoskit.report.store import write_whole
 
 
-def records_of(outcome: Outcome, sources: Sources, definition: int = 1) -> tuple[RunRecord, SeriesRecord]:
+def records_of(
+    outcome: Outcome, sources: Sources, title: str = "", definition: int = 1
+) -> tuple[RunRecord, SeriesRecord]:
     """What a history keeps of a run whose directory is here: the run, and what its series has in common.
+
+    Args:
+        title: the test that made it; that of the outcome if it is left out.
 
     Raises:
         BadInput: if its plan is not there.
@@ -28,12 +34,12 @@ def records_of(outcome: Outcome, sources: Sources, definition: int = 1) -> tuple
     shared = series_plan(plan, sources.root)
     series = series_of(outcome, plan, sources.root)
     run = RunRecord(
-        run_id=new_id(),
+        run_id=outcome.run_id or new_id(),
         session="",
         started_unix_ns=_unix_ns(outcome.started),
         series=series,
         definition=definition,
-        title=_title(outcome),
+        title=_title(outcome, title),
         machine=machine_of(outcome),
         commit=sources.commit,
         seed=outcome.seed,
@@ -48,11 +54,12 @@ def records_of(outcome: Outcome, sources: Sources, definition: int = 1) -> tuple
     return run, SeriesRecord(series=series, plan=shared)
 
 
-def _title(outcome: Outcome) -> str:
+def _title(outcome: Outcome, test: str) -> str:
     """The test, and which of its runs it is."""
-    name = outcome.test.nodeid if outcome.test is not None else outcome.name
+    name = test or (outcome.test.nodeid if outcome.test is not None else outcome.name)
     _, mark, number = outcome.name.rpartition(" #")
-    return without_repeat(name) + (f" #{number}" if outcome.test is not None and mark and number.isdigit() else "")
+    is_numbered = bool(mark) and number.isdigit() and name != outcome.name
+    return without_repeat(name) + (f" #{number}" if is_numbered else "")
 
 
 def _unix_ns(started: str) -> int:
@@ -73,7 +80,8 @@ class SessionRecords:
         tolerance: see :func:`chaoskit.history.compare.compare`.
 
     Attributes:
-        troubles: a line for each thing that could not be done.
+        is_first: whether there is nothing yet to compare with.
+        troubles: a line for each thing that could not be done. has_failed: whether anything that was asked for was not.
 
     Raises:
         BadInput: if one of them cannot be used.
@@ -83,36 +91,45 @@ class SessionRecords:
         self._session = new_id()
         self._tolerance = tolerance
         self._save = save
-        self._history: History | None = None
-        self._before: Contents | None = None
-        self._runs: list[RunRecord] = []
+        self._history = History(store) if store else None
+        self._runs: dict[str, RunRecord] = {}
         self._plans: dict[str, SeriesRecord] = {}
+        self._unwritten: list[HistoryRecord] = []
         self.troubles: list[str] = []
-        self.is_first = bool(against) and "://" not in against and not Path(against).exists()
-        if self.is_first:
-            self._first = Path(against)
-        elif against:
-            self._before = read(against)
-            self.troubles += self._before.set_aside
-        if store:
-            self._history = History(store)
-            self._history.is_there()
+        self.has_failed = False
+        is_there = self._history is not None and self._history.is_there()
+        self.is_first = bool(against) and not (is_there if against == store else _is_there(against))
+        self._baseline = Path(against) if self.is_first and against != store and "://" not in against else None
+        self._before = read(against) if against and not self.is_first else None
+        self.troubles += self._before.set_aside if self._before is not None else []
 
     def take(self, lines: Iterable[str]) -> None:
-        """Add records of a test, as :func:`lines_of` gives them."""
-        new: list[HistoryRecord] = []
-        for record in map(decode, (line.encode() for line in lines)):
+        """Add records of a test, as :func:`lines_of` gives them. What was taken before is not taken again."""
+        for line in lines:
+            try:
+                record = decode(line.encode())
+            except msgspec.MsgspecError as error:
+                self.troubles.append(f"a record was lost: {error}")
+                continue
             if isinstance(record, RunRecord):
-                self._runs.append(msgspec.structs.replace(record, session=self._session))
-                new.append(self._runs[-1])
+                if record.run_id not in self._runs:
+                    self._runs[record.run_id] = msgspec.structs.replace(record, session=self._session)
+                    self._unwritten.append(self._runs[record.run_id])
             elif record.series not in self._plans:
                 self._plans[record.series] = record
-                new.append(record)
-        if self._history is not None and new:
-            try:
-                self._history.add(self._session, new)
-            except HarnessError as error:
-                self.troubles.append(str(error))
+                self._unwritten.append(record)
+        self._write()
+
+    def _write(self) -> None:
+        """Add to the history what is not there yet: again what could not be added before."""
+        if self._history is None or not self._unwritten:
+            return
+        try:
+            self._history.add(self._session, self._unwritten)
+            self._unwritten = []
+        except (HarnessError, BadInput) as error:
+            if (text := str(error)) not in self.troubles:
+                self.troubles.append(text)
 
     def everything(self) -> Contents:
         """The records of the history, with those of this session; of this session alone where there is none."""
@@ -121,25 +138,50 @@ class SessionRecords:
                 return self._history.read()
             except BadInput as error:
                 self.troubles.append(str(error))
-        return Contents(list(self._runs), dict(self._plans))
+        return Contents(list(self._runs.values()), dict(self._plans))
 
-    def finish(self) -> Comparison | None:
-        """Save what was asked for, and compare; None where nothing is to be compared with."""
-        everything = encode([*self._plans.values(), *self._runs])
-        for path in [*([self._save] if self._save else []), *([self._first] if self.is_first else [])]:
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(path, everything)
-            except OSError as error:
-                self.troubles.append(f"{path} was not written: {error.strerror}")
+    def finish(self, *, is_well: bool) -> Comparison | None:
+        """Save what was asked for, and compare; None where nothing is to be compared with.
+
+        Args:
+            is_well: whether the session ended well: else it is no baseline.
+        """
+        self._write()
+        self.has_failed = self._history is not None and bool(self._unwritten)
+        if self._save is not None:
+            self._save_to(self._save, "" if self._runs else "no run was recorded")
+        if self._baseline is not None:
+            not_well = "" if is_well else "the session did not end well"
+            self._save_to(self._baseline, "no run was recorded" if not self._runs else not_well)
         if self._history is not None:
             self._history.close()
-        return None if self._before is None else compare(self._before.runs, self._runs, self._tolerance)
+        return None if self._before is None else compare(self._before.runs, list(self._runs.values()), self._tolerance)
+
+    def _save_to(self, path: Path, why_not: str) -> None:
+        try:
+            if not why_not:
+                write_whole(path, encode([*self._plans.values(), *self._runs.values()]))
+        except OSError as error:
+            why_not = f"it cannot be written ({error.strerror})"
+        if why_not:
+            self.troubles.append(f"{path} was not made: {why_not}")
+            self.has_failed = True
 
     @property
     def runs(self) -> int:
         """How many runs were taken."""
         return len(self._runs)
+
+
+def _is_there(place: str) -> bool:
+    """Whether there is a file or a history. A folder that is none is no place for a baseline. Raises BadInput."""
+    if "://" not in place:
+        return Path(place).exists()
+    history = History(place)
+    try:
+        return history.is_there()
+    finally:
+        history.close()
 
 
 def read(place: str) -> Contents:
@@ -153,20 +195,20 @@ def read(place: str) -> Contents:
         history.close()
 
 
-def lines_of(outcomes: Iterable[Outcome], sources: Sources, definition: int = 1) -> list[str]:
+def lines_of(outcomes: Iterable[Outcome], sources: Sources, title: str, definition: int = 1) -> list[str]:
     """Records of runs as lines of JSON, such as xdist carries to its controller. A run without a plan has none."""
     found: list[str] = []
     for outcome in outcomes:
         try:
-            records = records_of(outcome, sources, definition)
+            records = records_of(outcome, sources, title, definition)
         except BadInput:
             continue
-        found += encode(records).decode().splitlines()
+        found += encode(records).decode().strip("\n").split("\n")
     return found
 
 
-def plan_of_run(contents: Contents, run_id: str) -> bytes:
-    """The plan of a run, by the beginning of its name: that of its series, with its seed.
+def plan_of_run(contents: Contents, run_id: str, root: Path) -> bytes:
+    """The plan of a run, by the beginning of its name: that of its series, with its seed, in a repository.
 
     Raises:
         BadInput: if no run, or more than one, has this name.
@@ -179,5 +221,8 @@ def plan_of_run(contents: Contents, run_id: str) -> bytes:
     shared = contents.plans.get(run.series)
     if shared is None:
         raise BadInput("run", run_id, "replay another run: the plan of its series was not kept")
-    plan = shared.plan | {"name": run.title, "settings": shared.plan.get("settings", {}) | {"seed": run.seed}}
+    settings = shared.plan.get("settings", {}) | {"seed": run.seed}
+    if "working_directory" in settings:
+        settings["working_directory"] = str(root / settings["working_directory"])
+    plan = shared.plan | {"name": run.title, "settings": settings}
     return msgspec.json.encode(plan)

@@ -1,4 +1,4 @@
-"""Where records are kept: one file of JSON lines a session, in a folder or an object store. None is ever rewritten.
+"""A place for records: one file of JSON lines a session, in a folder or an object store. No other session writes it.
 
     format.json                     {"version": 1}
     2026-11/UUID.jsonl              the records of one session, which began in that month
@@ -13,9 +13,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
+from io import FileIO
 from pathlib import Path
 from typing import Protocol
 from uuid import UUID
@@ -24,10 +25,12 @@ import msgspec
 
 from chaoskit.errors import BadInput, ChaoskitError, HarnessError
 from chaoskit.history.record import VERSION, HistoryRecord, RunRecord, SeriesRecord
+from chaoskit.report.store import write_whole
 
 _FORMAT, _FORMAT_DATA = "format.json", b'{"version": 1}\n'
 _SUFFIX = ".jsonl"
-_PLACE = re.compile(r"\d{4}-\d{2}/[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.jsonl")
+_PLACE = re.compile(r"\d{4}-\d{2}/[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}\.jsonl")
+_PATIENCE_S = 15.0  # with an object store
 _encoder, _decoder = msgspec.json.Encoder(), msgspec.json.Decoder(HistoryRecord)
 
 
@@ -73,14 +76,17 @@ class Contents:
 
 def decode(line: bytes) -> HistoryRecord:
     """The record in a line. Raises ``msgspec.MsgspecError`` where it holds none that this version reads."""
-    found: HistoryRecord = _decoder.decode(line)
+    try:
+        found: HistoryRecord = _decoder.decode(line)
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise msgspec.ValidationError(str(error)) from None
     if found.version > VERSION:
         raise msgspec.ValidationError(f"version {found.version}")
     return found
 
 
 def _why(line: bytes, error: Exception) -> str:
-    with contextlib.suppress(msgspec.MsgspecError):
+    with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         if (found := msgspec.json.decode(line, type=_Version).version) > VERSION:
             return f"set aside: a record of version {found}, and this chaoskit reads up to {VERSION}"
     return f"set aside: damaged ({error})"
@@ -108,7 +114,7 @@ class Files(Protocol):
     """A folder with folders of files, or what is like one."""
 
     def names(self) -> Sequence[str]:
-        """Of all files, such as ``2026-11/UUID.jsonl``."""
+        """Of all files, such as ``2026-11/UUID.jsonl``; and ``2026-11/`` for a folder that cannot be listed."""
 
     def get(self, name: str) -> bytes:
         """The contents of a file."""
@@ -131,23 +137,36 @@ class _Folder:
         self._root = root
 
     def names(self) -> Sequence[str]:
-        found = [*self._root.glob("*"), *self._root.glob("*/*")]
-        return sorted(str(path.relative_to(self._root)) for path in found if path.is_file())
+        return sorted(self._names(self._root, ""))
+
+    def _names(self, folder: Path, place: str) -> Iterator[str]:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                try:
+                    if entry.is_file():
+                        yield f"{place}{entry.name}"
+                    elif not place:
+                        yield from list(self._names(folder / entry.name, f"{entry.name}/"))
+                except OSError:
+                    yield f"{place}{entry.name}/"
 
     def get(self, name: str) -> bytes:
         return (self._root / name).read_bytes()
 
     def put(self, name: str, data: bytes) -> None:
-        path = self._root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, data)
+        write_whole(self._root / name, data)
 
     def append(self, name: str, data: bytes) -> None:
         path = self._root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab", buffering=0) as file:
-            file.write(data)
-            os.fsync(file.fileno())
+        with path.open("ab+", buffering=0) as file:
+            size_bytes = file.seek(0, os.SEEK_END)
+            try:
+                _write(file, data if _ends_a_line(file, size_bytes) else b"\n" + data)
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(size_bytes)  # the next record shall not begin behind a part of this one
+                raise
 
     def remove(self, name: str) -> None:
         (self._root / name).unlink(missing_ok=True)
@@ -156,11 +175,31 @@ class _Folder:
         """Nothing is open."""
 
 
+def _ends_a_line(file: FileIO, size_bytes: int) -> bool:
+    """Whether what is there is whole: its writer may have been killed."""
+    if not size_bytes:
+        return True
+    file.seek(size_bytes - 1)
+    return file.read(1) == b"\n"
+
+
+def _write(file: FileIO, data: bytes) -> None:
+    """A disk that is nearly full takes a part."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
 class _Objects:
     def __init__(self, url: str) -> None:
-        from chaoskit.checkpoint.remote.opening import open_store  # imports torch
+        from chaoskit.checkpoint.remote.backoff import Backoff  # imports torch
+        from chaoskit.checkpoint.remote.opening import open_store
+        from chaoskit.checkpoint.remote.store import Traffic
 
-        self._store = open_store(url)
+        # a test waits for it
+        self._store = open_store(
+            url, traffic=Traffic(backoff=Backoff(deadline_s=_PATIENCE_S), request_timeout_s=_PATIENCE_S)
+        )
         self._begun: dict[str, bytes] = {}  # an object is written whole: what was added to it before is kept here
 
     def names(self) -> Sequence[str]:
@@ -197,6 +236,7 @@ class History:
     def __init__(self, store: str) -> None:
         self.store = store
         self._files: Files = _Objects(store) if "://" in store else _Folder(Path(store))
+        self._has_format = False  # as far as it was looked at
 
     def is_there(self) -> bool:
         """Whether anything was ever kept there. Raises BadInput if that is no history of this format."""
@@ -217,11 +257,16 @@ class History:
         if not self.is_there():
             raise BadInput("history", self.store, "name a store that has records: --chaos-history makes one")
         contents = Contents()
-        for name in self._files.names():
+        try:
+            names = self._files.names()
+        except (OSError, ChaoskitError) as error:
+            raise BadInput("history", self.store, f"name a store that can be listed: {error}") from None
+        for name in names:
             if name.rpartition("/")[2].startswith((".", _FORMAT)):
                 continue  # a draft of a writer that was killed
             if not _PLACE.fullmatch(name):
-                contents.set_aside.append(f"{name}: set aside: it is not named as a file of records is")
+                why = "it cannot be listed" if name.endswith("/") else "it is not named as a file of records is"
+                contents.set_aside.append(f"{name}: set aside: {why}")
                 continue
             try:
                 contents.take(self._files.get(name), name)
@@ -232,7 +277,7 @@ class History:
     def add(self, session: str, records: Iterable[HistoryRecord]) -> str:
         """Keep records of a session beside those that it has added before, and give the name of their file.
 
-        One line is one write: of a writer that is killed, the last one may be torn.
+        Of a writer that is killed, the last line may be torn.
 
         Args:
             session: its UUID, of :func:`chaoskit.history.record.new_id`.
@@ -242,18 +287,19 @@ class History:
         """
         name = f"{began(session):%Y-%m}/{session}{_SUFFIX}"
         try:
-            if not self.is_there():
+            if not self._has_format and not self.is_there():
                 self._files.put(_FORMAT, _FORMAT_DATA)
+            self._has_format = True
             self._files.append(name, encode(records))
         except (OSError, ChaoskitError) as error:
             raise HarnessError(f"nothing was added to the history {self.store}: {error}") from None
         return name
 
-    def prune(self, before: date, *, is_tried: bool) -> list[str]:
-        """Delete the files of sessions that began before a day, and give their names. ``is_tried``: delete none."""
+    def prune(self, before: date, *, dry_run: bool) -> list[str]:
+        """Delete the files of sessions that began before a day, and give their names. ``dry_run``: delete none."""
         found = [name for name in self._files.names() if _PLACE.fullmatch(name)]
         old = [name for name in found if began(name.rpartition("/")[2].removesuffix(_SUFFIX)).date() < before]
-        for name in old if not is_tried else ():
+        for name in old if not dry_run else ():
             self._files.remove(name)
         return old
 
@@ -265,13 +311,3 @@ class History:
 def began(session: str) -> datetime:
     """When the session of this UUID began."""
     return datetime.fromtimestamp((UUID(session).int >> 80) / 1000, UTC)
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file; a reader sees the old one or the new one, never a part. Raises OSError."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with draft.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)

@@ -27,15 +27,24 @@ def decode_outcome(data: bytes) -> Outcome:
 
 def write_outcome(outcome: Outcome, directory: Path) -> Path:
     """Write ``directory/outcome.json``; a reader sees the old file or the new one, never a part."""
-    directory.mkdir(parents=True, exist_ok=True)
     path = directory / FILE_NAME
-    draft = directory / f".{FILE_NAME}.{os.getpid()}"
-    with draft.open("wb") as file:
-        file.write(encode_outcome(outcome))
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+    write_whole(path, encode_outcome(outcome))
     return path
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file; a reader sees the old one or the new one, never a part. Raises OSError, and then leaves nothing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with draft.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def read_outcomes(directory: Path) -> list[Outcome]:
