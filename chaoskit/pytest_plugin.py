@@ -253,15 +253,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _sla(item: pytest.Item) -> dict[str, Any] | None:
     """What the marker ``sla`` of a test says, in a form that xdist carries; None where it has none. Raises BadInput."""
-    marker = item.get_closest_marker("sla")
-    if marker is None:
+    markers = list(item.iter_markers("sla"))  # the closest first; those of its class and its module promise, too
+    if not markers:
         return None
     from chaoskit.report.statistics import without_repeat
-    from chaoskit.sla.promises import made
+    from chaoskit.sla.promises import of_marker
 
-    name = without_repeat(item.nodeid)
-    made(name, marker.args, **marker.kwargs)
-    return {"name": name, "lines": list(marker.args), "options": dict(marker.kwargs)}
+    name, lines = without_repeat(item.nodeid), [line for marker in markers for line in marker.args]
+    options = {name: value for marker in reversed(markers) for name, value in marker.kwargs.items()}
+    of_marker(name, lines, options)
+    return {"name": name, "lines": lines, "options": options}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -603,14 +604,14 @@ class _Tally:
     def _judge(self, records: SessionRecords) -> list[Judged]:
         """What the records show of the SLAs of tests."""
         from chaoskit.sla.judge import Judged, State, judge
-        from chaoskit.sla.promises import made
+        from chaoskit.sla.promises import of_marker
 
-        everything = records.everything()
+        everything, today = records.everything(), datetime.now(UTC).date()
         judged = []
         for name, sla in self._slas.items():
             runs = [run for run in everything.runs if run.title.partition(" #")[0] == name]
             try:
-                judged += judge(made(name, sla["lines"], **sla["options"]), runs, everything.plans)
+                judged += judge(of_marker(name, sla["lines"], sla["options"]), runs, everything.plans, today=today)
             except BadInput:
                 told = "no run was recorded"
                 judged.append(Judged(sla=name, line=", ".join(sla["lines"]), state=State.UNKNOWN, reason=told))

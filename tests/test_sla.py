@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
-from math import comb
+from datetime import UTC, date, datetime, timedelta
+from math import comb, inf
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -16,9 +16,10 @@ from support.runs import MACHINE, run
 
 from chaoskit.errors import BadInput
 from chaoskit.history.record import Metric, RunRecord, SeriesRecord
+from chaoskit.observe.histograms import RecoveryTimes
 from chaoskit.report.terminal import Terminal
 from chaoskit.sla.exact import runs_needed, shows_at_least, shows_less
-from chaoskit.sla.export import prometheus_rules
+from chaoskit.sla.export import BOUNDS_S, prometheus_rules
 from chaoskit.sla.faces import render_sla, sla_markdown, sla_sentence
 from chaoskit.sla.judge import Judged, State, exit_code, judge
 from chaoskit.sla.language import parse
@@ -81,6 +82,7 @@ def _chance(share: float, hits: int, trials: int) -> float:
         ("goodput.p90 >= 97 %", "goodput", "", 0.97, 0.9),
         ("recovered", "recovered", "", 1.0, 1.0),
         ("losses == twin", "losses_equal", "", 1.0, 1.0),
+        ("losses==twin", "losses_equal", "", 1.0, 1.0),
     ],
 )
 def test_lines_are_read(line: str, number: str, below: str, limit: float, share: float) -> None:
@@ -101,14 +103,23 @@ def test_lines_are_read(line: str, number: str, below: str, limit: float, share:
         ("recovery.p95 <= 2 %", "in s or ms or min"),
         ("lost_steps == 0 s", "no unit or steps"),
         ("goodput.p50 >= 0.97", "in %"),
-        ("recovery.p95 >= 2 s", "use <= or ==: lower is better"),
-        ("recovery.p95 < 2 s", "use <= or =="),
-        ("goodput.p50 <= 97 %", "use >= or =="),
+        ("recovery.p95 >= 2 s", "use <=: lower is better"),
+        ("recovery.p95 < 2 s", "use <="),
+        ("recovery.p95 == 2 s", "use <="),
+        ("goodput.p50 <= 97 %", "use >="),
+        ("goodput.p50 >= 400 %", "100 % or less"),
+        ("recovered == 0", "use 1, or leave it out"),
+        ("losses_equal == 0", "use 1, or leave it out"),
+        ("lost_steps >= 1", "use <= or ==: lower is better"),
+        ("step / step <= 1", "divide a duration by one of step, bound"),
+        ("recovery / lost_steps <= 1", "divide a duration by one of step, bound"),
+        ("recovery <= 9999999999 s", "write it as"),
+        ("recovery <= \u0665 s", "write it as"),
         ("recovery.mean <= 2 s", "use p50: one slow run moves a mean"),
         ("recovery.median <= 2 s", "use p50"),
         ("recovery.p96 <= 2 s", "p50, p90, p95, p99"),
         ("recovery.min <= 2 s", "p50, p90, p95, p99"),
-        ("recovery / goodput <= 2", "divide numbers of one unit"),
+        ("recovery / goodput <= 2", "divide a duration by one of step, bound"),
         ("recovery.p95 <= -2 s", "write it as"),
         ("recovery.p95 <= 1e3 s", "write it as"),
     ],
@@ -133,8 +144,15 @@ def nights(count: int, a_night: int, **more: Any) -> list[RunRecord]:
     return [at(night, **more) for night in range(count) for _ in range(a_night)]
 
 
+TODAY = date(2026, 11, 30)
+
+
+def judged_by(sla: Sla, runs: Sequence[RunRecord], **more: Any) -> list[Judged]:
+    return judge(sla, runs, **{"plans": {}, "today": TODAY, **more})
+
+
 def states(sla: Sla, runs: Sequence[RunRecord], **more: Any) -> list[State]:
-    return [one.state for one in judge(sla, runs, {}, **more)]
+    return [one.state for one in judged_by(sla, runs, **more)]
 
 
 P95 = "recovery.p95 <= 100 ms"
@@ -146,7 +164,7 @@ def promise(*lines: str, **more: Any) -> Sla:
 
 def test_an_objective_is_met_broken_or_not_shown() -> None:
     assert states(promise(P95), nights(10, 6)) == [State.MET]
-    (early,) = judge(promise(P95), nights(10, 2), {})
+    (early,) = judged_by(promise(P95), nights(10, 2))
     assert early.state is State.NOT_SHOWN
     assert early.reason == "59 runs needed with 0 misses, 20 so far"
     assert states(promise(P95), nights(10, 1) + nights(10, 1, recovery_s=0.2)) == [State.BROKEN]
@@ -154,22 +172,24 @@ def test_an_objective_is_met_broken_or_not_shown() -> None:
 
 def test_a_few_misses_are_allowed_and_take_more_runs() -> None:
     slow = [at(night, recovery_s=0.2) for night in (3, 7)]
-    (found,) = judge(promise(P95), [*nights(10, 6), *slow], {})
-    assert found.state is State.NOT_SHOWN
+    (found,) = judged_by(promise(P95), [*nights(10, 6), *slow])
+    assert (found.state, found.misses) == (State.NOT_SHOWN, 2)
     assert found.reason == "124 runs needed with 2 misses, 62 so far"
     assert states(promise(P95), [*nights(13, 10), *slow]) == [State.MET]
 
 
 def test_runs_of_a_few_nights_show_nothing() -> None:
     """They have their night in common, however many they are."""
-    (found,) = judge(promise(P95), nights(4, 100), {})
+    (found,) = judged_by(promise(P95), nights(4, 100))
     assert (found.state, found.reason) == (State.NOT_SHOWN, "5 nights needed, 4 so far")
-    assert states(promise(P95, window="400 runs"), nights(4, 100)) == [State.MET]
+    assert states(promise(P95, window="400 runs"), nights(4, 100)) == [State.NOT_SHOWN]
+    assert states(promise(P95), nights(1, 60, recovery_s=9.0)) == [State.NOT_SHOWN]
+    assert states(promise(P95), nights(5, 12, recovery_s=9.0)) == [State.BROKEN]
 
 
 def test_one_miss_breaks_what_holds_always() -> None:
     assert states(promise("lost_steps == 0"), [at(0), at(1)]) == [State.MET]
-    (found,) = judge(promise("lost_steps == 0"), [at(0), at(1, lost_steps=1), at(2)], {})
+    (found,) = judged_by(promise("lost_steps == 0"), [at(0), at(1, lost_steps=1), at(2)])
     assert (found.state, found.reason) == (State.BROKEN, "1 of 3 runs missed it")
     assert len(found.missed) == 1
 
@@ -179,26 +199,61 @@ def test_a_run_that_did_not_recover_missed_every_limit_of_its_recovery() -> None
     assert states(promise("recovery.max <= 9 s"), [at(0), lost]) == [State.BROKEN]
 
 
+def test_one_that_came_back_from_one_fault_and_not_from_the_next_missed_it_too() -> None:
+    lost = [at(night, verdict=Verdict.FAILED) for night in range(20) for _ in range(3)]
+    assert states(promise(P95, "recovery.max <= 1 s"), lost) == [State.BROKEN] * 2
+
+
 def test_old_nights_leave_the_window() -> None:
+    """A window ends today: what was long ago shows nothing."""
     old = at(0, lost_steps=3)
-    assert states(promise("lost_steps == 0", window="5 nights"), [old, *nights(4, 1)]) == [State.BROKEN]
-    assert states(promise("lost_steps == 0", window="3 nights"), [old, *nights(4, 1)]) == [State.MET]
-    assert states(promise("lost_steps == 0", window="2 runs"), [old, *nights(2, 1)]) == [State.MET]
+    line = "lost_steps == 0"
+    assert states(promise(line, window="30 nights"), [old, *nights(4, 1)]) == [State.BROKEN]
+    assert states(promise(line, window="29 nights"), [old, *nights(4, 1)]) == [State.MET]
+    assert states(promise(line, window="2 runs"), [old, *nights(2, 1)]) == [State.MET]
+    (gone,) = judged_by(promise(line), nights(4, 1), today=date(2027, 6, 1))
+    assert (gone.state, gone.reason) == (State.NOT_SHOWN, "no run in 30 nights; the latest one was on 2026-11-04")
+
+
+def test_only_the_newest_definition_counts() -> None:
+    old = [at(night, lost_steps=1) for night in range(9)]
+    assert states(promise("lost_steps == 0"), [*old, at(9, definition=2)]) == [State.MET]
+
+
+def test_what_does_not_have_the_number_proves_nothing() -> None:
+    """One that never got back to full strength has none, and is no proof that it would have been quick."""
+    (found,) = judged_by(promise("recovery.p95 <= 1 s"), [*nights(10, 6), at(3, recovery_s=None)])
+    assert (found.state, found.reason) == (State.NOT_SHOWN, "1 of 61 runs have no recovery")
+    (found,) = judged_by(promise("recovery <= 1 s"), [at(0), at(0, recovery_s=None)])
+    assert found.state is State.NOT_SHOWN
+
+
+def test_if_many_are_unknown_the_others_prove_nothing() -> None:
+    unknown = [at(3, verdict=Verdict.UNKNOWN) for _ in range(7)]
+    (found,) = judged_by(promise(P95), [*nights(10, 6), *unknown])
+    assert (found.state, found.unknown, found.reason) == (State.NOT_SHOWN, 7, "7 of 67 runs are unknown")
+    assert states(promise(P95), [*nights(10, 6), *unknown[:6]]) == [State.MET]
+
+
+def test_a_window_that_is_full_says_so() -> None:
+    slow = [at(night, recovery_s=0.2) for night in (3, 5, 7)]
+    (found,) = judged_by(promise(P95, window="60 runs"), [*nights(10, 6), *slow])
+    assert found.reason == "153 runs needed with 3 misses, and the window is full"
 
 
 def test_a_number_that_no_run_has_is_not_shown() -> None:
-    (found,) = judge(promise("exposure.p50 <= 1 s"), nights(10, 6), {})
+    (found,) = judged_by(promise("exposure.p50 <= 1 s"), nights(10, 6))
     assert (found.state, found.reason) == (State.NOT_SHOWN, "no run has exposure")
 
 
 def test_an_sla_about_no_run_is_bad_input() -> None:
     with pytest.raises(BadInput, match=r"none of those that are recorded is meant"):
-        judge(made("x", ["lost_steps == 0"], where={"test": "test_other"}), [at(0)], {})
+        judged_by(made("x", ["lost_steps == 0"], where={"test": "test_other"}), [at(0)])
 
 
 @pytest.mark.parametrize("verdict", [Verdict.UNKNOWN, Verdict.ERROR])
 def test_if_every_run_is_unknown_so_is_the_sla(verdict: Verdict) -> None:
-    judged = judge(promise("recovered", P95), [at(0, verdict=verdict)], {})
+    judged = judged_by(promise("recovered", P95), [at(0, verdict=verdict)])
     assert [one.state for one in judged] == [State.UNKNOWN] * 2
     assert exit_code(judged, is_strict=False) == 10
 
@@ -210,9 +265,12 @@ def test_what_its_test_judges_by_itself_is_not_meant() -> None:
 
 def test_a_regression_needs_earlier_runs() -> None:
     sla = made("test_kill", [], regression={"recovery": "10 %", "recovery / step": "10 %"})
-    assert states(sla, nights(1, 8)) == [State.NOT_SHOWN] * 2
-    assert states(sla, _spread(8, 1.0, 1), before=_spread(8, 1.0, 2)) == [State.MET] * 2
-    assert states(sla, _spread(8, 1.5, 1), before=_spread(8, 1.0, 2)) == [State.BROKEN] * 2
+    now, before = _spread(8, 1.0, 1), _spread(8, 1.0, 2)
+    assert states(sla, now) == states(sla, now, before=now) == [State.NOT_SHOWN] * 2
+    assert states(sla, now, before=before) == [State.MET] * 2
+    assert states(sla, _spread(8, 1.5, 1), before=before) == [State.BROKEN] * 2
+    few = made("test_kill", [], regression={"recovery": "10 %"}, at_least=20)
+    assert states(few, now, before=before) == [State.NOT_SHOWN]
 
 
 def _spread(count: int, by: float, seed: int) -> list[RunRecord]:
@@ -261,10 +319,10 @@ def test_runs_are_selected(where: dict[str, Any], is_meant: bool) -> None:
     sla = made("x", ["recovered"], where=where)
     runs = [run(machine=MACHINE)]
     if is_meant:
-        assert judge(sla, runs, {"one": PLAN})[0].state is State.MET
+        assert judged_by(sla, runs, plans={"one": PLAN})[0].state is State.MET
     else:
         with pytest.raises(BadInput, match=r"is meant"):
-            judge(sla, runs, {"one": PLAN})
+            judged_by(sla, runs, plans={"one": PLAN})
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
@@ -329,8 +387,21 @@ WRONG: dict[str, tuple[str, str]] = {
     "a window that is too short": (changed("window: 30 nights", "window: 20 runs"), "59 runs without a miss"),
     "a window of a few nights": (changed("window: 30 nights", "window: 3 nights"), "5 nights at least"),
     "nodes in words": (changed('">=4"', "many"), "write a number"),
-    "a regression of a count": (changed("recovery: 10 %", "lost_steps: 10 %"), "name a duration"),
+    "a regression of a count": (changed("recovery: 10 %", "lost_steps: 10 %"), "name one of recovery"),
     "a regression without a share": (changed("recovery: 10 %", "recovery: slow"), "such as 10 %"),
+    "a regression of a step": (changed("recovery: 10 %", "step: 10 %"), "name one of recovery"),
+    "a regression of nonsense": (changed("recovery: 10 %", "recovery / : 10 %"), "name one of recovery"),
+    "a regression of everything": (changed("recovery: 10 %", "recovery: 0 %"), "such as 10 %"),
+    "a kind of fault that there is not": (changed("Exit]", "Exti]"), "write Exit"),
+    "one key twice": (changed("    window: 200 runs", "    always: [recovered]"), "always is there twice"),
+    "a date": (changed("window: 30 nights", "window: 2026-13-01"), "mend it"),
+    "no name": (changed("no rank is restarted for nothing", "''"), "give each SLA a name"),
+    "more runs than its window": (
+        changed("window: 200 runs", "window: 20 runs, at_least: 50").replace(
+            "window: 20 runs, at", "window: 20 runs\n    at"
+        ),
+        "widen its window",
+    ),
     "at_least 0": (changed("window: 200 runs", "at_least: 0"), "1 or more"),
 }
 
@@ -356,7 +427,7 @@ def _on_a_terminal(judged: Sequence[Judged]) -> str:
 
 @pytest.mark.parametrize("show", [sla_markdown, _on_a_terminal])
 def test_faces_say_what_is_broken_first(show: Callable[[Sequence[Judged]], str]) -> None:
-    judged = judge(promise("recovered", "lost_steps == 0"), [at(0, lost_steps=1)], {})
+    judged = judged_by(promise("recovered", "lost_steps == 0"), [at(0, lost_steps=1)])
     told = show(judged)
     assert sla_sentence(judged) == "1 broken, 1 met"
     assert told.index("lost_steps == 0") < told.index("recovered")
@@ -364,28 +435,35 @@ def test_faces_say_what_is_broken_first(show: Callable[[Sequence[Judged]], str])
 
 
 def test_lines_become_alerts(tmp_path: Path) -> None:
-    rule, left_out = prometheus_rules(load(write(tmp_path, GOOD)), 'job="a"')
-    alerts = rule["spec"]["groups"][0]["rules"]
-    assert [one["expr"] for one in alerts] == [
-        'histogram_quantile(0.95, sum by (le) (increase(chaoskit_time_to_recover_seconds_bucket{job="a"}[30d]))) > 2',
-        'quantile_over_time(0.5, chaoskit_recent_goodput_ratio{job="a"}[30d]) < 0.97',
-    ]
-    assert len(left_out) == 5
+    """Those whose limit is a bound of the metric's buckets: between two of them it does not know."""
+    file = write(tmp_path, changed("recovery.p95 <= 2 s", "recovery.p95 <= 5 s, recovery.p99 <= 2 s"))
+    rule, left_out = prometheus_rules(load(file), 'job="a"')
+    (alert,) = rule["spec"]["groups"][0]["rules"]
+    within = 'sum(increase(chaoskit_time_to_recover_seconds_bucket{job="a",le="5.0"}[30d]))'
+    assert alert["expr"] == f'{within} / sum(increase(chaoskit_time_to_recover_seconds_count{{job="a"}}[30d])) < 0.95'
+    assert alert["labels"]["line"] == "recovery.p95 <= 5 s"
+    assert "whatever `where` says" in alert["annotations"]["summary"]
+    assert len(left_out) == 7
     assert msgspec.yaml.encode(rule)
+    with pytest.raises(BadInput, match=r"matchers of Prometheus"):
+        prometheus_rules(load(file), "job=a} or vector(1")
 
 
-def test_metrics_that_alerts_name_are_served() -> None:
-    """By their names in the source of a launch's metrics."""
-    from chaoskit.sla import export
+def test_two_promises_are_two_alerts() -> None:
+    slas = [made(name, ["recovery.p95 <= 5 s", "recovery <= 10 s"]) for name in ("lost-rank", "lost rank", "\u6062")]
+    rule, _ = prometheus_rules(slas)
+    names = [one["alert"] for one in rule["spec"]["groups"][0]["rules"]]
+    assert len(set(names)) == 6
+    assert all(name.isascii() and name.isalnum() for name in names)
 
-    source = (Path(__file__).parents[1] / "chaoskit" / "observe" / "metrics.py").read_text()
-    names = [name for table in (vars(export)["_HISTOGRAMS"], vars(export)["_GAUGES"]) for name in table.values()]
-    assert names
-    assert [name for name in names if f'"{name}"' not in source] == []
+
+def test_bounds_of_alerts_are_those_of_the_metric_that_is_served() -> None:
+    bounds = [float(bound) for bound, _ in RecoveryTimes().total.buckets()]
+    assert [*BOUNDS_S, inf] == bounds
 
 
 def test_a_value_of_zero_divides_nothing() -> None:
     record = at(0)
     record.metrics["step"] = Metric(0.0, "s", "lower")
-    (found,) = judge(promise("recovery / step <= 9"), [record], {})
+    (found,) = judged_by(promise("recovery / step <= 9"), [record])
     assert found.state is State.NOT_SHOWN

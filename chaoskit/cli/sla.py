@@ -11,14 +11,16 @@ import msgspec
 import typer
 from rich.text import Text
 
-from chaoskit.cli.output import Json, command_app, console, print_json
+from chaoskit.cli.output import EXIT_FAILED, Json, command_app, console, print_json
+from chaoskit.errors import BadInput
 from chaoskit.history.session import read
 from chaoskit.plaintext import tell_on_stderr
 from chaoskit.report.summary import plural
 from chaoskit.sla.export import prometheus_rules
 from chaoskit.sla.faces import render_sla, sla_markdown, sla_sentence
-from chaoskit.sla.judge import exit_code, judge
+from chaoskit.sla.judge import Judged, exit_code, judge
 from chaoskit.sla.promises import NIGHTS_LEAST, load
+from chaoskit.vocabulary import EXIT_BAD_INPUT, Verdict
 
 app = command_app("SLAs of recoveries: check them against records of runs, and turn them into alerts.")
 
@@ -47,19 +49,41 @@ def check(
     """
     slas = load(file)
     contents = read(store)
-    before = read(against).runs if against else None
-    for line in contents.set_aside:
+    before = read(against).runs if against else ()
+    now = datetime.now(UTC)
+    judged: list[Judged] = []
+    refused: list[BadInput] = []
+    for sla in slas:
+        try:
+            judged += judge(sla, contents.runs, contents.plans, today=now.date(), before=before)
+        except BadInput as error:  # the others are judged all the same
+            refused.append(error)
+    for line in (*contents.set_aside, *map(str, refused)):
         tell_on_stderr(line)
-    judged = [one for sla in slas for one in judge(sla, contents.runs, contents.plans, before)]
-    if summary is not None:
-        with summary.open("a", encoding="utf-8") as added:
-            added.write(sla_markdown(judged))
     if machine:
-        print_json({"checked": datetime.now(UTC).isoformat(timespec="seconds"), "lines": msgspec.to_builtins(judged)})
+        told = {
+            "checked": now.isoformat(timespec="seconds"),
+            "set_aside": contents.set_aside,
+            "refused": list(map(str, refused)),
+        }
+        print_json(told | {"lines": msgspec.to_builtins(judged)})
     else:
         console().print(render_sla(judged))
         console().print(Text(sla_sentence(judged)))
-    return exit_code(judged, is_strict=strict)
+    if summary is not None:
+        _add(summary, sla_markdown(judged))
+    status = exit_code(judged, is_strict=strict)
+    if refused and status != EXIT_FAILED:
+        return EXIT_BAD_INPUT
+    return status or (Verdict.UNKNOWN.exit_code if strict and contents.set_aside else 0)
+
+
+def _add(summary: Path, text: str) -> None:
+    try:
+        with summary.open("a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise BadInput("summary", str(summary), f"name a file that can be written ({error.strerror})") from None
 
 
 @app.command("lint")
@@ -74,17 +98,17 @@ def lint(file: File, machine: Json = False) -> int:
     for sla in load(file):
         for one in sla.objectives:
             needs = [sla.needs(one, misses) for misses in (0, 1, 2)]
-            told.append({"sla": sla.name, "line": one.text, "runs_needed": needs, "window": str(sla.window)})
+            most = sla.window.count if sla.window.unit == "run" else None
+            fits = [count for count in needs if most is None or count <= most]
+            told.append({"sla": sla.name, "line": one.text, "runs_needed": fits, "window": str(sla.window)})
     if machine:
         print_json(told)
         return 0
     shown = console()
     for row in told:
-        nights = f", of {NIGHTS_LEAST} nights at least" if "night" in row["window"] else ""
-        without, one, two = row["runs_needed"]
-        shown.print(
-            f"{row['sla']}: {row['line']}: {without} runs without a miss{nights}; {one} with one, {two} with two"
-        )
+        counts = zip(row["runs_needed"], ("without a miss", "with one", "with two"), strict=False)
+        needed = ", ".join(f"{count} runs {misses}" for count, misses in counts)
+        shown.print(f"{row['sla']}: {row['line']}: {needed}, of {NIGHTS_LEAST} nights at least")
     shown.print(f"{file}: {plural(len(told), 'objective')}, nothing is wrong")
     return 0
 

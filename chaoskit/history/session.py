@@ -133,12 +133,13 @@ class SessionRecords:
 
     def everything(self) -> Contents:
         """The records of the history, with those of this session; of this session alone where there is none."""
+        found = Contents()
         if self._history is not None:
             try:
-                return self._history.read()
+                found = self._history.read()
             except BadInput as error:
                 self.troubles.append(str(error))
-        return Contents(list(self._runs.values()), dict(self._plans))
+        return Contents([*found.runs, *self._runs.values()], found.plans | self._plans).in_order()
 
     def finish(self, *, is_well: bool) -> Comparison | None:
         """Save what was asked for, and compare; None where nothing is to be compared with.

@@ -29,7 +29,8 @@ from chaoskit.report.store import write_whole
 
 _FORMAT, _FORMAT_DATA = "format.json", b'{"version": 1}\n'
 _SUFFIX = ".jsonl"
-_PLACE = re.compile(r"\d{4}-\d{2}/[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}\.jsonl")
+_NAME = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
+_PLACE = re.compile(rf"\d{{4}}-\d{{2}}/{_NAME.pattern}\.jsonl")
 _PATIENCE_S = 15.0  # with an object store
 _encoder, _decoder = msgspec.json.Encoder(), msgspec.json.Decoder(HistoryRecord)
 
@@ -82,6 +83,8 @@ def decode(line: bytes) -> HistoryRecord:
         raise msgspec.ValidationError(str(error)) from None
     if found.version > VERSION:
         raise msgspec.ValidationError(f"version {found.version}")
+    if isinstance(found, RunRecord) and found.session and not _NAME.fullmatch(found.session):
+        raise msgspec.ValidationError(f"{found.session[:40]!r} is the name of no session")
     return found
 
 

@@ -1,64 +1,76 @@
-"""The same promises as alerts on a running training: rules of Prometheus over the metrics that a launch serves."""
+"""Promises as alerts on a running training: rules of Prometheus over the metrics that a launch serves."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from typing import Any
 
+from chaoskit.errors import BadInput
+from chaoskit.history.record import RECOVERY
 from chaoskit.sla.language import Condition
-from chaoskit.sla.promises import Sla, Window
+from chaoskit.sla.promises import Sla, Where
 
-#: Numbers of runs, and the metrics of ``chaoskit launch --metrics`` that say the same of a training that goes on.
-_HISTOGRAMS = {"recovery": "chaoskit_time_to_recover_seconds", "step": "chaoskit_step_seconds"}
-_GAUGES = {"goodput": "chaoskit_recent_goodput_ratio", "ettr": "chaoskit_recent_ettr_ratio"}
-_RANGE_RUNS = "30d"  # a window of runs has no length in time
+_METRIC = "chaoskit_time_to_recover_seconds"
+#: Upper bounds of its buckets: what it counts is known at these limits, and between them it is not.
+BOUNDS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0)
+_MATCHERS = re.compile(r'\w+(=|!=|=~|!~)"[^"\n]*"(,\s*\w+(=|!=|=~|!~)"[^"\n]*")*', re.ASCII)
 
 
 def prometheus_rules(slas: Sequence[Sla], labels: str = "") -> tuple[dict[str, Any], list[str]]:
-    """A PrometheusRule, and a line for each promise that has no metric.
+    """A PrometheusRule, and a line for each promise that it leaves out.
 
     Args:
         labels: matchers of the training that is meant, such as ``job="pretraining"``.
+
+    Raises:
+        BadInput: if they are none.
     """
+    if labels and not _MATCHERS.fullmatch(labels):
+        raise BadInput("labels", labels, 'write matchers of Prometheus, such as job="pretraining"')
     rules, left_out = [], []
     for sla in slas:
         for line in (*sla.always, *sla.objectives):
-            expression = _expression(line, sla.window, labels)
-            if expression is None:
-                left_out.append(f"{sla.name}: {line.text}: a launch serves no metric that says it")
-                continue
-            rules.append(
-                {
-                    "alert": _name(sla, line),
-                    "expr": expression,
-                    "labels": {"severity": "page" if not line.is_objective else "ticket"},
-                    "annotations": {"summary": f"{sla.name}: {line.text}"},
-                }
-            )
+            if reason := _why_not(line, sla):
+                left_out.append(f"{sla.name}: {line.text}: left out: {reason}")
+            else:
+                rules.append(_rule(line, sla, labels))
+    digest = _digest(f"{labels}{[sla.name for sla in slas]}")
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PrometheusRule",
-        "metadata": {"name": "chaoskit-sla"},
-        "spec": {"groups": [{"name": "chaoskit-sla", "rules": rules}]},
+        "metadata": {"name": f"chaoskit-sla-{digest}"},
+        "spec": {"groups": [{"name": f"chaoskit-sla-{digest}", "rules": rules}]},
     }, left_out
 
 
-def _expression(line: Condition, window: Window, labels: str) -> str | None:
-    """What is true while a line is broken; None where no metric says it."""
-    matched = f"{{{labels}}}" if labels else ""
-    length = f"{window.count}d" if window.unit == "night" else _RANGE_RUNS
-    opposite = {"<=": ">", ">=": "<", "==": "!="}[line.relation]
-    if line.below:
-        return None
-    if (histogram := _HISTOGRAMS.get(line.number)) is not None:
-        rate = f"sum by (le) (increase({histogram}_bucket{matched}[{length}]))"
-        return f"histogram_quantile({line.share:g}, {rate}) {opposite} {line.limit:g}"
-    if (gauge := _GAUGES.get(line.number)) is not None:
-        return f"quantile_over_time({1 - line.share:g}, {gauge}{matched}[{length}]) {opposite} {line.limit:g}"
-    return None
+def _why_not(line: Condition, sla: Sla) -> str:
+    """The reason for which no metric says the same as a line; "" if one does."""
+    if line.number != RECOVERY or line.below:
+        return "a launch serves no metric that says it of each recovery"
+    if sla.window.unit == "run":
+        return "a window of runs has no length in time"
+    if line.limit not in BOUNDS_S:
+        return f"recoveries are counted up to {', '.join(f'{bound:g}' for bound in BOUNDS_S)} s"
+    return ""
 
 
-def _name(sla: Sla, line: Condition) -> str:
-    words = re.findall(r"[A-Za-z0-9]+", f"{sla.name} {line.number} {line.share:g}")
-    return "Chaoskit" + "".join(word[:1].upper() + word[1:] for word in words)
+def _rule(line: Condition, sla: Sla, labels: str) -> dict[str, Any]:
+    """An alert while fewer recoveries than promised were within the limit, or any was not where it holds always."""
+    matched, length = (f"{labels}," if labels else ""), f"[{sla.window.count}d]"
+    within = f'sum(increase({_METRIC}_bucket{{{matched}le="{line.limit}"}}{length}))'
+    everything = f"sum(increase({_METRIC}_count{{{labels}}}{length}))"
+    expression = f"{within} / {everything} < {line.share!r}" if line.is_objective else f"{everything} - {within} > 0.5"
+    is_chosen = sla.where != Where()
+    where = "; it is about all recoveries of that training, whatever `where` says" if is_chosen else ""
+    return {
+        "alert": f"ChaoskitSla{_digest(f'{sla.name}{line.text}')}",
+        "expr": expression,
+        "labels": {"severity": "ticket" if line.is_objective else "page", "sla": sla.name, "line": line.text},
+        "annotations": {"summary": f"{sla.name}: {line.text}{where}".replace("{{", "{ {")},
+    }
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

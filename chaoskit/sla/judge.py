@@ -1,16 +1,17 @@
-"""Whether records of runs show what was promised. Pure: it is told the records."""
+"""Judge what was promised by records of runs. Pure: it is given the records and the day."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import date
 from enum import StrEnum
 
 import msgspec
 
 from chaoskit.errors import BadInput
 from chaoskit.history import record
-from chaoskit.history.compare import Change, compare_number
+from chaoskit.history.compare import Change, Finding, compare_number
 from chaoskit.history.record import RunRecord, SeriesRecord
 from chaoskit.history.store import began
 from chaoskit.sla.exact import shows_at_least, shows_less
@@ -19,6 +20,7 @@ from chaoskit.sla.promises import NIGHTS_LEAST, Sla
 from chaoskit.vocabulary import Verdict
 
 _MISSES_TOLD = 5
+_UNKNOWN_MOST = 0.1  # of the runs in a window: with more, those that are known prove nothing
 
 
 class State(StrEnum):
@@ -35,7 +37,8 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         runs, misses: in the window, as far as they have the number. nights: of these runs.
-        reason: what is lacking, or what was missed.
+        lacking: runs in the window that say something, but do not have the number. unknown: those that say nothing.
+        reason: why it is in this state.
         missed: names of the latest runs that missed it.
     """
 
@@ -45,115 +48,166 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     runs: int = 0
     misses: int = 0
     nights: int = 0
+    lacking: int = 0
+    unknown: int = 0
     reason: str = ""
     missed: list[str] = []
 
 
 def judge(
-    sla: Sla, runs: Sequence[RunRecord], plans: Mapping[str, SeriesRecord], before: Sequence[RunRecord] | None = None
+    sla: Sla,
+    runs: Sequence[RunRecord],
+    plans: Mapping[str, SeriesRecord],
+    *,
+    today: date,
+    before: Sequence[RunRecord] = (),
 ) -> list[Judged]:
     """Judge each line of an SLA.
 
     Args:
-        runs: in the order in which they were started. before: those that a regression is looked for beside.
+        runs: in the order in which they were started; of each series those of its newest definition count.
+        today: the end of a window of nights: what was long ago shows nothing now.
+        before: runs beside which a regression is looked for.
 
     Raises:
         BadInput: if it is about none of these runs.
     """
-    meant = [run for run in runs if run.claimed and sla.where.selects(run, plans.get(run.series))]
-    if not meant:
-        raise BadInput("where", sla.name, "select runs: none of those that are recorded is meant")
-    window = _window(sla, meant)
-    said = [run for run in window if record.RECOVERED in run.metrics]
-    if not said:
+    selected = [run for run in runs if sla.where.selects(run, plans.get(run.series))]
+    claimed = _newest_definitions([run for run in selected if run.claimed])
+    if not claimed:
+        more = f"; {len(selected)} are judged by their tests themselves" if selected else ""
+        raise BadInput("where", sla.name, f"select runs: none of those that are recorded is meant{more}")
+    window = _window(sla, claimed, today)
+    if not window:
+        reason = f"no run in {sla.window}; the latest one was on {night_of(claimed[-1])}"
+        return [Judged(sla=sla.name, line=line, state=State.NOT_SHOWN, reason=reason) for line in _lines(sla)]
+    shown = [run for run in window if record.RECOVERED in run.metrics]
+    if not shown:
         counts = Counter(run.verdict.value for run in window)
-        told = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
-        lines = [one.text for one in (*sla.always, *sla.objectives)] + [
-            f"regression of {name}" for name in sla.regression
-        ]
-        return [Judged(sla=sla.name, line=line, state=State.UNKNOWN, reason=f"of all runs: {told}") for line in lines]
-    found = [_always(sla, one, said) for one in sla.always]
-    found += [_objective(sla, one, said) for one in sla.objectives]
-    return found + [_regression(sla, name, tolerance, said, before) for name, tolerance in sla.regression.items()]
+        reason = f"of all runs: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}"
+        unknown = len(window)
+        lines = _lines(sla)
+        return [Judged(sla=sla.name, line=line, state=State.UNKNOWN, unknown=unknown, reason=reason) for line in lines]
+    unknown = len(window) - len(shown)
+    found = [_always(sla, one, shown, unknown) for one in sla.always]
+    found += [_objective(sla, one, shown, unknown) for one in sla.objectives]
+    return found + [_regression(sla, name, by, shown, before) for name, by in sla.regression.items()]
 
 
-def _window(sla: Sla, runs: Sequence[RunRecord]) -> Sequence[RunRecord]:
+def _lines(sla: Sla) -> list[str]:
+    regressions = [_regression_line(name, by) for name, by in sla.regression.items()]
+    return [one.text for one in (*sla.always, *sla.objectives)] + regressions
+
+
+def _newest_definitions(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    newest: dict[str, int] = {}
+    for run in runs:
+        newest[run.series] = max(run.definition, newest.get(run.series, 1))
+    return [run for run in runs if run.definition == newest[run.series]]
+
+
+def _window(sla: Sla, runs: Sequence[RunRecord], today: date) -> Sequence[RunRecord]:
     if sla.window.unit == "run":
         return runs[-sla.window.count :]
-    nights = sorted({night_of(run) for run in runs})[-sla.window.count :]
-    return [run for run in runs if night_of(run) in nights]
+    first = today.toordinal() - sla.window.count
+    return [run for run in runs if night_of(run).toordinal() > first]
 
 
-def night_of(run: RunRecord) -> str:
+def night_of(run: RunRecord) -> date:
     """The day of UTC on which its session began."""
-    return f"{began(run.session):%Y-%m-%d}"
+    return began(run.session).date()
 
 
-def _count(sla: Sla, condition: Condition, runs: Iterable[RunRecord]) -> tuple[list[RunRecord], Judged]:
-    """The runs that have the number, and what they show so far."""
+def _count(sla: Sla, condition: Condition, runs: Sequence[RunRecord], unknown: int) -> Judged:
+    """What the runs show that have the number; not shown so far."""
     held = [(run, holds) for run in runs if (holds := condition.holds(run)) is not None]
     missed = [run for run, holds in held if not holds]
-    nights = len({night_of(run) for run, _ in held})
-    told = Judged(
+    return Judged(
         sla=sla.name,
         line=condition.text,
         state=State.NOT_SHOWN,
         runs=len(held),
         misses=len(missed),
-        nights=nights,
-        reason="" if held else f"no run has {condition.number}{f' and {condition.below}' if condition.below else ''}",
+        nights=len({night_of(run) for run, _ in held}),
+        lacking=len(runs) - len(held),
+        unknown=unknown,
         missed=[run.run_id for run in missed[-_MISSES_TOLD:]],
     )
-    return [run for run, _ in held], told
 
 
-def _always(sla: Sla, condition: Condition, runs: Sequence[RunRecord]) -> Judged:
-    _, told = _count(sla, condition, runs)
-    if told.misses:
-        return msgspec.structs.replace(told, state=State.BROKEN, reason=f"{told.misses} of {told.runs} runs missed it")
-    if told.runs and told.runs < sla.at_least:
-        return msgspec.structs.replace(told, reason=f"{sla.at_least} runs needed, {told.runs} so far")
-    return msgspec.structs.replace(told, state=State.MET) if told.runs else told
+def _found(judged: Judged, state: State, reason: str = "") -> Judged:
+    return msgspec.structs.replace(judged, state=state, reason=reason)
 
 
-def _objective(sla: Sla, condition: Condition, runs: Sequence[RunRecord]) -> Judged:
-    _, told = _count(sla, condition, runs)
-    if not told.runs:
-        return told
-    hits, share = told.runs - told.misses, f"{hits_share(told):.1%} of {told.runs} runs are within it"
-    if shows_less(condition.share, hits, told.runs, sla.confidence):
-        return msgspec.structs.replace(told, state=State.BROKEN, reason=f"{share}, {condition.share:.0%} are promised")
-    needed = sla.needs(condition, told.misses)
-    if told.runs < needed or not shows_at_least(condition.share, hits, told.runs, sla.confidence):
-        return msgspec.structs.replace(
-            told, reason=f"{needed} runs needed with {told.misses} misses, {told.runs} so far"
+def _met(condition: Condition, judged: Judged) -> Judged:
+    """It is, unless too much is unknown: what says nothing may have missed it."""
+    if judged.lacking:
+        number = f"{condition.number}{f' or {condition.below}' if condition.below else ''}"
+        return _found(
+            judged, State.NOT_SHOWN, f"{judged.lacking} of {judged.lacking + judged.runs} runs have no {number}"
         )
-    if sla.window.unit == "night" and told.nights < NIGHTS_LEAST:
-        return msgspec.structs.replace(told, reason=f"{NIGHTS_LEAST} nights needed, {told.nights} so far")
-    return msgspec.structs.replace(told, state=State.MET)
+    if judged.unknown > _UNKNOWN_MOST * (judged.unknown + judged.runs):
+        return _found(judged, State.NOT_SHOWN, f"{judged.unknown} of {judged.unknown + judged.runs} runs are unknown")
+    return _found(judged, State.MET)
 
 
-def hits_share(judged: Judged) -> float:
-    """The share of its runs that are within a line."""
-    return 1 - judged.misses / judged.runs if judged.runs else 0.0
+def _always(sla: Sla, condition: Condition, runs: Sequence[RunRecord], unknown: int) -> Judged:
+    judged = _count(sla, condition, runs, unknown)
+    if judged.misses:
+        return _found(judged, State.BROKEN, f"{judged.misses} of {judged.runs} runs missed it")
+    if not judged.runs:
+        return _found(judged, State.NOT_SHOWN, f"no run has {condition.number}")
+    if judged.runs < sla.at_least:
+        return _found(judged, State.NOT_SHOWN, f"{sla.at_least} runs needed, {judged.runs} so far")
+    return _met(condition, judged)
+
+
+def _objective(sla: Sla, condition: Condition, runs: Sequence[RunRecord], unknown: int) -> Judged:
+    judged = _count(sla, condition, runs, unknown)
+    if not judged.runs:
+        return _found(judged, State.NOT_SHOWN, f"no run has {condition.number}")
+    hits = judged.runs - judged.misses
+    needed = sla.needs(condition, judged.misses)
+    is_less = shows_less(condition.share, hits, judged.runs, sla.confidence) and judged.runs >= sla.at_least
+    is_shown = judged.runs >= needed and shows_at_least(condition.share, hits, judged.runs, sla.confidence)
+    if not (is_less or is_shown):
+        is_full = sla.window.unit == "run" and judged.runs + judged.lacking + unknown >= sla.window.count
+        more = "and the window is full" if is_full else f"{judged.runs} so far"
+        return _found(judged, State.NOT_SHOWN, f"{needed} runs needed with {judged.misses} misses, {more}")
+    if judged.nights < NIGHTS_LEAST:  # runs of one night have that night in common, whatever they show
+        return _found(judged, State.NOT_SHOWN, f"{NIGHTS_LEAST} nights needed, {judged.nights} so far")
+    if is_less:
+        within = f"{hits / judged.runs:.1%} of {judged.runs} runs are within it, {condition.share:.0%} are promised"
+        return _found(judged, State.BROKEN, within)
+    return _met(condition, judged)
+
+
+def _regression_line(name: str, tolerance: float) -> str:
+    return f"regression of {name} within {100 * tolerance:g} %"
 
 
 def _regression(
-    sla: Sla, name: str, tolerance: float, runs: Sequence[RunRecord], before: Sequence[RunRecord] | None
+    sla: Sla, name: str, tolerance: float, runs: Sequence[RunRecord], before: Sequence[RunRecord]
 ) -> Judged:
-    told = Judged(
-        sla=sla.name, line=f"regression of {name} within {tolerance:.0%}", state=State.NOT_SHOWN, runs=len(runs)
-    )
-    if not before:
-        return msgspec.structs.replace(told, reason="no reference: name earlier runs with --against")
-    found = compare_number(before, runs, name, tolerance)
-    reasons = "; ".join(f"{one.title}: {one.change.value}" + (f", {one.reason}" if one.reason else "") for one in found)
+    names = {run.run_id for run in runs}
+    earlier = [run for run in before if run.run_id not in names]
+    judged = Judged(sla=sla.name, line=_regression_line(name, tolerance), state=State.NOT_SHOWN, runs=len(runs))
+    if not earlier:
+        return _found(judged, State.NOT_SHOWN, "no reference: name earlier runs with --against")
+    found = compare_number(earlier, runs, name, tolerance)
     if any(one.change is Change.REGRESSED for one in found):
-        return msgspec.structs.replace(told, state=State.BROKEN, reason=reasons)
-    is_shown = bool(found) and not any(one.change.is_open for one in found)
-    return msgspec.structs.replace(
-        told, state=State.MET if is_shown else State.NOT_SHOWN, reason="" if is_shown else reasons
-    )
+        return _found(judged, State.BROKEN, _changes(found, Change.REGRESSED))
+    if len(runs) < sla.at_least:
+        return _found(judged, State.NOT_SHOWN, f"{sla.at_least} runs needed, {len(runs)} so far")
+    if not found:
+        return _found(judged, State.NOT_SHOWN, f"no run has {name}")
+    is_open = any(one.change.is_open for one in found)
+    return _found(judged, State.NOT_SHOWN, _changes(found)) if is_open else _found(judged, State.MET)
+
+
+def _changes(findings: Iterable[Finding], only: Change | None = None) -> str:
+    shown = [one for one in findings if only in (None, one.change) and one.change is not Change.UNCHANGED]
+    return "; ".join(f"{one.title}: {one.change.value}{f', {one.reason}' if one.reason else ''}" for one in shown)
 
 
 def exit_code(judged: Iterable[Judged], *, is_strict: bool) -> int:

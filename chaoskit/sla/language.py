@@ -1,4 +1,4 @@
-"""What is promised, line by line: ``lost_steps == 0``, ``recovery.p95 <= 2 s``, ``recovery.p50 / step <= 2.5``.
+"""Lines of an SLA: ``lost_steps == 0``, ``recovery.p95 <= 2 s``, ``recovery.p50 / step <= 2.5``.
 
     line   ::= number [ "." statistic ] [ "/" number ] relation value [ unit ]
              | "recovered" | "losses == twin"
@@ -26,9 +26,15 @@ Relation = Literal["<=", ">=", "=="]
 _NAME = r"[a-z_]+(?:\.[a-z_]+)?"
 _LINE = re.compile(
     rf"(?P<number>{_NAME}?)(?:\.(?P<statistic>p\d+|max|min|mean|avg|median))?(?:\s*/\s*(?P<below>{_NAME}))?"
-    r"\s*(?P<relation><=|>=|==|<|>|=)\s*(?P<value>\d+(?:\.\d+)?)\s*(?P<unit>[a-z%]*)"
+    r"\s*(?P<relation><=|>=|==|<|>|=)\s*(?P<value>\d{1,9}(?:\.\d{1,9})?)\s*(?P<unit>[a-z%]*)",
+    re.ASCII,
 )
-_SHORT = {"recovered": "recovered == 1", "losses == twin": "losses_equal == 1"}
+_SHORT = {"recovered": "recovered == 1", "losses==twin": "losses_equal == 1"}
+#: What is counted can be equal to a number; what is measured cannot.
+_COUNTED = ("count", "steps")
+_HELD = (record.RECOVERED, record.LOSSES_EQUAL)
+#: By which others may be divided.
+DIVISORS = (record.STEP, record.BOUND)
 #: Units that may be written, by that of the number: what a value is multiplied by.
 _UNITS: dict[str, dict[str, float]] = {
     "s": {"s": 1.0, "ms": 1e-3, "min": 60.0},
@@ -63,11 +69,10 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
 
     def holds(self, run: RunRecord) -> bool | None:
         """Whether a run is within the limit; None where it does not have the number."""
+        if run.verdict is Verdict.FAILED and self.number.partition(".")[0] in _OF_RECOVERIES:
+            return False  # also where it came back from one fault, and not from the next
         value = self._value(run)
-        if value is None:
-            is_missed = self.number.partition(".")[0] in _OF_RECOVERIES and run.verdict is Verdict.FAILED
-            return False if is_missed else None
-        return _RELATIONS[self.relation](value, self.limit)
+        return None if value is None else _RELATIONS[self.relation](value, self.limit)
 
     def _value(self, run: RunRecord) -> float | None:
         found = run.metrics.get(self.number)
@@ -93,7 +98,7 @@ def parse(text: str, field: str) -> Condition:
     Raises:
         BadInput: with a remedy, where it states none, or one that says the opposite of what is meant.
     """
-    found = _LINE.fullmatch(_SHORT.get(" ".join(text.split()), text).strip())
+    found = _LINE.fullmatch(_SHORT.get("".join(text.split()), text).strip())
     if found is None:
         raise BadInput(field, text, "write it as lost_steps == 0, recovery.p95 <= 2 s or recovery.p50 / step <= 2.5")
     number, below, relation = found["number"], found["below"] or "", found["relation"]
@@ -102,24 +107,29 @@ def parse(text: str, field: str) -> Condition:
         if name not in known:
             raise BadInput(field, text, f"there is no number {name}: use one of {', '.join(known)}")
     unit, better = known[number]
-    if below and known[below][0] != unit:
-        raise BadInput(field, text, f"divide numbers of one unit: {number} is in {unit}, {below} in {known[below][0]}")
+    if below and (below not in DIVISORS or unit != "s" or number in DIVISORS):
+        raise BadInput(field, text, f"divide a duration by one of {', '.join(DIVISORS)}, which are of the same run")
+    limit = float(found["value"]) * _scale("quotient" if below else unit, found["unit"], field, text)
+    if (number in _HELD and limit != 1) or (unit == "ratio" and not below and limit > 1):
+        raise BadInput(field, text, "use 1, or leave it out" if number in _HELD else "use 100 % or less")
     return Condition(
         text=" ".join(text.split()),
         number=number,
         below=below,
-        relation=_relation(relation, better, field, text),
-        limit=float(found["value"]) * _scale("quotient" if below else unit, found["unit"], field, text),
+        relation=_relation(relation, better, unit in _COUNTED, field, text),
+        limit=limit,
         share=_share(found["statistic"] or "", field, text),
     )
 
 
-def _relation(relation: str, better: record.Better, field: str, text: str) -> Relation:
-    allowed: dict[str, tuple[Relation, ...]] = {"lower": ("<=", "=="), "higher": (">=", "=="), "": ("<=", ">=")}
-    for one in allowed[better]:
+def _relation(relation: str, better: record.Better, is_counted: bool, field: str, text: str) -> Relation:
+    by_direction: dict[str, tuple[Relation, ...]] = {"lower": ("<=",), "higher": (">=",), "": ("<=", ">=")}
+    equal: tuple[Relation, ...] = ("==",) if is_counted else ()
+    allowed = (*by_direction[better], *equal)
+    for one in allowed:
         if relation == one:
             return one
-    raise BadInput(field, text, f"use {' or '.join(allowed[better])}: {better or 'either'} is better")
+    raise BadInput(field, text, f"use {' or '.join(allowed)}: {better or 'either'} is better")
 
 
 def _scale(unit: str, written: str, field: str, text: str) -> float:

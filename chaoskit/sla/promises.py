@@ -1,4 +1,4 @@
-"""A file of SLAs: which runs each is about, and what it promises of them.
+"""A file of SLAs: each names the runs that it is about, and promises something of them.
 
 version: 1
 defaults: {confidence: 95 %, window: 30 nights}
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,14 +23,17 @@ import msgspec
 from chaoskit.errors import BadInput
 from chaoskit.history.record import KNOWN, RunRecord, SeriesRecord
 from chaoskit.sla.exact import runs_needed
-from chaoskit.sla.language import Condition, parse
+from chaoskit.sla.language import DIVISORS, Condition, parse
+from faults import CATALOGUE
 
 VERSION = 1
 #: An objective over nights needs as many of them at least: runs of one night have that night in common.
 NIGHTS_LEAST = 5
-_WINDOW = re.compile(r"(\d+) (night|run)s?")
-_SHARE = re.compile(r"(\d+(?:\.\d+)?) ?%")
-_COUNT = re.compile(r"(<=|>=|==)? ?(\d+)")
+_WINDOW = re.compile(r"(\d{1,6}) (night|run)s?", re.ASCII)
+_SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,6})?) ?%", re.ASCII)
+_COUNT = re.compile(r"(<=|>=|==)? ?(\d{1,6})", re.ASCII)
+_TOLERANCE_MOST = 10.0
+_OF_A_MARKER = ("window", "confidence", "at_least")
 
 
 class Window(msgspec.Struct, frozen=True):
@@ -142,10 +146,10 @@ def load(path: Path) -> list[Sla]:
         BadInput: naming file, place and remedy.
     """
     try:
-        found = msgspec.yaml.decode(path.read_bytes(), type=_File)
+        found = msgspec.convert(_read(path.read_text(encoding="utf-8")), _File)
     except OSError as error:
         raise BadInput("sla", str(path), f"name a file that can be read ({error.strerror})") from None
-    except msgspec.MsgspecError as error:
+    except (ValueError, RecursionError) as error:  # those of msgspec and of texts that are none, too
         raise BadInput("sla", str(path), f"mend it: {' '.join(str(error).split())}") from None
     if found.version != VERSION:
         raise BadInput("version", found.version, f"in {path}, use version {VERSION}, which this chaoskit reads")
@@ -160,12 +164,41 @@ def load(path: Path) -> list[Sla]:
         raise BadInput(error.field, error.value, f"in {path}, {error.remedy}") from None
 
 
-def made(name: str, lines: Sequence[str], **options: Any) -> Sla:
-    """The SLA that lines state, such as those of a test's marker.
+def _read(text: str) -> Any:
+    """What YAML or JSON says. One key twice, as after a bad merge, would lose a promise. Raises ValueError."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]  # it has no types
+        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+            keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+            if twice := next((key for key in keys if keys.count(key) > 1), None):
+                raise ValueError(f"{twice} is there twice, line {node.start_mark.line + 1}")
+            made: dict[Any, Any] = super().construct_mapping(node, deep)
+            return made
+
+    try:
+        return yaml.load(text, Loader)  # noqa: S506  # a safe loader, which knows plain values alone
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
+
+
+def of_marker(name: str, lines: Sequence[object], options: Mapping[str, Any]) -> Sla:
+    """The SLA that the marker of a test states.
 
     Raises:
-        BadInput: if they state none.
+        BadInput: if it states none.
     """
+    for line in lines:
+        if not isinstance(line, str):
+            raise BadInput("sla", line, "write lines as text, such as 'lost_steps == 0'")
+    for option, value in options.items():
+        if option not in _OF_A_MARKER:
+            raise BadInput(f"sla.{option}", value, f"use {', '.join(_OF_A_MARKER)}; for others write a file of SLAs")
+    return made(name, [str(line) for line in lines], **options)
+
+
+def made(name: str, lines: Sequence[str], **options: Any) -> Sla:
+    """The SLA that lines state. Raises BadInput if they state none."""
     try:
         written = msgspec.convert({"name": name, **options}, _Written)
     except msgspec.ValidationError as error:
@@ -187,6 +220,9 @@ def _checked(written: _Written, defaults: _Defaults) -> Sla:
         if not one.is_objective:
             remedy = f"write it below always, or give {one.number} a statistic such as {one.number}.p95"
             raise BadInput(f"{place}.objectives", one.text, remedy)
+    if not written.name.strip():
+        raise BadInput("name", written.name, "give each SLA a name")
+    _require_kinds(place, written.where.fault)
     if not (always or objectives or written.regression):
         raise BadInput(place, written.name, "give it always, objectives or regression: it promises nothing")
     for name, wanted in (("nodes", written.where.nodes), ("spares", written.where.spares)):
@@ -209,8 +245,19 @@ def _checked(written: _Written, defaults: _Defaults) -> Sla:
     return made
 
 
+def _require_kinds(place: str, given: list[str] | str | None) -> None:
+    known = [kind.__name__ for kind in CATALOGUE]
+    for name in [given] if isinstance(given, str) else given or ():
+        if name not in known and ":" not in name:
+            close = get_close_matches(name, known, n=1)
+            remedy = f"write {close[0]}" if close else "name a kind of fault, or module:Class for one of your own"
+            raise BadInput(f"{place}.where.fault", name, remedy)
+
+
 def _require_decidable(place: str, sla: Sla) -> None:
-    """Refuse an objective that its window can never decide."""
+    """Refuse what its window can never decide."""
+    if sla.window.unit == "run" and sla.at_least > sla.window.count:
+        raise BadInput(f"{place}.at_least", sla.at_least, f"widen its window, which has {sla.window.count} runs")
     for one in sla.objectives:
         if sla.window.unit == "run" and (needed := sla.needs(one)) > sla.window.count:
             told = f"{needed} runs without a miss show it with {sla.confidence:.0%} confidence, and the window has"
@@ -236,11 +283,12 @@ def _window(place: str, text: str) -> Window:
 
 
 def _tolerance(place: str, name: str, text: str) -> float:
-    above, _, below = (part.strip() for part in name.partition("/"))
-    if (known := KNOWN.get(above)) is None or known != ("s", "lower") or (below and below not in KNOWN):
-        durations = ", ".join(one for one, kind in KNOWN.items() if kind == ("s", "lower"))
-        raise BadInput(f"{place}.regression", name, f"name a duration, or one divided by another: {durations}")
+    above, mark, below = (part.strip() for part in name.partition("/"))
+    durations = [one for one, kind in KNOWN.items() if kind == ("s", "lower") and one not in DIVISORS]
+    if above not in durations or (mark and below not in DIVISORS):
+        remedy = f"name one of {', '.join(durations)}, or one of them divided by {' or '.join(DIVISORS)}"
+        raise BadInput(f"{place}.regression", name, remedy)
     found = _SHARE.fullmatch(text)
-    if found is None or not float(found[1]):
+    if found is None or not 0 < float(found[1]) / 100 <= _TOLERANCE_MOST:
         raise BadInput(f"{place}.regression.{name}", text, "write how much longer it may take, such as 10 %")
     return float(found[1]) / 100
