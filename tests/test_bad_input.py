@@ -192,7 +192,19 @@ replay directory                                     | PLAN directory: name a pl
 replay damaged.json                                  | PLAN damaged.json: write one JSON object (Input data was
 replay latin.json                                    | PLAN latin.json: write one JSON object
 replay list.json                                     | PLAN list.json: write one JSON object
-replay version9.json                                 | version=9: in version9.json, use a plan of version 1
+replay version9.json                                 | version=9: in version9.json, use a plan of version 2
+replay --history missing 01a21db3                    | --history missing: name a store that has records
+history list missing                                 | STORE missing: name a store that has records
+history list list.json                               | STORE list.json: name a file of records
+history show list.json                               | STORE list.json: name a file of records
+history add new missing                              | history='missing': name a file that can be read
+history export list.json --format xml                | --format xml: use one of jsonl, csv
+history prune missing --older-than-days 3            | STORE missing: name a history
+history prune missing --older-than-days 0            | --older-than-days 0: use a value greater than
+sla lint missing.yaml                                | FILE missing.yaml: name a file that can be read
+sla lint list.json                                   | FILE list.json: mend it
+sla check list.json missing                          | FILE list.json: mend it
+sla export list.json                                 | FILE list.json: mend it
 replay unknown_fault.json                            | % use one of Kill
 replay rank7.json                                    | rank=7: in rank7.json, use a rank from 0 to 1
 replay step_two.json                                 | faults[0].at_step='two': in step_two.json

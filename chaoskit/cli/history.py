@@ -7,7 +7,6 @@ import io
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -33,13 +32,7 @@ app = command_app("Records of runs over many sessions: what there is, and how it
 
 Store = Annotated[str, typer.Argument(help="A folder, a URL such as s3://bucket/history, or a file of --chaos-save.")]
 _SHOWN = 40
-
-
-class Format(StrEnum):
-    """What records are written as."""
-
-    JSONL = "jsonl"
-    CSV = "csv"
+_FORMATS = ("jsonl", "csv")
 
 
 @app.command("add")
@@ -84,7 +77,7 @@ def list_series(store: Store, machine: Json = False) -> int:
 
     Example: [cyan]chaoskit history list history[/]
     """
-    contents = _read(store)
+    contents = read_store(store)
     series = by_series(contents.runs)
     if machine:
         print_json([_plain_series(key, runs) for key, runs in series.items()])
@@ -112,7 +105,7 @@ def show(
 
     Example: [cyan]chaoskit history show history test_kill --metric recovery.restored[/]
     """
-    contents = _read(store)
+    contents = read_store(store)
     found = by_series(contents.runs)
     chosen = [key for key, runs in found.items() if _series_name(key).startswith(series) or series in runs[-1].title]
     if len(chosen) != 1:
@@ -146,14 +139,16 @@ def show(
 @app.command("export")
 def export(
     store: Store,
-    form: Annotated[Format, typer.Option("--format", help="What is written to standard output.")] = Format.JSONL,
+    form: Annotated[str, typer.Option("--format", help="What is written: jsonl or csv.")] = "jsonl",
 ) -> int:
     """Write all records to standard output, for other tools: one line a run, or one a number.
 
     Example: [cyan]chaoskit history export history --format csv > runs.csv[/]
     """
-    contents = _read(store)
-    if form is Format.JSONL:
+    if form not in _FORMATS:
+        raise BadInput("form", form, f"use one of {', '.join(_FORMATS)}")
+    contents = read_store(store)
+    if form == "jsonl":
         sys.stdout.write(encode([*contents.plans.values(), *contents.runs]).decode())
         return 0
     written = io.StringIO()
@@ -216,8 +211,12 @@ def prune(
     return 0
 
 
-def _read(store: str) -> Contents:
-    contents = read(store)
+def read_store(store: str) -> Contents:
+    """The records in a store that was named on the command line. Raises BadInput, which names it so."""
+    try:
+        contents = read(store)
+    except BadInput as error:
+        raise BadInput("store", store, error.remedy) from None
     _tell_set_aside(contents)
     return contents
 

@@ -11,6 +11,7 @@ import msgspec
 import typer
 from rich.text import Text
 
+from chaoskit.cli.history import read_store
 from chaoskit.cli.output import EXIT_FAILED, Json, command_app, console, print_json
 from chaoskit.errors import BadInput
 from chaoskit.history.session import read
@@ -48,7 +49,7 @@ def check(
     Example: [cyan]chaoskit sla check sla.yaml s3://bucket/history[/]
     """
     slas = load(file)
-    contents = read(store)
+    contents = read_store(store)
     before = read(against).runs if against else ()
     now = datetime.now(UTC)
     judged: list[Judged] = []
@@ -58,7 +59,7 @@ def check(
             judged += judge(sla, contents.runs, contents.plans, today=now.date(), before=before)
         except BadInput as error:  # the others are judged all the same
             refused.append(error)
-    for line in (*contents.set_aside, *map(str, refused)):
+    for line in map(str, refused):
         tell_on_stderr(line)
     if machine:
         told = {

@@ -148,9 +148,9 @@ def load(path: Path) -> list[Sla]:
     try:
         found = msgspec.convert(_read(path.read_text(encoding="utf-8")), _File)
     except OSError as error:
-        raise BadInput("sla", str(path), f"name a file that can be read ({error.strerror})") from None
+        raise BadInput("file", str(path), f"name a file that can be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:  # those of msgspec and of texts that are none, too
-        raise BadInput("sla", str(path), f"mend it: {' '.join(str(error).split())}") from None
+        raise BadInput("file", str(path), f"mend it: {' '.join(str(error).split())}") from None
     if found.version != VERSION:
         raise BadInput("version", found.version, f"in {path}, use version {VERSION}, which this chaoskit reads")
     if not found.slas:
