@@ -612,8 +612,8 @@ class _Tally:
             runs = [run for run in everything.runs if run.title.partition(" #")[0] == name]
             try:
                 judged += judge(of_marker(name, sla["lines"], sla["options"]), runs, everything.plans, today=today)
-            except BadInput:
-                told = "no run was recorded"
+            except BadInput as error:
+                told = error.remedy if runs else "no run was recorded"
                 judged.append(Judged(sla=name, line=", ".join(sla["lines"]), state=State.UNKNOWN, reason=told))
         return judged
 

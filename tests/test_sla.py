@@ -15,7 +15,7 @@ import pytest
 from support.runs import MACHINE, run
 
 from chaoskit.errors import BadInput
-from chaoskit.history.record import Metric, RunRecord, SeriesRecord
+from chaoskit.history.record import KNOWN, Metric, RunRecord, SeriesRecord
 from chaoskit.observe.histograms import RecoveryTimes
 from chaoskit.report.terminal import Terminal
 from chaoskit.sla.exact import runs_needed, shows_at_least, shows_less
@@ -23,7 +23,7 @@ from chaoskit.sla.export import BOUNDS_S, prometheus_rules
 from chaoskit.sla.faces import render_sla, sla_markdown, sla_sentence
 from chaoskit.sla.judge import Judged, State, exit_code, judge
 from chaoskit.sla.language import parse
-from chaoskit.sla.promises import Sla, load, made
+from chaoskit.sla.promises import Sla, load, sla_of_lines
 from chaoskit.vocabulary import Verdict
 
 # -- counting ---------------------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def _chance(share: float, hits: int, trials: int) -> float:
 )
 def test_lines_are_read(line: str, number: str, below: str, limit: float, share: float) -> None:
     found = parse(line, "x")
-    assert (found.number, found.below, found.share) == (number, below, share)
+    assert (found.number, found.divisor, found.share) == (number, below, share)
     assert found.limit == pytest.approx(limit)
 
 
@@ -117,8 +117,9 @@ def test_lines_are_read(line: str, number: str, below: str, limit: float, share:
         ("recovery <= \u0665 s", "write it as"),
         ("recovery.mean <= 2 s", "use p50: one slow run moves a mean"),
         ("recovery.median <= 2 s", "use p50"),
-        ("recovery.p96 <= 2 s", "p50, p90, p95, p99"),
-        ("recovery.min <= 2 s", "p50, p90, p95, p99"),
+        ("recovery.p99.9 <= 2 s", "p50, p90, p95, p99; max"),
+        ("recovery.p96 <= 2 s", "p50, p90, p95, p99; max"),
+        ("recovery.min <= 2 s", "p50, p90, p95, p99; max"),
         ("recovery / goodput <= 2", "divide a duration by one of step, bound"),
         ("recovery.p95 <= -2 s", "write it as"),
         ("recovery.p95 <= 1e3 s", "write it as"),
@@ -159,7 +160,7 @@ P95 = "recovery.p95 <= 100 ms"
 
 
 def promise(*lines: str, **more: Any) -> Sla:
-    return made("test_kill", lines, **more)
+    return sla_of_lines("test_kill", lines, **more)
 
 
 def test_an_objective_is_met_broken_or_not_shown() -> None:
@@ -248,7 +249,7 @@ def test_a_number_that_no_run_has_is_not_shown() -> None:
 
 def test_an_sla_about_no_run_is_bad_input() -> None:
     with pytest.raises(BadInput, match=r"none of those that are recorded is meant"):
-        judged_by(made("x", ["lost_steps == 0"], where={"test": "test_other"}), [at(0)])
+        judged_by(sla_of_lines("x", ["lost_steps == 0"], where={"test": "test_other"}), [at(0)])
 
 
 @pytest.mark.parametrize("verdict", [Verdict.UNKNOWN, Verdict.ERROR])
@@ -264,12 +265,12 @@ def test_what_its_test_judges_by_itself_is_not_meant() -> None:
 
 
 def test_a_regression_needs_earlier_runs() -> None:
-    sla = made("test_kill", [], regression={"recovery": "10 %", "recovery / step": "10 %"})
+    sla = sla_of_lines("test_kill", [], regression={"recovery": "10 %", "recovery / step": "10 %"})
     now, before = _spread(8, 1.0, 1), _spread(8, 1.0, 2)
     assert states(sla, now) == states(sla, now, before=now) == [State.NOT_SHOWN] * 2
     assert states(sla, now, before=before) == [State.MET] * 2
     assert states(sla, _spread(8, 1.5, 1), before=before) == [State.BROKEN] * 2
-    few = made("test_kill", [], regression={"recovery": "10 %"}, at_least=20)
+    few = sla_of_lines("test_kill", [], regression={"recovery": "10 %"}, at_least=20)
     assert states(few, now, before=before) == [State.NOT_SHOWN]
 
 
@@ -316,7 +317,7 @@ PLAN = SeriesRecord(series="one", plan={"job": "jobs/train.py", "settings": {"no
     ],
 )
 def test_runs_are_selected(where: dict[str, Any], is_meant: bool) -> None:
-    sla = made("x", ["recovered"], where=where)
+    sla = sla_of_lines("x", ["recovered"], where=where)
     runs = [run(machine=MACHINE)]
     if is_meant:
         assert judged_by(sla, runs, plans={"one": PLAN})[0].state is State.MET
@@ -334,7 +335,7 @@ slas:
   - name: a lost rank costs a step
     where: {fault: [Kill, Exit], nodes: ">=4"}
     always: [lost_steps == 0, losses == twin, recovered]
-    objectives: [recovery.p95 <= 2 s, recovery.p50 / step <= 2.5, goodput.p50 >= 97 %]
+    objectives: [recovery.p95 <= 5 s, recovery.p50 / step <= 2.5, goodput.p50 >= 97 %]
     regression: {recovery: 10 %}
   - name: no rank is restarted for nothing
     where: {fault: []}
@@ -436,21 +437,34 @@ def test_faces_say_what_is_broken_first(show: Callable[[Sequence[Judged]], str])
 
 def test_lines_become_alerts(tmp_path: Path) -> None:
     """Those whose limit is a bound of the metric's buckets: between two of them it does not know."""
-    file = write(tmp_path, changed("recovery.p95 <= 2 s", "recovery.p95 <= 5 s, recovery.p99 <= 2 s"))
+    file = write(tmp_path, changed("recovery.p95 <= 5 s", "recovery.p95 <= 5 s, recovery.p99 <= 2 s"))
     rule, left_out = prometheus_rules(load(file), 'job="a"')
     (alert,) = rule["spec"]["groups"][0]["rules"]
     within = 'sum(increase(chaoskit_time_to_recover_seconds_bucket{job="a",le="5.0"}[30d]))'
     assert alert["expr"] == f'{within} / sum(increase(chaoskit_time_to_recover_seconds_count{{job="a"}}[30d])) < 0.95'
     assert alert["labels"]["line"] == "recovery.p95 <= 5 s"
     assert "whatever `where` says" in alert["annotations"]["summary"]
-    assert len(left_out) == 7
+    assert len(left_out) == 8
+    assert any("regression" in line for line in left_out)
     assert msgspec.yaml.encode(rule)
     with pytest.raises(BadInput, match=r"matchers of Prometheus"):
         prometheus_rules(load(file), "job=a} or vector(1")
 
 
+def test_the_page_says_what_it_says(tmp_path: Path) -> None:
+    """Its example is read, one of its lines becomes an alert, and its table has every number."""
+    page = (Path(__file__).parents[1] / "docs" / "sla.md").read_text()
+    example = page.partition("```yaml\n")[2].partition("```")[0]
+    rule, _ = prometheus_rules(load(write(tmp_path, example)))
+    assert len(rule["spec"]["groups"][0]["rules"]) == 1
+    table = page.partition("| number | unit")[2].partition("\n\n")[0]
+    assert [name for name in KNOWN if f"`{name}`" not in table] == []
+
+
 def test_two_promises_are_two_alerts() -> None:
-    slas = [made(name, ["recovery.p95 <= 5 s", "recovery <= 10 s"]) for name in ("lost-rank", "lost rank", "\u6062")]
+    slas = [
+        sla_of_lines(name, ["recovery.p95 <= 5 s", "recovery <= 10 s"]) for name in ("lost-rank", "lost rank", "\u6062")
+    ]
     rule, _ = prometheus_rules(slas)
     names = [one["alert"] for one in rule["spec"]["groups"][0]["rules"]]
     assert len(set(names)) == 6

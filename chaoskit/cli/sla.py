@@ -14,7 +14,7 @@ from rich.text import Text
 from chaoskit.cli.history import read_store
 from chaoskit.cli.output import EXIT_FAILED, Json, command_app, console, print_json
 from chaoskit.errors import BadInput
-from chaoskit.history.session import read
+from chaoskit.history.store import Contents
 from chaoskit.plaintext import tell_on_stderr
 from chaoskit.report.summary import plural
 from chaoskit.sla.export import prometheus_rules
@@ -50,13 +50,14 @@ def check(
     """
     slas = load(file)
     contents = read_store(store)
-    before = read(against).runs if against else ()
+    earlier = read_store(against) if against else Contents()
+    set_aside = [*contents.set_aside, *earlier.set_aside]
     now = datetime.now(UTC)
     judged: list[Judged] = []
     refused: list[BadInput] = []
     for sla in slas:
         try:
-            judged += judge(sla, contents.runs, contents.plans, today=now.date(), before=before)
+            judged += judge(sla, contents.runs, contents.plans, today=now.date(), before=earlier.runs)
         except BadInput as error:  # the others are judged all the same
             refused.append(error)
     for line in map(str, refused):
@@ -64,7 +65,7 @@ def check(
     if machine:
         told = {
             "checked": now.isoformat(timespec="seconds"),
-            "set_aside": contents.set_aside,
+            "set_aside": set_aside,
             "refused": list(map(str, refused)),
         }
         print_json(told | {"lines": msgspec.to_builtins(judged)})
@@ -76,7 +77,7 @@ def check(
     status = exit_code(judged, is_strict=strict)
     if refused and status != EXIT_FAILED:
         return EXIT_BAD_INPUT
-    return status or (Verdict.UNKNOWN.exit_code if strict and contents.set_aside else 0)
+    return status or (Verdict.UNKNOWN.exit_code if strict and set_aside else 0)
 
 
 def _add(summary: Path, text: str) -> None:

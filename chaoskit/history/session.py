@@ -137,6 +137,7 @@ class SessionRecords:
         if self._history is not None:
             try:
                 found = self._history.read()
+                self.troubles += [line for line in found.set_aside if line not in self.troubles]
             except BadInput as error:
                 self.troubles.append(str(error))
         return Contents([*found.runs, *self._runs.values()], found.plans | self._plans).in_order()

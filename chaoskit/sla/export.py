@@ -36,6 +36,9 @@ def prometheus_rules(slas: Sequence[Sla], labels: str = "") -> tuple[dict[str, A
                 left_out.append(f"{sla.name}: {line.text}: left out: {reason}")
             else:
                 rules.append(_rule(line, sla, labels))
+        left_out += [
+            f"{sla.name}: regression of {name}: left out: an alert knows no earlier runs" for name in sla.regression
+        ]
     digest = _digest(f"{labels}{[sla.name for sla in slas]}")
     return {
         "apiVersion": "monitoring.coreos.com/v1",
@@ -47,7 +50,7 @@ def prometheus_rules(slas: Sequence[Sla], labels: str = "") -> tuple[dict[str, A
 
 def _why_not(line: Condition, sla: Sla) -> str:
     """The reason for which no metric says the same as a line; "" if one does."""
-    if line.number != RECOVERY or line.below:
+    if line.number != RECOVERY or line.divisor:
         return "a launch serves no metric that says it of each recovery"
     if sla.window.unit == "run":
         return "a window of runs has no length in time"

@@ -77,7 +77,7 @@ def judge(
     if not claimed:
         more = f"; {len(selected)} are judged by their tests themselves" if selected else ""
         raise BadInput("where", sla.name, f"select runs: none of those that are recorded is meant{more}")
-    window = _window(sla, claimed, today)
+    window = _runs_in_window(sla, claimed, today)
     if not window:
         reason = f"no run in {sla.window}; the latest one was on {night_of(claimed[-1])}"
         return [Judged(sla=sla.name, line=line, state=State.NOT_SHOWN, reason=reason) for line in _lines(sla)]
@@ -106,7 +106,7 @@ def _newest_definitions(runs: Sequence[RunRecord]) -> list[RunRecord]:
     return [run for run in runs if run.definition == newest[run.series]]
 
 
-def _window(sla: Sla, runs: Sequence[RunRecord], today: date) -> Sequence[RunRecord]:
+def _runs_in_window(sla: Sla, runs: Sequence[RunRecord], today: date) -> Sequence[RunRecord]:
     if sla.window.unit == "run":
         return runs[-sla.window.count :]
     first = today.toordinal() - sla.window.count
@@ -135,37 +135,39 @@ def _count(sla: Sla, condition: Condition, runs: Sequence[RunRecord], unknown: i
     )
 
 
-def _found(judged: Judged, state: State, reason: str = "") -> Judged:
+def _with_state(judged: Judged, state: State, reason: str = "") -> Judged:
     return msgspec.structs.replace(judged, state=state, reason=reason)
 
 
 def _met(condition: Condition, judged: Judged) -> Judged:
-    """It is, unless too much is unknown: what says nothing may have missed it."""
+    """Return *met*; *not shown* if runs lack the number or too many are unknown, as these may have missed it."""
     if judged.lacking:
-        number = f"{condition.number}{f' or {condition.below}' if condition.below else ''}"
-        return _found(
+        number = f"{condition.number}{f' or {condition.divisor}' if condition.divisor else ''}"
+        return _with_state(
             judged, State.NOT_SHOWN, f"{judged.lacking} of {judged.lacking + judged.runs} runs have no {number}"
         )
     if judged.unknown > _UNKNOWN_MOST * (judged.unknown + judged.runs):
-        return _found(judged, State.NOT_SHOWN, f"{judged.unknown} of {judged.unknown + judged.runs} runs are unknown")
-    return _found(judged, State.MET)
+        return _with_state(
+            judged, State.NOT_SHOWN, f"{judged.unknown} of {judged.unknown + judged.runs} runs are unknown"
+        )
+    return _with_state(judged, State.MET)
 
 
 def _always(sla: Sla, condition: Condition, runs: Sequence[RunRecord], unknown: int) -> Judged:
     judged = _count(sla, condition, runs, unknown)
     if judged.misses:
-        return _found(judged, State.BROKEN, f"{judged.misses} of {judged.runs} runs missed it")
+        return _with_state(judged, State.BROKEN, f"{judged.misses} of {judged.runs} runs missed it")
     if not judged.runs:
-        return _found(judged, State.NOT_SHOWN, f"no run has {condition.number}")
+        return _with_state(judged, State.NOT_SHOWN, f"no run has {condition.number}")
     if judged.runs < sla.at_least:
-        return _found(judged, State.NOT_SHOWN, f"{sla.at_least} runs needed, {judged.runs} so far")
+        return _with_state(judged, State.NOT_SHOWN, f"{sla.at_least} runs needed, {judged.runs} so far")
     return _met(condition, judged)
 
 
 def _objective(sla: Sla, condition: Condition, runs: Sequence[RunRecord], unknown: int) -> Judged:
     judged = _count(sla, condition, runs, unknown)
     if not judged.runs:
-        return _found(judged, State.NOT_SHOWN, f"no run has {condition.number}")
+        return _with_state(judged, State.NOT_SHOWN, f"no run has {condition.number}")
     hits = judged.runs - judged.misses
     needed = sla.needs(condition, judged.misses)
     is_less = shows_less(condition.share, hits, judged.runs, sla.confidence) and judged.runs >= sla.at_least
@@ -173,12 +175,14 @@ def _objective(sla: Sla, condition: Condition, runs: Sequence[RunRecord], unknow
     if not (is_less or is_shown):
         is_full = sla.window.unit == "run" and judged.runs + judged.lacking + unknown >= sla.window.count
         more = "and the window is full" if is_full else f"{judged.runs} so far"
-        return _found(judged, State.NOT_SHOWN, f"{needed} runs needed with {judged.misses} misses, {more}")
+        return _with_state(judged, State.NOT_SHOWN, f"{needed} runs needed with {judged.misses} misses, {more}")
     if judged.nights < NIGHTS_LEAST:  # runs of one night have that night in common, whatever they show
-        return _found(judged, State.NOT_SHOWN, f"{NIGHTS_LEAST} nights needed, {judged.nights} so far")
+        return _with_state(judged, State.NOT_SHOWN, f"{NIGHTS_LEAST} nights needed, {judged.nights} so far")
     if is_less:
-        within = f"{hits / judged.runs:.1%} of {judged.runs} runs are within it, {condition.share:.0%} are promised"
-        return _found(judged, State.BROKEN, within)
+        within = (
+            f"{hits / judged.runs:.1%} of {judged.runs} runs are within it, {100 * condition.share:g} % are promised"
+        )
+        return _with_state(judged, State.BROKEN, within)
     return _met(condition, judged)
 
 
@@ -193,16 +197,16 @@ def _regression(
     earlier = [run for run in before if run.run_id not in names]
     judged = Judged(sla=sla.name, line=_regression_line(name, tolerance), state=State.NOT_SHOWN, runs=len(runs))
     if not earlier:
-        return _found(judged, State.NOT_SHOWN, "no reference: name earlier runs with --against")
+        return _with_state(judged, State.NOT_SHOWN, "no reference: name earlier runs with --against")
     found = compare_number(earlier, runs, name, tolerance)
     if any(one.change is Change.REGRESSED for one in found):
-        return _found(judged, State.BROKEN, _changes(found, Change.REGRESSED))
+        return _with_state(judged, State.BROKEN, _changes(found, Change.REGRESSED))
     if len(runs) < sla.at_least:
-        return _found(judged, State.NOT_SHOWN, f"{sla.at_least} runs needed, {len(runs)} so far")
+        return _with_state(judged, State.NOT_SHOWN, f"{sla.at_least} runs needed, {len(runs)} so far")
     if not found:
-        return _found(judged, State.NOT_SHOWN, f"no run has {name}")
+        return _with_state(judged, State.NOT_SHOWN, f"no run has {name}")
     is_open = any(one.change.is_open for one in found)
-    return _found(judged, State.NOT_SHOWN, _changes(found)) if is_open else _found(judged, State.MET)
+    return _with_state(judged, State.NOT_SHOWN, _changes(found)) if is_open else _with_state(judged, State.MET)
 
 
 def _changes(findings: Iterable[Finding], only: Change | None = None) -> str:

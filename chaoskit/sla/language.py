@@ -25,7 +25,7 @@ Relation = Literal["<=", ">=", "=="]
 
 _NAME = r"[a-z_]+(?:\.[a-z_]+)?"
 _LINE = re.compile(
-    rf"(?P<number>{_NAME}?)(?:\.(?P<statistic>p\d+|max|min|mean|avg|median))?(?:\s*/\s*(?P<below>{_NAME}))?"
+    rf"(?P<number>{_NAME}?)(?:\.(?P<statistic>p\d+(?:\.\d+)?|max|min|mean|avg|median))?(?:\s*/\s*(?P<below>{_NAME}))?"
     r"\s*(?P<relation><=|>=|==|<|>|=)\s*(?P<value>\d{1,9}(?:\.\d{1,9})?)\s*(?P<unit>[a-z%]*)",
     re.ASCII,
 )
@@ -43,7 +43,8 @@ _UNITS: dict[str, dict[str, float]] = {
     "steps": {"": 1.0, "steps": 1.0},
     "quotient": {"": 1.0, "x": 1.0},
 }
-_PERCENTILES = ("p50", "p90", "p95", "p99")
+#: Statistics, by the share of runs that must be within the limit.
+_SHARES = {"max": 1.0, "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 #: Numbers of a recovery: a run that did not recover missed any limit of them.
 _OF_RECOVERIES = (record.RECOVERY, "full_strength")
 
@@ -57,7 +58,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
 
     text: str
     number: str
-    below: str = ""
+    divisor: str = ""
     relation: Relation
     limit: float
     share: float = 1.0
@@ -76,9 +77,9 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
 
     def _value(self, run: RunRecord) -> float | None:
         found = run.metrics.get(self.number)
-        if found is None or not self.below:
+        if found is None or not self.divisor:
             return None if found is None else found.value
-        divisor = run.metrics.get(self.below)
+        divisor = run.metrics.get(self.divisor)
         return found.value / divisor.value if divisor is not None and divisor.value else None
 
 
@@ -115,7 +116,7 @@ def parse(text: str, field: str) -> Condition:
     return Condition(
         text=" ".join(text.split()),
         number=number,
-        below=below,
+        divisor=below,
         relation=_relation(relation, better, unit in _COUNTED, field, text),
         limit=limit,
         share=_share(found["statistic"] or "", field, text),
@@ -141,11 +142,9 @@ def _scale(unit: str, written: str, field: str, text: str) -> float:
 
 
 def _share(statistic: str, field: str, text: str) -> float:
-    if statistic in ("", "max"):
-        return 1.0
-    if statistic in _PERCENTILES:
-        return int(statistic[1:]) / 100
+    if (share := _SHARES.get(statistic or "max")) is not None:
+        return share
     if statistic in ("mean", "avg"):
         raise BadInput(field, text, f"use p50: one slow run moves a {statistic}, and says nothing about the others")
-    remedy = "p50" if statistic == "median" else f"one of {', '.join(_PERCENTILES)}, or max, which holds always"
-    raise BadInput(field, text, f"use {remedy}")
+    known = ", ".join(_SHARES)
+    raise BadInput(field, text, "use p50" if statistic == "median" else f"use one of {known}; max holds always")

@@ -194,10 +194,10 @@ def of_marker(name: str, lines: Sequence[object], options: Mapping[str, Any]) ->
     for option, value in options.items():
         if option not in _OF_A_MARKER:
             raise BadInput(f"sla.{option}", value, f"use {', '.join(_OF_A_MARKER)}; for others write a file of SLAs")
-    return made(name, [str(line) for line in lines], **options)
+    return sla_of_lines(name, [str(line) for line in lines], **options)
 
 
-def made(name: str, lines: Sequence[str], **options: Any) -> Sla:
+def sla_of_lines(name: str, lines: Sequence[str], **options: Any) -> Sla:
     """The SLA that lines state. Raises BadInput if they state none."""
     try:
         written = msgspec.convert({"name": name, **options}, _Written)
@@ -238,7 +238,7 @@ def _checked(written: _Written, defaults: _Defaults) -> Sla:
         objectives=objectives,
         regression={name: _tolerance(place, name, text) for name, text in written.regression.items()},
         confidence=_confidence(place, defaults.confidence if written.confidence is None else written.confidence),
-        window=_window(place, written.window or defaults.window),
+        window=_parsed_window(place, written.window or defaults.window),
         at_least=least,
     )
     _require_decidable(place, made)
@@ -275,7 +275,7 @@ def _confidence(place: str, given: float | str) -> float:
     return value
 
 
-def _window(place: str, text: str) -> Window:
+def _parsed_window(place: str, text: str) -> Window:
     found = _WINDOW.fullmatch(text)
     if found is None or not int(found[1]):
         raise BadInput(f"{place}.window", text, "write it as 30 nights or 200 runs")
