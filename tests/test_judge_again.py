@@ -178,5 +178,5 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="name the directory of a run"):
         judge_directory(tmp_path)
     (tmp_path / "plan.json").write_text("{}")
-    with pytest.raises(BadInput, match="use a plan of version 1"):
+    with pytest.raises(BadInput, match="use a plan of version 2"):
         judge_directory(tmp_path)
