@@ -85,7 +85,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="SHARE",
         type=float,
         default=None,
-        help="how much longer something may take before it counts as worse (default: 0.1)",
+        help="how much longer something may take before it counts as worse (default: 0.25)",
     )
     group.addoption(
         "--chaos-strict",

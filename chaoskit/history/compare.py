@@ -16,8 +16,8 @@ from chaoskit.history.record import Metric, RunRecord
 from chaoskit.history.shares import more_by_chance
 from chaoskit.vocabulary import Verdict
 
-#: How much longer something may take before it counts as worse.
-TOLERANCE = 0.10
+#: How much longer something may take before it counts as worse. Sessions of the same code differ by some 10 to 15 %.
+TOLERANCE = 0.25
 #: What looks worse by chance alone in one of two hundred cases, or more often, is not called so.
 CHANCE = 0.005
 #: Runs on each side, below which nothing is said of durations: runs of one session have that session in common.
