@@ -584,10 +584,10 @@ class _Tally:
         compared, unknown = self._comparison, Verdict.UNKNOWN.exit_code
         if status not in (pytest.ExitCode.OK, unknown):
             return status
+        if self._records.has_failed:  # a baseline, a file or a history was not written
+            return Verdict.ERROR.exit_code if self._records.runs else unknown
         if compared is None and self._records.is_first:
             return unknown if is_strict or not self._records.runs else status
-        if compared is None and self._records.has_failed:
-            return Verdict.ERROR.exit_code if self._records.runs else unknown
         if compared is None:
             return status
         if compared.is_regressed:

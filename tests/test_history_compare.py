@@ -196,3 +196,4 @@ def test_faces_say_the_same() -> None:
         assert "regressed" in told
         assert "\x1b" not in told
     assert "test\\|kill" in markdown(found)
+    assert "\\<b\\>\\@all" in markdown(compare([run()], [run(series="two", title="<b>@all")]))

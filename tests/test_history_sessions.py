@@ -169,6 +169,19 @@ def test_a_session_that_is_no_baseline_makes_none(sessions: Sessions) -> None:
 
 
 @pytest.mark.costly
+def test_a_baseline_that_cannot_be_written_is_an_error(sessions: Sessions) -> None:
+    """The disk may fill up while tests run; here its folder goes."""
+    (sessions.path / "folder").mkdir()
+    gone = SESSION.replace(
+        "def test_calm(chaos):", 'def test_calm(chaos):\n    import os; os.rmdir("folder"); open("folder", "x")'
+    )
+    (sessions.path / "test_session.py").write_text(gone)
+    result = sessions.run("--chaos-compare", "folder/base.jsonl", tests="calm")
+    assert result.ret == 11
+    result.stdout.fnmatch_lines(["*base.jsonl was not made*"])
+
+
+@pytest.mark.costly
 def test_a_history_is_its_own_baseline_from_the_second_session_on(sessions: Sessions) -> None:
     """Also where a test changes the working directory."""
     moves = SESSION.replace(

@@ -33,6 +33,7 @@ app = command_app("Records of runs over many sessions: what there is, and how it
 Store = Annotated[str, typer.Argument(help="A folder, a URL such as s3://bucket/history, or a file of --chaos-save.")]
 _SHOWN = 40
 _FORMATS = ("jsonl", "csv")
+_COLUMNS = ("run_id", "session", "series", "title", "machine", "commit", "seed", "verdict")
 
 
 @app.command("add")
@@ -153,35 +154,10 @@ def export(
         return 0
     written = io.StringIO()
     rows = csv.writer(written, lineterminator="\n")
-    rows.writerow(
-        [
-            "run",
-            "session",
-            "started",
-            "series",
-            "title",
-            "machine",
-            "commit",
-            "seed",
-            "verdict",
-            "metric",
-            "value",
-            "unit",
-        ]
-    )
+    rows.writerow(["started", *_COLUMNS, "metric", "value", "unit"])
     for run in contents.runs:
         started = datetime.fromtimestamp(run.started_unix_ns / 1e9, UTC).isoformat(timespec="seconds")
-        of_run = [
-            run.run_id,
-            run.session,
-            started,
-            run.series,
-            run.title,
-            run.machine,
-            run.commit,
-            run.seed,
-            run.verdict.value,
-        ]
+        of_run = [started, *(getattr(run, name) for name in _COLUMNS)]
         rows.writerows([*of_run, name, metric.value, metric.unit] for name, metric in run.metrics.items())
     sys.stdout.write(written.getvalue())
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from rich.table import Table
@@ -20,6 +21,7 @@ _STYLES = {
     Change.NO_REFERENCE: "yellow",
 }
 _MARKS = {Change.REGRESSED: "❌", Change.BETTER: "✅", Change.UNCHANGED: "✅"}
+_MARKUP = re.compile(r"[|<>`@\[\]\\]")
 _BARS = "▁▂▃▄▅▆▇█"
 _MARKDOWN_ROWS = 200
 
@@ -38,15 +40,21 @@ def comparison_sentence(comparison: Comparison) -> str:
 
 def render_comparison(comparison: Comparison) -> Table:
     """Everything but what is unchanged, the worst first."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("", no_wrap=True)
-    table.add_column("test and number", overflow="fold", ratio=1)
-    for name in ("before", "now", "ratio"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = findings_table("test and number", "before", "now", "ratio")
     for one in told_first(comparison):
         what = Text.assemble(printable(f"{one.title}: {one.metric}"), *_secondary(one))
         mark = Text(one.change.value, _STYLES[one.change])
         table.add_row(mark, what, value_text(one, one.before), value_text(one, one.after), ratio_text(one))
+    return table
+
+
+def findings_table(what: str, *numbers: str) -> Table:
+    """A table for terminals: a state, what it is about, and numbers."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("", no_wrap=True)
+    table.add_column(what, overflow="fold", ratio=1)
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
     return table
 
 
@@ -85,19 +93,20 @@ def markdown(comparison: Comparison, heading: str = "chaoskit") -> str:
     if rows := told_first(comparison):
         lines += ["| | test | number | before | now | ratio | |", "|---|---|---|---|---|---|---|"]
         for one in rows[:_MARKDOWN_ROWS]:
-            cells = [_MARKS.get(one.change, "❔"), _cell(one.title), _cell(one.metric)]
+            cells = [_MARKS.get(one.change, "❔"), cell(one.title), cell(one.metric)]
             cells += [value_text(one, one.before), value_text(one, one.after), ratio_text(one)]
             lines.append(
-                f"| {' | '.join(cells)} | {_cell(one.change.value)}{_cell(f': {one.reason}' if one.reason else '')} |"
+                f"| {' | '.join(cells)} | {cell(one.change.value)}{cell(f': {one.reason}' if one.reason else '')} |"
             )
         if len(rows) > _MARKDOWN_ROWS:
             lines.append(f"\nand {len(rows) - _MARKDOWN_ROWS} more")
-    lines += [f"\nNo run of it now: {_cell(title)}" for title in comparison.absent]
+    lines += [f"\nNo run of it now: {cell(title)}" for title in comparison.absent]
     return "\n".join([*lines, ""])
 
 
-def _cell(text: str) -> str:
-    return printable(text).replace("|", "\\|").replace("\n", " ")
+def cell(text: str) -> str:
+    """Text as a cell of a table in Markdown: no mark-up, no mention and no link of its own."""
+    return _MARKUP.sub(r"\\\g<0>", printable(text).replace("\n", " "))
 
 
 def sparkline(values: Sequence[float]) -> str:
