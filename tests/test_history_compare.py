@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from support.runs import run
 
-from chaoskit.history.compare import Change, Comparison, compare
+from chaoskit.history.compare import Comparison, compare
 from chaoskit.history.faces import comparison_sentence, markdown, render_comparison
+from chaoskit.history.finding import NumberChange
 from chaoskit.history.record import Metric, RunRecord
 from chaoskit.report.terminal import Terminal
 from chaoskit.vocabulary import Verdict
@@ -21,26 +22,26 @@ def sample(size: int, by: float = 1.0, seed: int = 1, **more: Any) -> list[RunRe
     return [run(0.05 * by * exp(chance.gauss(0, 0.05)), **more) for _ in range(size)]
 
 
-def changes(comparison: Comparison) -> dict[str, Change]:
+def changes(comparison: Comparison) -> dict[str, NumberChange]:
     return {one.metric: one.change for one in comparison.findings}
 
 
 def test_equal_runs_are_unchanged() -> None:
-    assert set(changes(compare(sample(10), sample(10, seed=2))).values()) == {Change.UNCHANGED}
+    assert set(changes(compare(sample(10), sample(10, seed=2))).values()) == {NumberChange.UNCHANGED}
 
 
 def test_a_longer_recovery_is_worse_and_a_shorter_one_better() -> None:
     """In seconds, and beside a step of its own run."""
     worse = changes(compare(sample(10), sample(10, by=1.3, seed=2)))
-    assert worse["recovery"] is worse["recovery / step"] is Change.REGRESSED
+    assert worse["recovery"] is worse["recovery / step"] is NumberChange.REGRESSED
     better = changes(compare(sample(10), sample(10, by=0.7, seed=2)))
-    assert better["recovery"] is better["recovery / step"] is Change.BETTER
-    assert changes(compare(sample(10), sample(10, by=1.3, seed=2), 0.5))["recovery"] is Change.UNCHANGED
+    assert better["recovery"] is better["recovery / step"] is NumberChange.BETTER
+    assert changes(compare(sample(10), sample(10, by=1.3, seed=2), 0.5))["recovery"] is NumberChange.UNCHANGED
 
 
 def test_a_few_runs_cannot_decide_and_say_how_many_would() -> None:
     found = compare(sample(4), sample(4, by=1.5, seed=2))
-    assert changes(found)["recovery"] is Change.UNDECIDED
+    assert changes(found)["recovery"] is NumberChange.UNDECIDED
     assert "5 each at least" in next(one.reason for one in found.findings if one.metric == "recovery")
 
 
@@ -52,9 +53,9 @@ def test_seconds_of_another_machine_decide_nothing(more: dict[str, Any], reason:
     """Nor those of the same one on a slow day. What is divided by a step of the same run does."""
     slower = 1.2 if "step_s" in more else 1.5
     found = compare(sample(10), sample(10, by=slower, seed=2, **more))
-    assert changes(found)["recovery"] is Change.INCOMPARABLE
+    assert changes(found)["recovery"] is NumberChange.INCOMPARABLE
     assert reason in next(one.reason for one in found.findings if one.metric == "recovery")
-    expected = Change.UNCHANGED if "step_s" in more else Change.REGRESSED
+    expected = NumberChange.UNCHANGED if "step_s" in more else NumberChange.REGRESSED
     assert changes(found)["recovery / step"] is expected
 
 
@@ -68,25 +69,25 @@ def test_seconds_of_another_machine_decide_nothing(more: dict[str, Any], reason:
 )
 def test_one_miss_is_a_finding_where_there_was_none(metric: str, more: dict[str, Any]) -> None:
     found = compare([run()], [run(), run(**more)])
-    assert changes(found)[metric] is Change.REGRESSED
+    assert changes(found)[metric] is NumberChange.REGRESSED
     assert found.is_regressed
     assert "1 of 2 runs missed it, 0 of 1 before" in markdown(found)
-    assert changes(compare([run(**more)], [run(**more)]))[metric] is Change.UNDECIDED
-    assert changes(compare([run(**more)] * 10, [run()] * 10))[metric] is Change.BETTER
+    assert changes(compare([run(**more)], [run(**more)]))[metric] is NumberChange.UNDECIDED
+    assert changes(compare([run(**more)] * 10, [run()] * 10))[metric] is NumberChange.BETTER
 
 
 @pytest.mark.parametrize(
     ("before", "after", "change"),
     [
-        ((1, 50), (50, 50), Change.REGRESSED),
-        ((1, 200), (20, 20), Change.REGRESSED),
-        ((2, 20), (3, 20), Change.UNDECIDED),
-        ((9, 10), (0, 1), Change.UNDECIDED),
-        ((9, 10), (0, 10), Change.BETTER),
+        ((1, 50), (50, 50), NumberChange.REGRESSED),
+        ((1, 200), (20, 20), NumberChange.REGRESSED),
+        ((2, 20), (3, 20), NumberChange.UNDECIDED),
+        ((9, 10), (0, 1), NumberChange.UNDECIDED),
+        ((9, 10), (0, 10), NumberChange.BETTER),
     ],
 )
 def test_where_some_missed_before_the_shares_decide(
-    before: tuple[int, int], after: tuple[int, int], change: Change
+    before: tuple[int, int], after: tuple[int, int], change: NumberChange
 ) -> None:
     """A miss in the baseline does not switch the gate off."""
 
@@ -98,20 +99,20 @@ def test_where_some_missed_before_the_shares_decide(
 
 def test_lost_steps_are_compared_by_shares_alone() -> None:
     """Whether one is lost may depend on the moment of a fault."""
-    assert changes(compare([run()] * 5, [run(lost_steps=1)]))["lost_steps"] is Change.UNDECIDED
-    assert changes(compare([run()] * 6, [run(lost_steps=1)] * 6))["lost_steps"] is Change.REGRESSED
+    assert changes(compare([run()] * 5, [run(lost_steps=1)]))["lost_steps"] is NumberChange.UNDECIDED
+    assert changes(compare([run()] * 6, [run(lost_steps=1)] * 6))["lost_steps"] is NumberChange.REGRESSED
 
 
 def test_what_is_not_measured_any_more_is_no_good_news() -> None:
     found = compare([run()] * 6, [run(recovery_s=None)] * 6)
-    assert changes(found)["recovery"] is changes(found)["recovery / step"] is Change.UNDECIDED
+    assert changes(found)["recovery"] is changes(found)["recovery / step"] is NumberChange.UNDECIDED
     assert "not measured any more" in markdown(found)
 
 
 def test_a_quotient_whose_divisor_got_smaller_is_not_worse() -> None:
     """Steps that got faster, or a machine that is, and a recovery that waits for a fixed limit."""
     found = compare(sample(10), sample(10, seed=2, step_s=0.005))
-    assert changes(found)["recovery / step"] is Change.INCOMPARABLE
+    assert changes(found)["recovery / step"] is NumberChange.INCOMPARABLE
     assert "step got shorter" in markdown(found)
 
 
@@ -120,15 +121,15 @@ def test_seconds_are_compared_on_each_machine_by_itself() -> None:
     slow = {"machine": "a slow one, 1 core, local"}
     before = [*sample(9), *sample(1, by=3.0, **slow)]
     after = [*sample(6, seed=2), *sample(14, by=3.0, seed=3, **slow)]
-    assert changes(compare(before, after))["recovery"] is not Change.REGRESSED
+    assert changes(compare(before, after))["recovery"] is not NumberChange.REGRESSED
     many = compare([*sample(20), *sample(1, **slow)], sample(10, by=1.5, seed=2))
-    assert changes(many)["recovery"] is Change.REGRESSED
+    assert changes(many)["recovery"] is NumberChange.REGRESSED
 
 
 def test_how_long_a_run_took_that_did_not_recover_says_nothing_of_the_others() -> None:
     failed = [run(0.5, verdict=Verdict.FAILED) for _ in range(10)]
     found = compare([*sample(10), *failed], sample(10, by=1.5, seed=2))
-    assert changes(found)["recovery"] is Change.REGRESSED
+    assert changes(found)["recovery"] is NumberChange.REGRESSED
 
 
 def test_among_many_series_some_look_worse_by_chance() -> None:
@@ -143,14 +144,14 @@ def test_among_many_series_some_look_worse_by_chance() -> None:
 
 def test_a_new_test_has_no_reference_and_one_without_a_run_is_named() -> None:
     found = compare([run(title="test_old")], [run(series="two", title="test_new")])
-    assert changes(found) == {"all": Change.NO_REFERENCE}
+    assert changes(found) == {"all": NumberChange.NO_REFERENCE}
     assert found.absent == ["test_old"]
     assert found.is_open
     assert "1 no reference; 1 series of before had no run" in comparison_sentence(found)
 
 
 def test_another_definition_is_another_series() -> None:
-    assert changes(compare([run()], [run(definition=2)])) == {"all": Change.NO_REFERENCE}
+    assert changes(compare([run()], [run(definition=2)])) == {"all": NumberChange.NO_REFERENCE}
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from support.runs import run
 
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.fixtures.s3_server import S3Server
-from chaoskit.history.record import SeriesRecord, new_id
+from chaoskit.history.record import AcceptedRecord, NightRecord, RunRecord, SeriesRecord, new_id
 from chaoskit.history.session import plan_of_run, read
 from chaoskit.history.store import Contents, History, began, decode, encode, read_file
 from chaoskit.vocabulary import Verdict
@@ -27,12 +27,16 @@ RECORDED = Path(__file__).parent / "recorded" / "history"
 
 
 def test_records_of_every_version_stay_readable() -> None:
-    shared, made = map(decode, (RECORDED / "version-1.jsonl").read_bytes().splitlines())
+    shared, made, accepted, night = map(decode, (RECORDED / "version-1.jsonl").read_bytes().splitlines())
     assert isinstance(shared, SeriesRecord)
     assert shared.plan["faults"] == [{"kind": "Kill", "rank": "any", "at_step": 8}]
     assert made.series == shared.series
-    assert not isinstance(made, SeriesRecord)
+    assert isinstance(made, RunRecord)
     assert (made.metrics["recovery"].value, made.verdict, made.seed) == (0.044, Verdict.PASSED, 7)
+    assert isinstance(accepted, AcceptedRecord)
+    assert (accepted.series, str(accepted.until)) == ("0123456789abcdef", "2026-12-31")
+    assert isinstance(night, NightRecord)
+    assert (night.exit_code, night.units[0].runs, night.findings[0].phase) == (1, 5, "restored")
 
 
 def test_what_was_added_is_read_in_order(tmp_path: Path) -> None:

@@ -37,6 +37,8 @@ COMMANDS = {
     "replay": "Test",
     "report": "Test",
     "history": "Test",
+    "compare": "Test",
+    "accept": "Test",
     "sla": "Test",
     "judge": "Test",
     "canary": "Test",

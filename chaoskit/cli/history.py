@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import median
@@ -108,11 +108,8 @@ def show(
     """
     contents = read_store(store)
     found = by_series(contents.runs)
-    chosen = [key for key, runs in found.items() if _series_name(key).startswith(series) or series in runs[-1].title]
-    if len(chosen) != 1:
-        told = ", ".join(f"{_series_name(key)} ({found[key][-1].title})" for key in (chosen or found))
-        raise BadInput("series", series, f"name one of {told}")
-    runs = found[chosen[0]]
+    chosen = choose_series(found, series)
+    runs = found[chosen]
     known = sorted({name for run in runs for name in run.metrics})
     if metric not in known:
         raise BadInput("metric", metric, f"use one of {', '.join(known)}")
@@ -121,7 +118,7 @@ def show(
         return 0
     shown = console()
     shown.print(
-        Text.assemble((printable(runs[-1].title), "bold"), f"  {_series_name(chosen[0])}, {plural(len(runs), 'run')}")
+        Text.assemble((printable(runs[-1].title), "bold"), f"  {_series_name(chosen)}, {plural(len(runs), 'run')}")
     )
     shown.print(Text(f"{metric} by session: {sparkline(_session_medians(runs, metric)[-_SHOWN:])}"))
     table = _table("run", "started", "verdict", "seed", metric, "commit", "machine")
@@ -150,7 +147,9 @@ def export(
         raise BadInput("form", form, f"use one of {', '.join(_FORMATS)}")
     contents = read_store(store)
     if form == "jsonl":
-        sys.stdout.write(encode([*contents.plans.values(), *contents.runs]).decode())
+        sys.stdout.write(
+            encode([*contents.plans.values(), *contents.accepted, *contents.nights, *contents.runs]).decode()
+        )
         return 0
     written = io.StringIO()
     rows = csv.writer(written, lineterminator="\n")
@@ -209,6 +208,15 @@ def _session_medians(runs: Sequence[RunRecord], metric: str) -> list[float]:
         if metric in run.metrics:
             values.setdefault(run.session, []).append(run.metrics[metric].value)
     return [median(of_one) for of_one in values.values()]
+
+
+def choose_series(found: Mapping[tuple[str, int], Sequence[RunRecord]], name: str) -> tuple[str, int]:
+    """The one series whose name begins so, or whose test is called so in part. Raises BadInput."""
+    chosen = [key for key, runs in found.items() if _series_name(key).startswith(name) or name in runs[-1].title]
+    if len(chosen) != 1:
+        told = ", ".join(f"{_series_name(key)} ({found[key][-1].title})" for key in (chosen or found))
+        raise BadInput("series", name, f"name one of {told}")
+    return chosen[0]
 
 
 def _series_name(key: tuple[str, int]) -> str:

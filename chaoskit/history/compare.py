@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import StrEnum
+from datetime import date
 from math import inf
 from statistics import median
 
 import msgspec
 
 from chaoskit.history import record
+from chaoskit.history.finding import NumberChange, NumberFinding, Unit
 from chaoskit.history.ranks import RatioEstimate, estimate_ratio
-from chaoskit.history.record import Metric, RunRecord
+from chaoskit.history.record import AcceptedRecord, Metric, RunRecord
 from chaoskit.history.shares import more_by_chance
 from chaoskit.vocabulary import Verdict
 
@@ -28,43 +29,6 @@ FALSE_SHARE = 0.05
 CONTROL = 0.05
 
 
-class Change(StrEnum):
-    """What became of one number of one series."""
-
-    REGRESSED = "regressed"
-    BETTER = "better"
-    UNCHANGED = "unchanged"
-    UNDECIDED = "undecided"  # too few runs, or too unlike each other
-    INCOMPARABLE = "incomparable"  # seconds of another machine, or of one that was not as fast
-    NO_REFERENCE = "no reference"
-
-    @property
-    def is_open(self) -> bool:
-        """Whether nothing was shown: it fails under ``--chaos-strict`` only."""
-        return self in (Change.UNDECIDED, Change.INCOMPARABLE, Change.NO_REFERENCE)
-
-
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One number of one series, before and now.
-
-    Attributes:
-        metric: such as ``recovery / step``. before, after: its median, or of what is counted the share of runs that
-            missed it; None where there is none.
-        ratio: how many times greater it is now; None for what is counted.
-        reason: why nothing can be said, or what is worse.
-    """
-
-    series: str
-    title: str
-    metric: str
-    unit: record.Unit
-    change: Change
-    before: float | None = None
-    after: float | None = None
-    ratio: RatioEstimate | None = None
-    reason: str = ""
-
-
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """What was found, series by series.
 
@@ -73,23 +37,57 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         uncounted: runs now that say nothing: by their verdict, or because their test judges them itself.
     """
 
-    findings: list[Finding]
+    findings: list[NumberFinding]
     absent: list[str] = []
     uncounted: dict[str, int] = {}
 
-    def changes(self) -> Counter[Change]:
+    def changes(self) -> Counter[NumberChange]:
         """How many findings there are of each kind."""
         return Counter(one.change for one in self.findings)
 
     @property
     def is_regressed(self) -> bool:
-        """Whether anything got worse."""
-        return any(one.change is Change.REGRESSED for one in self.findings)
+        """Whether anything got worse that was not accepted."""
+        return any(one.is_failure for one in self.findings)
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether nothing could be compared at all."""
+        nothing = (NumberChange.INCOMPARABLE, NumberChange.NO_REFERENCE)
+        return all(one.change in nothing for one in self.findings)
 
     @property
     def is_open(self) -> bool:
         """Whether anything was not shown, or nothing was looked at."""
         return bool(self.absent) or not self.findings or any(one.change.is_open for one in self.findings)
+
+
+def with_accepted(comparison: Comparison, accepted: Iterable[AcceptedRecord], today: date) -> Comparison:
+    """Note which of what is worse was accepted, and until when."""
+    return msgspec.structs.replace(comparison, findings=with_accepted_findings(comparison.findings, accepted, today))
+
+
+def with_accepted_findings(
+    findings: Iterable[NumberFinding], accepted: Iterable[AcceptedRecord], today: date
+) -> list[NumberFinding]:
+    """The same of findings alone."""
+    known = [one for one in accepted if today <= one.until]
+    return [_with_accepted(one, known) for one in findings]
+
+
+def _with_accepted(finding: NumberFinding, accepted: Sequence[AcceptedRecord]) -> NumberFinding:
+    mine = [one for one in accepted if one.series == finding.series and one.metric in ("", finding.metric)]
+    if finding.change is not NumberChange.REGRESSED or not mine:
+        return finding
+    latest = max(mine, key=lambda one: one.until)
+    return msgspec.structs.replace(finding, accepted=f"accepted until {latest.until}: {latest.reason}")
+
+
+def exit_code(comparison: Comparison, *, is_strict: bool) -> int:
+    """0: nothing got worse. 1: something did. 10: nothing could be compared; with ``is_strict``, not all of it."""
+    if comparison.is_regressed:
+        return Verdict.FAILED.exit_code
+    return Verdict.UNKNOWN.exit_code if comparison.is_nothing or (is_strict and comparison.is_open) else 0
 
 
 #: Quotients of two durations of one run, so that the speed of the machine cancels, as far as both depend on it.
@@ -120,16 +118,16 @@ def compare(before: Sequence[RunRecord], after: Sequence[RunRecord], tolerance: 
     ]
     absent = [runs[-1].title for key, runs in earlier.items() if key not in later]
     uncounted = Counter(run.verdict.value if run.claimed else "unclaimed" for run in after if not is_conclusive(run))
-    return Comparison(findings=_beyond_chance(findings), absent=absent, uncounted=dict(uncounted))
+    return Comparison(findings=beyond_chance(findings), absent=absent, uncounted=dict(uncounted))
 
 
 def compare_number(
     before: Sequence[RunRecord], after: Sequence[RunRecord], name: str, tolerance: float = TOLERANCE
-) -> list[Finding]:
+) -> list[NumberFinding]:
     """Compare one duration of runs with that of earlier ones, series by series; or a quotient, ``recovery / step``."""
     earlier, later = by_series(filter(is_conclusive, before)), by_series(filter(is_conclusive, after))
     above, _, below = (part.strip() for part in name.partition("/"))
-    found: list[Finding | None] = []
+    found: list[NumberFinding | None] = []
     for key, runs in later.items():
         if key not in earlier:
             found.append(_no_reference(runs))
@@ -152,38 +150,41 @@ def by_series(runs: Iterable[RunRecord]) -> dict[tuple[str, int], list[RunRecord
     return found
 
 
-def _no_reference(runs: Sequence[RunRecord]) -> Finding:
-    return _finding(runs, "all", "count", Change.NO_REFERENCE, reason=f"runs now: {len(runs)}; before: none")
+def _no_reference(runs: Sequence[RunRecord]) -> NumberFinding:
+    return finding_of(runs, "all", "count", NumberChange.NO_REFERENCE, reason=f"runs now: {len(runs)}; before: none")
 
 
-def _finding(runs: Sequence[RunRecord], metric: str, unit: record.Unit, change: Change, **more: object) -> Finding:
+def finding_of(
+    runs: Sequence[RunRecord], metric: str, unit: Unit, change: NumberChange, **more: object
+) -> NumberFinding:
+    """A finding about runs of one series."""
     told = {"series": runs[-1].series, "title": runs[-1].title, "metric": metric, "unit": unit, "change": change}
-    return msgspec.convert({**told, **more}, Finding)
+    return msgspec.convert({**told, **more}, NumberFinding)
 
 
-def _compare_series(before: Sequence[RunRecord], after: Sequence[RunRecord], tolerance: float) -> list[Finding]:
-    found = [_compare_counts(before, after, name) for name in _MISSES]
+def _compare_series(before: Sequence[RunRecord], after: Sequence[RunRecord], tolerance: float) -> list[NumberFinding]:
+    found: list[NumberFinding | None] = [*compare_counts(before, after)]
     found += [_compare_quotient(before, after, above, below, tolerance=tolerance) for above, below in QUOTIENTS]
     found += [_compare_seconds(before, after, name, tolerance=tolerance) for name in SECONDS]
     return [one for one in found if one is not None]
 
 
-def _beyond_chance(findings: Sequence[Finding]) -> list[Finding]:
+def beyond_chance(findings: Sequence[NumberFinding]) -> list[NumberFinding]:
     """Take back what is called worse where among so many numbers some look so by chance."""
     tested = sorted(one.ratio.greater for one in findings if one.ratio is not None and _is_tested(one))
     passed = [value for rank, value in enumerate(tested, 1) if value <= FALSE_SHARE * rank / len(tested)]
     most = max(passed, default=0.0)
     reason = f"of {len(tested)} numbers some look so by chance: more runs can decide"
     return [
-        msgspec.structs.replace(one, change=Change.UNDECIDED, reason=reason)
-        if one.change is Change.REGRESSED and one.ratio is not None and one.ratio.greater > most
+        msgspec.structs.replace(one, change=NumberChange.UNDECIDED, reason=reason)
+        if one.change is NumberChange.REGRESSED and one.ratio is not None and one.ratio.greater > most
         else one
         for one in findings
     ]
 
 
-def _is_tested(finding: Finding) -> bool:
-    return finding.change not in (Change.INCOMPARABLE, Change.NO_REFERENCE)
+def _is_tested(finding: NumberFinding) -> bool:
+    return finding.change not in (NumberChange.INCOMPARABLE, NumberChange.NO_REFERENCE)
 
 
 # -- what is counted --------------------------------------------------------------------------------------------------
@@ -198,29 +199,34 @@ _MISSES: Mapping[str, Callable[[Metric], bool]] = {
 _BY_SHARES_ALONE = record.LOST_STEPS
 
 
-def _compare_counts(before: Sequence[RunRecord], after: Sequence[RunRecord], name: str) -> Finding | None:
-    """Runs that missed, of all."""
+def compare_counts(before: Sequence[RunRecord], after: Sequence[RunRecord]) -> list[NumberFinding]:
+    """Compare what is counted: runs that missed it, of all."""
+    found = (_compare_count(before, after, name) for name in _MISSES)
+    return [one for one in found if one is not None]
+
+
+def _compare_count(before: Sequence[RunRecord], after: Sequence[RunRecord], name: str) -> NumberFinding | None:
     is_miss = _MISSES[name]
     early, late = ([is_miss(run.metrics[name]) for run in runs if name in run.metrics] for runs in (before, after))
     if not late:
         return _not_measured(after, name, "count", len(early)) if early else None
     if not early:
-        return _finding(after, name, "count", Change.NO_REFERENCE, after=sum(late) / len(late))
+        return finding_of(after, name, "count", NumberChange.NO_REFERENCE, after=sum(late) / len(late))
     shares = {"before": sum(early) / len(early), "after": sum(late) / len(late)}
     told = f"{sum(late)} of {len(late)} runs missed it, {sum(early)} of {len(early)} before"
     is_new = any(late) and not any(early) and name != _BY_SHARES_ALONE
     if is_new or more_by_chance(sum(early), len(early), sum(late), len(late)) <= CHANCE:
-        return _finding(after, name, "count", Change.REGRESSED, reason=told, **shares)
+        return finding_of(after, name, "count", NumberChange.REGRESSED, reason=told, **shares)
     if more_by_chance(sum(late), len(late), sum(early), len(early)) <= CHANCE:
-        return _finding(after, name, "count", Change.BETTER, **shares)
+        return finding_of(after, name, "count", NumberChange.BETTER, **shares)
     if any(early) or any(late):
-        return _finding(after, name, "count", Change.UNDECIDED, reason=told, **shares)
-    return _finding(after, name, "count", Change.UNCHANGED, **shares)
+        return finding_of(after, name, "count", NumberChange.UNDECIDED, reason=told, **shares)
+    return finding_of(after, name, "count", NumberChange.UNCHANGED, **shares)
 
 
-def _not_measured(after: Sequence[RunRecord], metric: str, unit: record.Unit, before: int) -> Finding:
+def _not_measured(after: Sequence[RunRecord], metric: str, unit: Unit, before: int) -> NumberFinding:
     reason = f"not measured any more: {before} runs before have it"
-    return _finding(after, metric, unit, Change.UNDECIDED, reason=reason)
+    return finding_of(after, metric, unit, NumberChange.UNDECIDED, reason=reason)
 
 
 # -- what is measured -------------------------------------------------------------------------------------------------
@@ -238,6 +244,12 @@ def _quotient(above: str, below: str) -> Of:
     return of
 
 
+def samples_of(runs: Iterable[RunRecord], number: str) -> list[float]:
+    """The values of a number, or of a quotient such as ``recovery / step``, of the runs that recovered."""
+    above, _, below = (part.strip() for part in number.partition("/"))
+    return _samples(runs, _quotient(above, below) if below else _value(above))
+
+
 def _samples(runs: Iterable[RunRecord], of: Of) -> list[float]:
     """Values of runs that recovered: how long one took that did not says nothing of the others."""
     values = (of(run) for run in runs if run.verdict is Verdict.PASSED)
@@ -246,22 +258,22 @@ def _samples(runs: Iterable[RunRecord], of: Of) -> list[float]:
 
 def _compare_quotient(
     before: Sequence[RunRecord], after: Sequence[RunRecord], above: str, below: str, *, tolerance: float
-) -> Finding | None:
+) -> NumberFinding | None:
     """It grows, too, where the divisor alone got smaller: then nothing got worse."""
     found = _compare_values(before, after, f"{above} / {below}", "ratio", _quotient(above, below), tolerance)
-    if found is None or found.change is not Change.REGRESSED:
+    if found is None or found.change is not NumberChange.REGRESSED:
         return found
     early, late = (_samples(runs, _value(above)) for runs in (before, after))
     grown = estimate_ratio(early, late).ratio
     if grown >= 1 + tolerance:
         return found
     reason = f"{below} got shorter, and {above} took {grown:.2f} x as long in seconds"
-    return msgspec.structs.replace(found, change=Change.INCOMPARABLE, reason=reason)
+    return msgspec.structs.replace(found, change=NumberChange.INCOMPARABLE, reason=reason)
 
 
 def _compare_seconds(
     before: Sequence[RunRecord], after: Sequence[RunRecord], name: str, *, tolerance: float
-) -> Finding | None:
+) -> NumberFinding | None:
     """Those of one machine, that on which most of the runs were made that are compared."""
     shared = {run.machine for run in before} & {run.machine for run in after}
     unit = record.KNOWN[name][0]
@@ -279,32 +291,32 @@ def _compare_values(
     before: Sequence[RunRecord],
     after: Sequence[RunRecord],
     metric: str,
-    unit: record.Unit,
+    unit: Unit,
     of: Of,
     tolerance: float,
     why_not: str = "",
-) -> Finding | None:
+) -> NumberFinding | None:
     early, late = _samples(before, of), _samples(after, of)
     if not late:
         return _not_measured(after, metric, unit, len(early)) if early else None
     if not early:
-        return _finding(after, metric, unit, Change.NO_REFERENCE, after=median(late))
+        return finding_of(after, metric, unit, NumberChange.NO_REFERENCE, after=median(late))
     told = {"before": median(early), "after": median(late), "ratio": estimate_ratio(early, late, 0.9)}  # 95 % each end
     if why_not:
-        return _finding(after, metric, unit, Change.INCOMPARABLE, reason=why_not, **told)
+        return finding_of(after, metric, unit, NumberChange.INCOMPARABLE, reason=why_not, **told)
     if min(len(early), len(late)) < RUNS_LEAST:
         reason = f"runs now: {len(late)}; before: {len(early)}; {RUNS_LEAST} each at least can decide"
-        return _finding(after, metric, unit, Change.UNDECIDED, reason=reason, **told)
-    return _finding(after, metric, unit, judge(estimate_ratio(early, late, 0.9), tolerance), **told)
+        return finding_of(after, metric, unit, NumberChange.UNDECIDED, reason=reason, **told)
+    return finding_of(after, metric, unit, judge(estimate_ratio(early, late, 0.9), tolerance), **told)
 
 
-def judge(ratio: RatioEstimate, tolerance: float = TOLERANCE) -> Change:
-    """What a ratio of durations says."""
-    if ratio.greater <= CHANCE and ratio.ratio >= 1 + tolerance:
-        return Change.REGRESSED
-    if ratio.smaller <= CHANCE and ratio.ratio <= 1 / (1 + tolerance):
-        return Change.BETTER
-    return Change.UNCHANGED if ratio.high < 1 + tolerance else Change.UNDECIDED
+def judge(ratio: RatioEstimate, tolerance: float = TOLERANCE, chance: float = CHANCE) -> NumberChange:
+    """What a ratio of durations says, with an interval of 90 %."""
+    if ratio.greater <= chance and ratio.ratio >= 1 + tolerance:
+        return NumberChange.REGRESSED
+    if ratio.smaller <= chance and ratio.ratio <= 1 / (1 + tolerance):
+        return NumberChange.BETTER
+    return NumberChange.UNCHANGED if ratio.high < 1 + tolerance else NumberChange.UNDECIDED
 
 
 def _why_not_as_fast(before: Sequence[RunRecord], after: Sequence[RunRecord]) -> str:

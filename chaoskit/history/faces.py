@@ -8,19 +8,20 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from chaoskit.history.compare import Change, Comparison, Finding
+from chaoskit.history.compare import Comparison
+from chaoskit.history.finding import NumberChange, NumberFinding
 from chaoskit.plaintext import printable
 from chaoskit.report.summary import duration, number, plural
 
 _STYLES = {
-    Change.REGRESSED: "bold red",
-    Change.BETTER: "green",
-    Change.UNCHANGED: "dim",
-    Change.UNDECIDED: "yellow",
-    Change.INCOMPARABLE: "yellow",
-    Change.NO_REFERENCE: "yellow",
+    NumberChange.REGRESSED: "bold red",
+    NumberChange.BETTER: "green",
+    NumberChange.UNCHANGED: "dim",
+    NumberChange.UNDECIDED: "yellow",
+    NumberChange.INCOMPARABLE: "yellow",
+    NumberChange.NO_REFERENCE: "yellow",
 }
-_MARKS = {Change.REGRESSED: "❌", Change.BETTER: "✅", Change.UNCHANGED: "✅"}
+_MARKS = {NumberChange.REGRESSED: "❌", NumberChange.BETTER: "✅", NumberChange.UNCHANGED: "✅"}
 _MARKUP = re.compile(r"[|<>`@\[\]\\]")
 _BARS = "▁▂▃▄▅▆▇█"
 _MARKDOWN_ROWS = 200
@@ -30,7 +31,8 @@ def comparison_sentence(comparison: Comparison) -> str:
     """``1 regressed, 5 unchanged, 2 undecided; 1 series had no run``."""
     counts = comparison.changes()
     told = (
-        ", ".join(f"{counts[change]} {change.value}" for change in Change if counts[change]) or "nothing was compared"
+        ", ".join(f"{counts[change]} {change.value}" for change in NumberChange if counts[change])
+        or "nothing was compared"
     )
     absent = f"; {len(comparison.absent)} series of before had no run" if comparison.absent else ""
     runs = sum(comparison.uncounted.values())
@@ -58,18 +60,22 @@ def findings_table(what: str, *numbers: str) -> Table:
     return table
 
 
-def told_first(comparison: Comparison) -> list[Finding]:
+def told_first(comparison: Comparison) -> list[NumberFinding]:
     """What people must see, the worst first."""
-    order = list(Change)
-    shown = (one for one in comparison.findings if one.change is not Change.UNCHANGED)
+    order = list(NumberChange)
+    shown = (one for one in comparison.findings if one.change is not NumberChange.UNCHANGED)
     return sorted(shown, key=lambda one: order.index(one.change))
 
 
-def _secondary(finding: Finding) -> list[tuple[str, str]]:
-    return [(f"\n{printable(finding.reason)}", "dim")] if finding.reason else []
+def _secondary(finding: NumberFinding) -> list[tuple[str, str]]:
+    return [(f"\n{printable(why)}", "dim") for why in _reasons(finding)]
 
 
-def value_text(finding: Finding, value: float | None) -> str:
+def _reasons(finding: NumberFinding) -> list[str]:
+    return [why for why in (finding.reason, finding.accepted) if why]
+
+
+def value_text(finding: NumberFinding, value: float | None) -> str:
     """A value of a finding: of what is counted, the share of runs that missed it."""
     if value is None:
         return "–"
@@ -78,7 +84,7 @@ def value_text(finding: Finding, value: float | None) -> str:
     return f"{number(value)} x" if finding.unit == "ratio" else f"{value:.0%}"
 
 
-def ratio_text(finding: Finding) -> str:
+def ratio_text(finding: NumberFinding) -> str:
     """``1.24 (1.11 .. 1.38)``; without an interval where it has no end."""
     ratio = finding.ratio
     if ratio is None:
@@ -95,9 +101,7 @@ def markdown(comparison: Comparison, heading: str = "chaoskit") -> str:
         for one in rows[:_MARKDOWN_ROWS]:
             cells = [_MARKS.get(one.change, "❔"), cell(one.title), cell(one.metric)]
             cells += [value_text(one, one.before), value_text(one, one.after), ratio_text(one)]
-            lines.append(
-                f"| {' | '.join(cells)} | {cell(one.change.value)}{cell(f': {one.reason}' if one.reason else '')} |"
-            )
+            lines.append(f"| {' | '.join(cells)} | {cell(': '.join([one.change.value, *_reasons(one)]))} |")
         if len(rows) > _MARKDOWN_ROWS:
             lines.append(f"\nand {len(rows) - _MARKDOWN_ROWS} more")
     lines += [f"\nNo run of it now: {cell(title)}" for title in comparison.absent]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator
+from datetime import date
 from statistics import median
 from typing import Any, Literal
 from uuid import UUID
@@ -12,12 +13,12 @@ from uuid import UUID
 import msgspec
 
 from chaoskit.experiment.outcome import Outcome, Recovery
+from chaoskit.history.finding import NumberFinding, Unit
 from chaoskit.vocabulary import RECOVERY_PHASES, Verdict
 
 #: Of every record that is written; records of earlier versions are read for ever.
 VERSION = 1
 
-Unit = Literal["s", "steps", "ratio", "count"]
 Better = Literal["lower", "higher", ""]
 
 RECOVERED, LOST_STEPS, FALSE_ALARMS, LOSSES_EQUAL = "recovered", "lost_steps", "false_alarms", "losses_equal"
@@ -75,7 +76,66 @@ class SeriesRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
     plan: dict[str, Any]
 
 
-HistoryRecord = RunRecord | SeriesRecord
+class AcceptedRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="accepted"):
+    """That a series is slower than it was, and why that is no failure.
+
+    Attributes:
+        metric: the number that is worse; "" for each of them. until: the last day of it, in UTC. by: user@host.
+    """
+
+    version: int = VERSION
+    series: str
+    metric: str = ""
+    reason: str
+    until: date
+    by: str
+
+
+class NightUnit(msgspec.Struct, frozen=True, kw_only=True):
+    """A test in one part of a night.
+
+    Attributes:
+        runs: that were made. troubles: why some failed, each once. why_not: why it did not run; "" where it did.
+    """
+
+    part: Literal["control", "experiments", "comparison"]
+    test: str
+    runs: int = 0
+    verdicts: dict[Verdict, int] = {}
+    troubles: list[str] = []
+    seconds: float = 0.0
+    why_not: str = ""
+
+
+class NightRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="night"):
+    """A night of experiments, when it was over.
+
+    Attributes:
+        night: its UUID. name: that of its plan. commit: what it has tested. seconds: without pauses between a kill and
+            going on. exit_code: as of the command. reason: why it ended early; "" where it did not.
+        findings: of its comparison with ``against``, a commit. slas: lines with their states.
+        missing: what was planned and did not run, and why. environment: what may explain a difference to other nights.
+        lines: further ones that people must see, such as what was left behind.
+    """
+
+    version: int = VERSION
+    night: str
+    name: str
+    commit: str = ""
+    started_unix_ns: int
+    seconds: float
+    exit_code: int
+    reason: str = ""
+    units: list[NightUnit] = []
+    against: str = ""
+    findings: list[NumberFinding] = []
+    slas: list[dict[str, Any]] = []
+    missing: list[str] = []
+    environment: dict[str, str] = {}
+    lines: list[str] = []
+
+
+HistoryRecord = RunRecord | SeriesRecord | AcceptedRecord | NightRecord
 
 
 def new_id() -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.experiment.outcome import Outcome
-from chaoskit.history.compare import TOLERANCE, Comparison, compare
+from chaoskit.history.compare import TOLERANCE, Comparison, compare, with_accepted
 from chaoskit.history.place import Sources, covariates_of, machine_of
 from chaoskit.history.record import HistoryRecord, RunRecord, SeriesRecord, metrics_of, new_id
 from chaoskit.history.series import plan_of, series_of, series_plan
@@ -115,7 +115,7 @@ class SessionRecords:
                 if record.run_id not in self._runs:
                     self._runs[record.run_id] = msgspec.structs.replace(record, session=self._session)
                     self._unwritten.append(self._runs[record.run_id])
-            elif record.series not in self._plans:
+            elif isinstance(record, SeriesRecord) and record.series not in self._plans:
                 self._plans[record.series] = record
                 self._unwritten.append(record)
         self._write()
@@ -140,7 +140,7 @@ class SessionRecords:
                 self.troubles += [line for line in found.set_aside if line not in self.troubles]
             except BadInput as error:
                 self.troubles.append(str(error))
-        return Contents([*found.runs, *self._runs.values()], found.plans | self._plans).in_order()
+        return Contents([*found.runs, *self._runs.values()], found.plans | self._plans, found.accepted).in_order()
 
     def finish(self, *, is_well: bool) -> Comparison | None:
         """Save what was asked for, and compare; None where nothing is to be compared with.
@@ -157,7 +157,10 @@ class SessionRecords:
             self._save_to(self._baseline, "no run was recorded" if not self._runs else not_well)
         if self._history is not None:
             self._history.close()
-        return None if self._before is None else compare(self._before.runs, list(self._runs.values()), self._tolerance)
+        if self._before is None:
+            return None
+        found = compare(self._before.runs, list(self._runs.values()), self._tolerance)
+        return with_accepted(found, self._before.accepted, datetime.now(UTC).date())
 
     def _save_to(self, path: Path, why_not: str) -> None:
         try:

@@ -24,7 +24,7 @@ from uuid import UUID
 import msgspec
 
 from chaoskit.errors import BadInput, ChaoskitError, HarnessError
-from chaoskit.history.record import VERSION, HistoryRecord, RunRecord, SeriesRecord
+from chaoskit.history.record import VERSION, AcceptedRecord, HistoryRecord, NightRecord, RunRecord, SeriesRecord
 from chaoskit.report.store import write_whole
 
 _FORMAT, _FORMAT_DATA = "format.json", b'{"version": 1}\n'
@@ -44,12 +44,14 @@ class Contents:
     """What was read.
 
     Attributes:
-        runs: in the order in which they were started. plans: by series. set_aside: a line for each thing that could not
-            be read.
+        runs: in the order in which they were started. plans: by series. accepted: what may be worse. nights: in
+            their order. set_aside: a line for each thing that could not be read.
     """
 
     runs: list[RunRecord] = field(default_factory=list)
     plans: dict[str, SeriesRecord] = field(default_factory=dict)
+    accepted: list[AcceptedRecord] = field(default_factory=list)
+    nights: list[NightRecord] = field(default_factory=list)
     set_aside: list[str] = field(default_factory=list)
 
     def take(self, data: bytes, name: str) -> None:
@@ -63,14 +65,26 @@ class Contents:
             except msgspec.MsgspecError as error:
                 self.set_aside.append(f"{name}, line {number}: {_why(line, error)}")
                 continue
-            if isinstance(record, RunRecord):
-                self.runs.append(record)
-            else:
-                self.plans[record.series] = record
+            match record:
+                case RunRecord():
+                    self.runs.append(record)
+                case SeriesRecord():
+                    self.plans[record.series] = record
+                case AcceptedRecord():
+                    self.accepted.append(record)
+                case NightRecord():
+                    self.nights.append(record)
+
+    def last_good(self, name: str = "") -> str:
+        """The commit of the latest night of this name, or of any, in which nothing was wrong; "" if there is none."""
+        mine = [night for night in self.nights if name in ("", night.name)]
+        good = [night.commit for night in mine if not night.exit_code and night.commit]
+        return good[-1] if good else ""
 
     def in_order(self) -> Contents:
         """Sort the runs. A run that is there twice, as in two files, is one."""
         unique = {run.run_id: run for run in self.runs}
+        self.nights.sort(key=lambda night: (night.started_unix_ns, night.night))
         self.runs = sorted(unique.values(), key=lambda run: (run.started_unix_ns, run.run_id))
         return self
 

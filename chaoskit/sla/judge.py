@@ -11,7 +11,8 @@ import msgspec
 
 from chaoskit.errors import BadInput
 from chaoskit.history import record
-from chaoskit.history.compare import Change, Finding, compare_number
+from chaoskit.history.compare import compare_number
+from chaoskit.history.finding import NumberChange, NumberFinding
 from chaoskit.history.record import RunRecord, SeriesRecord
 from chaoskit.history.store import began
 from chaoskit.sla.exact import shows_at_least, shows_less
@@ -199,8 +200,8 @@ def _regression(
     if not earlier:
         return _with_state(judged, State.NOT_SHOWN, "no reference: name earlier runs with --against")
     found = compare_number(earlier, runs, name, tolerance)
-    if any(one.change is Change.REGRESSED for one in found):
-        return _with_state(judged, State.BROKEN, _changes(found, Change.REGRESSED))
+    if any(one.change is NumberChange.REGRESSED for one in found):
+        return _with_state(judged, State.BROKEN, _changes(found, NumberChange.REGRESSED))
     if len(runs) < sla.at_least:
         return _with_state(judged, State.NOT_SHOWN, f"{sla.at_least} runs needed, {len(runs)} so far")
     if not found:
@@ -209,8 +210,8 @@ def _regression(
     return _with_state(judged, State.NOT_SHOWN, _changes(found)) if is_open else _with_state(judged, State.MET)
 
 
-def _changes(findings: Iterable[Finding], only: Change | None = None) -> str:
-    shown = [one for one in findings if only in (None, one.change) and one.change is not Change.UNCHANGED]
+def _changes(findings: Iterable[NumberFinding], only: NumberChange | None = None) -> str:
+    shown = [one for one in findings if only in (None, one.change) and one.change is not NumberChange.UNCHANGED]
     return "; ".join(f"{one.title}: {one.change.value}{f', {one.reason}' if one.reason else ''}" for one in shown)
 
 

@@ -146,7 +146,7 @@ def load(path: Path) -> list[Sla]:
         BadInput: naming file, place and remedy.
     """
     try:
-        found = msgspec.convert(_read(path.read_text(encoding="utf-8")), _File)
+        found = msgspec.convert(read_yaml(path.read_text(encoding="utf-8")), _File)
     except OSError as error:
         raise BadInput("file", str(path), f"name a file that can be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:  # those of msgspec and of texts that are none, too
@@ -164,7 +164,7 @@ def load(path: Path) -> list[Sla]:
         raise BadInput(error.field, error.value, f"in {path}, {error.remedy}") from None
 
 
-def _read(text: str) -> Any:
+def read_yaml(text: str) -> Any:
     """What YAML or JSON says. One key twice, as after a bad merge, would lose a promise. Raises ValueError."""
     import yaml
 

@@ -1,0 +1,305 @@
+"""Whose turn it is: which test runs next, of which version, until all are decided or the budget is spent. Pure.
+
+    warm up ──> look after 7 turns ──> after 14 ──> after 28 ──> decided
+    (price)       tests that are decided leave; each has its first look before any has its second
+
+Within a turn each version runs once, and who goes first changes from turn to turn (ABBA): what drifts, such as the heat
+of a machine, is the same for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+from chaoskit.history.compare import by_series, finding_of, is_conclusive
+from chaoskit.history.finding import NumberChange, NumberFinding
+from chaoskit.history.record import RunRecord, SeriesRecord
+from chaoskit.versions.looks import LOOKS, NUMBERS, TOLERANCE, VersionLook, decide, is_decided, with_phase
+
+
+class Side(StrEnum):
+    """One of the two versions that are compared."""
+
+    BEFORE = "before"
+    AFTER = "after"
+
+
+#: Who runs first and second: in even turns, and in odd ones.
+_ORDERS = ((Side.BEFORE, Side.AFTER), (Side.AFTER, Side.BEFORE))
+
+
+#: A test that failed in each of so many first runs is broken.
+_BROKEN_RUNS = 3
+
+
+class ArmTurn(NamedTuple):
+    """One run of a test. ``number`` 0 warms up: it makes the unbroken twin, and no duration of it counts."""
+
+    test: str
+    side: Side
+    number: int
+
+
+@dataclass
+class ArmReport:
+    """What came of a run of a test.
+
+    Attributes:
+        runs: records of the runs that it made. seconds: how long it took in all. trouble: why it failed; "" if it
+            passed. plans: of the series of these runs.
+    """
+
+    runs: list[RunRecord] = field(default_factory=list)
+    seconds: float = 0.0
+    trouble: str = ""
+    plans: list[SeriesRecord] = field(default_factory=list)
+
+
+class Price(NamedTuple):
+    """What is to come: seconds if all tests are decided at the first look, and if none is before the last."""
+
+    least_s: float
+    most_s: float
+    tests: int
+
+
+class ComparedTest:
+    """A test, with all that is known of it."""
+
+    def __init__(self, test: str, *, is_reversed: bool) -> None:
+        self.test = test
+        self.reports: dict[Side, list[ArmReport]] = {Side.BEFORE: [], Side.AFTER: []}
+        self.findings: list[NumberFinding] = []
+        self.is_over = False
+        self._orders = _ORDERS[::-1] if is_reversed else _ORDERS
+
+    @property
+    def turns(self) -> int:
+        """How many are complete."""
+        return min(map(len, self.reports.values()))
+
+    @property
+    def counted(self) -> int:
+        """How many turns count: all but the first."""
+        return max(0, self.turns - 1)
+
+    def next(self) -> ArmTurn:
+        """The run that comes next."""
+        order = self._orders[self.turns % 2]
+        side = next(one for one in order if len(self.reports[one]) == self.turns)
+        return ArmTurn(self.test, side, len(self.reports[side]))
+
+    def seconds(self) -> float:
+        """Of a turn, as far as it is known."""
+        return sum(max((report.seconds for report in reports), default=0.0) for reports in self.reports.values())
+
+    def series(self, side: Side) -> dict[tuple[str, int], list[RunRecord]]:
+        """Runs that say something, by series, without those that warmed up."""
+        return by_series(run for report in self.reports[side][1:] for run in report.runs if is_conclusive(run))
+
+    def all_runs(self, side: Side) -> list[RunRecord]:
+        """Those that warmed up, too."""
+        return [run for report in self.reports[side] for run in report.runs]
+
+    def is_broken(self) -> bool:
+        """Whether it fails now and never did before, so that further runs show nothing more: each may last for its
+        deadline.
+        """
+        before, after = ([bool(report.trouble) for report in self.reports[side]] for side in Side)
+        return self.turns == _BROKEN_RUNS and all(after) and not any(before)
+
+    def is_between_turns(self) -> bool:
+        """Whether both versions have run as often."""
+        return len(set(map(len, self.reports.values()))) == 1
+
+
+class VersionSchedule:
+    """Takes turns, and looks at what they show.
+
+    Args:
+        tests: of both versions.
+        numbers, tolerance: see :func:`chaoskit.versions.looks.decide`.
+        budget_s: seconds within which all is over; a turn that may not end in time is not begun.
+        worse: what another session has found worse, which this one shall confirm: it looks at nothing else, and the
+            version after goes first.
+    """
+
+    def __init__(
+        self,
+        tests: Sequence[str],
+        *,
+        numbers: Sequence[str] = NUMBERS,
+        tolerance: float = TOLERANCE,
+        budget_s: float | None = None,
+        worse: Sequence[NumberFinding] = (),
+    ) -> None:
+        self.tests = [ComparedTest(test, is_reversed=bool(worse)) for test in tests]
+        self._worse = {(one.title, one.metric) for one in worse}
+        self._by_name = {one.test: one for one in self.tests}
+        self._numbers, self._tolerance, self._budget_s = tuple(numbers), tolerance, budget_s
+        self.is_spent = False
+
+    def next_turn(self, spent_s: float = 0.0) -> ArmTurn | None:
+        """The run that comes next; None when all is over.
+
+        Args:
+            spent_s: seconds so far, of the budget.
+        """
+        open_tests = [one for one in self.tests if not one.is_over]
+        if not open_tests or self.is_spent:
+            return None
+        # every test is at its first look before one is at its second; within a look test by test
+        one = min(open_tests, key=_looks_of)
+        would_end_s = spent_s + one.seconds()
+        if self._budget_s is not None and one.is_between_turns() and would_end_s > self._budget_s:
+            self._spend()
+            return None
+        return one.next()
+
+    def take(self, turn: ArmTurn, report: ArmReport) -> list[NumberFinding] | None:
+        """Keep what came of a run, and look where a look is due: what was found then, else None."""
+        one = self._by_name[turn.test]
+        one.reports[turn.side].append(report)
+        if not one.is_between_turns():
+            return None
+        if (why_not := self._why_incomparable(one)) is not None:
+            one.findings, one.is_over = [why_not], True
+            return one.findings
+        look = next((look for look in LOOKS if look.runs == one.counted), None)
+        if look is None and not one.is_broken():
+            return None
+        one.findings = self._decide(one, look or LOOKS[0])
+        one.is_over = look is None or is_decided(one.findings) or look is LOOKS[-1]
+        return one.findings
+
+    def _decide(self, one: ComparedTest, look: VersionLook) -> list[NumberFinding]:
+        """What is found now; of a duration that was decided before, what was found then."""
+        found_before = {(old.title, old.metric): old for old in one.findings if old.ratio and not old.change.is_open}
+        before, after = (one.series(side) for side in Side)
+        found: list[NumberFinding] = []
+        for key, runs in after.items():
+            found += decide(before.get(key, []), runs, look, numbers=self._numbers, tolerance=self._tolerance)
+        found += _failed(one, found)
+        found = [found_before.get((new.title, new.metric), new) for new in found]
+        return [new for new in found if not self._worse or (new.title, new.metric) in self._worse]
+
+    def _why_incomparable(self, one: ComparedTest) -> NumberFinding | None:
+        """Why versions cannot be compared by this test: one makes no run of it, or runs something else."""
+        for side in Side:
+            silent = [report for report in one.reports[side] if not report.runs]
+            if silent:
+                return _incomparable(one, f"{side}: it made no run that counts: {silent[0].trouble or 'it passed'}")
+        chosen = [set(by_series(filter(is_conclusive, one.all_runs(side)))) for side in Side]
+        if not all(chosen):
+            side = next(side for side, found in zip(Side, chosen, strict=True) if not found)
+            verdicts = ", ".join(sorted({run.verdict.value for run in one.all_runs(side)}))
+            return _incomparable(one, f"{side}: no run of it says anything: {verdicts}")
+        if chosen[0] != chosen[1]:
+            return _incomparable(one, "it is another experiment now: options, faults or settings differ")
+        return None
+
+    def _spend(self) -> None:
+        """End all tests with what was found so far."""
+        self.is_spent = True
+        for one in self.tests:
+            if not one.is_over and not one.findings:
+                reason = f"the budget is spent after {one.counted} runs a side"
+                one.findings = [_finding_of_test(one, NumberChange.UNDECIDED, reason)]
+            one.is_over = True
+
+    def give_up(self, reason: str) -> None:
+        """End all tests that are open: a version cannot run any more."""
+        for one in self.tests:
+            if not one.is_over:
+                one.findings, one.is_over = [_incomparable(one, reason)], True
+
+    def counted(self, test: str) -> int:
+        """Runs of a test on each side, without the first."""
+        return self._by_name[test].counted
+
+    def has_warmed_up(self) -> bool:
+        """Whether each test has run once in both versions, or is over."""
+        return all(one.turns or one.is_over for one in self.tests)
+
+    def price(self) -> Price:
+        """What the tests that are open will take: known when each has warmed up."""
+        least = most = 0.0
+        tests = [one for one in self.tests if not one.is_over]
+        for one in tests:
+            turn_s = sum(one.reports[side][-1].seconds for side in Side if one.reports[side])
+            least += turn_s * LOOKS[0].runs
+            most += turn_s * LOOKS[-1].runs
+        return Price(least, most, len(tests))
+
+    def tests_of(self, findings: Sequence[NumberFinding]) -> list[str]:
+        """The tests whose runs findings are about."""
+        titles = {one.title for one in findings}
+        return [one.test for one in self.tests if titles & {run.title for run in one.all_runs(Side.AFTER)}]
+
+    def runs_of(self, finding: NumberFinding, side: Side) -> list[RunRecord]:
+        """The runs of one version that a finding is about."""
+        found = (runs for one in self.tests for runs in one.series(side).values())
+        return [run for runs in found for run in runs if (run.series, run.title) == (finding.series, finding.title)]
+
+    @property
+    def findings(self) -> list[NumberFinding]:
+        """Of all tests, as far as they were looked at."""
+        return [finding for one in self.tests for finding in one.findings]
+
+
+def _incomparable(one: ComparedTest, reason: str) -> NumberFinding:
+    return _finding_of_test(one, NumberChange.INCOMPARABLE, reason)
+
+
+def _finding_of_test(one: ComparedTest, change: NumberChange, reason: str) -> NumberFinding:
+    runs = one.all_runs(Side.AFTER) or one.all_runs(Side.BEFORE)
+    if runs:
+        return finding_of(runs, "all", "count", change, reason=reason)
+    return NumberFinding(series="", title=one.test, metric="all", unit="count", change=change, reason=reason)
+
+
+def _failed(one: ComparedTest, found: Sequence[NumberFinding]) -> list[NumberFinding]:
+    """A test that fails now, and did not before, by something else than what is counted."""
+    before, after = ([bool(report.trouble) for report in one.reports[side]] for side in Side)
+    if not any(after) or any(before) or any(finding.change is NumberChange.REGRESSED for finding in found):
+        return []
+    trouble = next(report.trouble for report in one.reports[Side.AFTER] if report.trouble)
+    shares = {"before": 0.0, "after": sum(after) / len(after)}
+    told = f"it failed in {sum(after)} of {len(after)} runs, and in none before: {trouble}"
+    return [finding_of(one.all_runs(Side.AFTER), "test", "count", NumberChange.REGRESSED, reason=told, **shares)]
+
+
+def _looks_of(one: ComparedTest) -> int:
+    """How many looks a test has had; -1 before it has warmed up."""
+    return -1 if not one.turns else sum(one.counted >= look.runs for look in LOOKS)
+
+
+def merged(findings: Sequence[NumberFinding], sessions: tuple[VersionSchedule, VersionSchedule]) -> list[NumberFinding]:
+    """What two sessions say together. A duration is *regressed* if it is in both: where memory came to lie may make one
+    session slow.
+
+    Args:
+        findings: of the first one, without what looks worse by chance. What is counted needs no second session.
+    """
+    again = {(one.title, one.metric): one for one in sessions[1].findings}
+    return [_merged(one, again.get((one.title, one.metric)), sessions) for one in findings]
+
+
+def _merged(one: NumberFinding, again: NumberFinding | None, sessions: Sequence[VersionSchedule]) -> NumberFinding:
+    if not needs_confirmation(one):
+        return one
+    if again is None or again.change is not NumberChange.REGRESSED:
+        told = f"it regressed in one session, and was {again.change} in the next" if again else "it was not confirmed"
+        return msgspec.structs.replace(one, change=NumberChange.UNDECIDED, reason=told, phase="")
+    before, after = ([run for session in sessions for run in session.runs_of(one, side)] for side in Side)
+    return with_phase(again, before, after)
+
+
+def needs_confirmation(one: NumberFinding) -> bool:
+    """Whether a second session has to find the same."""
+    return one.change is NumberChange.REGRESSED and one.ratio is not None

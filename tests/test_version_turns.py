@@ -1,0 +1,275 @@
+"""What two versions that run in turns show: when it is decided, and which phase grew. Without any run."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.runs import run
+
+from chaoskit.history.finding import WHOLE, NumberChange, NumberFinding
+from chaoskit.history.record import Metric, RunRecord
+from chaoskit.versions.looks import LOOKS, SPREAD_MOST, decide, spread
+from chaoskit.versions.phases import grown_phase
+from chaoskit.versions.schedule import ArmReport, ArmTurn, Side, VersionSchedule, merged, needs_confirmation
+from chaoskit.vocabulary import Verdict
+
+PHASES = ("detected", "quiesced", "regrouped", "restored", "first_good_step")
+#: Shares of a recovery.
+SHARES = (0.02, 0.08, 0.2, 0.25, 0.45)
+
+
+def phased(chance: random.Random, noise: float = 0.08, **growth: float) -> RunRecord:
+    """A run whose recovery of about 0.2 s has five phases, each longer by its share of the whole."""
+    lengths = {
+        name: 0.2 * (share * chance.lognormvariate(0, noise) + growth.get(name, 0.0))
+        for name, share in zip(PHASES, SHARES, strict=True)
+    }
+    made = run(sum(lengths.values()), step_s=0.05 * chance.lognormvariate(0, noise))
+    spans = {f"recovery.{name}": Metric(length, "s", "lower") for name, length in lengths.items()}
+    return msgspec.structs.replace(made, metrics=made.metrics | spans)
+
+
+def finding(findings: Sequence[NumberFinding], metric: str) -> NumberFinding:
+    return next(one for one in findings if one.metric == metric)
+
+
+def drive(schedule: VersionSchedule, make: Callable[[ArmTurn], ArmReport], turn_s: float = 1.0) -> list[ArmTurn]:
+    """Take turns until all is over."""
+    taken: list[ArmTurn] = []
+    while turn := schedule.next_turn(turn_s * len(taken)):
+        schedule.take(turn, make(turn))
+        taken.append(turn)
+        assert len(taken) < 1000
+    return taken
+
+
+def test_what_is_slower_is_found_and_what_is_equal_is_not() -> None:
+    chance = random.Random(7)
+    found = {grown: dict.fromkeys(NumberChange, 0) for grown in (0.0, 0.25)}
+    for grown, counts in found.items():
+        for _ in range(60):
+            schedule = VersionSchedule(["test_kill"], numbers=("recovery",))
+            drive(
+                schedule,
+                lambda turn, grown=grown: ArmReport(
+                    [run(0.05 * chance.lognormvariate(0, 0.08) * (1 + grown * (turn.side is Side.AFTER)))]
+                ),
+            )
+            counts[finding(schedule.findings, "recovery").change] += 1
+    assert found[0.0][NumberChange.REGRESSED] <= 1
+    assert found[0.0][NumberChange.UNCHANGED] >= 50
+    assert found[0.25][NumberChange.REGRESSED] >= 55
+
+
+def test_a_day_that_gets_slower_is_no_regression() -> None:
+    chance = random.Random(11)
+    regressed = 0
+    for _ in range(50):
+        schedule, count = VersionSchedule(["test_kill"], numbers=("recovery",)), iter(range(1000))
+
+        def make(turn: ArmTurn, count: Any = count) -> ArmReport:
+            slower = 1 + 0.15 * min(1.0, next(count) / 20)
+            return ArmReport([run(0.05 * chance.lognormvariate(0, 0.08) * slower)])
+
+        drive(schedule, make)
+        regressed += finding(schedule.findings, "recovery").change is NumberChange.REGRESSED
+    assert regressed <= 1
+
+
+@given(
+    tests=st.lists(st.text("abc", min_size=1, max_size=3), unique=True, min_size=1, max_size=4),
+    seed=st.integers(0, 10**6),
+    budget_s=st.none() | st.floats(0, 300),
+)
+def test_turns_are_fair(tests: list[str], seed: int, budget_s: float | None) -> None:
+    """Each version runs as often, neither goes first twice, and no test is ahead of another by more than a look."""
+    chance, schedule = random.Random(seed), VersionSchedule(tests, budget_s=budget_s)
+
+    def make(turn: ArmTurn) -> ArmReport:
+        runs = [run(0.05 * chance.lognormvariate(0, 0.2), title=turn.test)] if chance.random() < 0.97 else []
+        return ArmReport(runs, seconds=1.0)
+
+    taken = drive(schedule, make)
+    for test in tests:
+        mine = [turn for turn in taken if turn.test == test]
+        sides = [turn.side for turn in mine]
+        assert sides.count(Side.BEFORE) == sides.count(Side.AFTER) <= LOOKS[-1].runs + 1
+        firsts = sides[::2]
+        assert all(early is not late for early, late in pairwise(firsts))
+        assert [turn.number for turn in mine] == [number // 2 for number in range(len(mine))]
+    warmed = [turn.test for turn in taken[: 2 * len(tests)]]
+    assert len(set(warmed)) == len(warmed) / 2  # each warms up before one goes on
+    assert {one.title for one in schedule.findings} <= {*tests, "test_kill"}
+    assert len({one.test for one in schedule.tests if one.findings}) == len(tests)  # nothing is left out
+    if budget_s is not None:
+        assert len(taken) <= max(0, budget_s) + 2
+
+
+def test_a_budget_that_is_spent_leaves_tests_undecided() -> None:
+    schedule = VersionSchedule(["one", "two"], budget_s=20)
+    drive(schedule, lambda turn: ArmReport([run(title=turn.test)], seconds=1.0))
+    assert schedule.is_spent
+    assert [one.change for one in schedule.findings] == [NumberChange.UNCHANGED] * 6 + [NumberChange.UNDECIDED]
+    assert schedule.findings[-1].reason == "the budget is spent after 1 runs a side"
+
+
+def test_a_test_that_makes_no_run_in_one_version_is_incomparable() -> None:
+    schedule = VersionSchedule(["one"])
+    taken = drive(
+        schedule,
+        lambda turn: ArmReport([run()] if turn.side is Side.AFTER else [], trouble="failed: No module named 'new'"),
+    )
+    assert len(taken) == 2
+    (found,) = schedule.findings
+    assert found.change is NumberChange.INCOMPARABLE
+    assert found.reason == "before: it made no run that counts: failed: No module named 'new'"
+
+
+def test_a_test_that_is_another_experiment_now_is_incomparable() -> None:
+    schedule = VersionSchedule(["one"])
+    drive(schedule, lambda turn: ArmReport([run(series=turn.side)]))
+    assert [one.change for one in schedule.findings] == [NumberChange.INCOMPARABLE]
+    assert "another experiment" in schedule.findings[0].reason
+
+
+def test_a_test_that_never_recovers_now_is_not_run_to_its_end() -> None:
+    def make(turn: ArmTurn) -> ArmReport:
+        if turn.side is Side.BEFORE:
+            return ArmReport([run()])
+        return ArmReport([run(None, verdict=Verdict.FAILED)], trouble="failed: it did not come back")
+
+    schedule = VersionSchedule(["one"])
+    assert len(drive(schedule, make)) == 6
+    assert finding(schedule.findings, "recovered").change is NumberChange.REGRESSED
+
+
+def test_an_assertion_of_the_user_that_fails_now_is_a_regression() -> None:
+    schedule = VersionSchedule(["one"])
+    drive(
+        schedule,
+        lambda turn: ArmReport([run()], trouble="failed: assert 3 == 4" if turn.side is Side.AFTER else ""),
+    )
+    found = finding(schedule.findings, "test")
+    assert found.change is NumberChange.REGRESSED
+    assert "assert 3 == 4" in found.reason
+
+
+def test_a_number_that_varies_too_much_does_not_decide() -> None:
+    chance = random.Random(5)
+
+    def make(turn: ArmTurn) -> ArmReport:
+        return ArmReport([run(0.05 * chance.lognormvariate(0, 0.5) * (3 if turn.side is Side.AFTER else 1))])
+
+    schedule = VersionSchedule(["one"], numbers=("recovery",))
+    assert len(drive(schedule, make)) == 2 * (LOOKS[-1].runs + 1)
+    found = finding(schedule.findings, "recovery")
+    assert found.change is NumberChange.UNDECIDED
+    assert f"beyond {SPREAD_MOST:.0%} time does not decide" in found.reason
+
+
+def test_a_number_that_few_runs_have_is_left_out() -> None:
+    numbers = iter(range(1000))
+
+    def make(turn: ArmTurn) -> ArmReport:
+        return ArmReport([run(0.05 if next(numbers) % 5 == 0 else None)])
+
+    schedule = VersionSchedule(["one"], numbers=("recovery", "step"))
+    drive(schedule, make)
+    assert {one.metric for one in schedule.findings if one.unit == "s"} == {"step"}
+
+
+@given(st.floats(0.5, 20), st.floats(-0.4, 0.4))
+def test_the_spread_is_that_of_runs_and_not_of_the_day(scale: float, drift: float) -> None:
+    chance = random.Random(3)
+    noise = [chance.lognormvariate(0, 0.1) for _ in range(200)]
+    level = spread([scale * value for value in noise])
+    drifting = spread([scale * value * (1 + drift * place / 200) for place, value in enumerate(noise)])
+    assert level == pytest.approx(0.1, rel=0.25)
+    assert drifting == pytest.approx(level, rel=0.05)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_the_phase_that_grew_is_named(phase: str) -> None:
+    named = 0
+    for seed in range(100):
+        chance = random.Random(f"{seed}{phase}")
+        before = [phased(chance) for _ in range(14)]
+        after = [phased(chance, **{phase: 0.25}) for _ in range(14)]
+        named += grown_phase(before, after) == phase
+    assert named >= 95
+
+
+def test_if_all_phases_grew_that_is_said() -> None:
+    named = 0
+    for seed in range(100):
+        chance = random.Random(seed)
+        before = [phased(chance) for _ in range(14)]
+        after = [phased(chance, **{name: 0.25 * share for name, share in zip(PHASES, SHARES, strict=True)})]
+        after += [
+            phased(chance, **{name: 0.25 * share for name, share in zip(PHASES, SHARES, strict=True)})
+            for _ in range(13)
+        ]
+        named += grown_phase(before, after) == WHOLE
+    assert named >= 95
+
+
+def test_runs_without_phases_name_none() -> None:
+    assert grown_phase([run(0.05)], [run(0.10)]) == ""
+    assert grown_phase([], []) == ""
+
+
+class TestConfirmation:
+    """A second session, in which the other version goes first."""
+
+    def schedule(self, factor: float, worse: Sequence[NumberFinding] = ()) -> VersionSchedule:
+        chance = random.Random(1)
+        made = VersionSchedule(["one"], numbers=("recovery", "step"), worse=worse)
+        self.taken = drive(
+            made,
+            lambda turn: ArmReport(
+                [run(0.05 * chance.lognormvariate(0, 0.05) * (factor if turn.side is Side.AFTER else 1))]
+            ),
+        )
+        return made
+
+    def test_what_is_worse_twice_is_regressed(self) -> None:
+        first = self.schedule(1.5)
+        worse = [one for one in first.findings if needs_confirmation(one)]
+        second = self.schedule(1.5, worse)
+        assert self.taken[0].side is Side.AFTER
+        assert [one.metric for one in second.findings] == ["recovery"]  # nothing else is looked at
+        assert finding(merged(first.findings, (first, second)), "recovery").change is NumberChange.REGRESSED
+
+    def test_what_is_worse_once_is_undecided(self) -> None:
+        first = self.schedule(1.5)
+        second = self.schedule(1.0, [one for one in first.findings if needs_confirmation(one)])
+        found = finding(merged(first.findings, (first, second)), "recovery")
+        assert found.change is NumberChange.UNDECIDED
+        assert found.reason == "it regressed in one session, and was unchanged in the next"
+
+    def test_what_was_not_run_again_is_undecided(self) -> None:
+        first = self.schedule(1.5)
+        found = finding(merged(first.findings, (first, VersionSchedule([]))), "recovery")
+        assert found.change is NumberChange.UNDECIDED
+
+
+def test_a_decision_stays() -> None:
+    """A duration that has decided is not asked again while others of its test go on."""
+    before = [run(0.05, 0.01)] * 7
+    after = [run(0.10, 0.01)] * 7
+    found = decide(before, after, LOOKS[0], numbers=("recovery",))
+    assert finding(found, "recovery").change is NumberChange.REGRESSED
+    steps = iter([0.01, 0.0145] * 100)
+    schedule = VersionSchedule(["one"], numbers=("recovery", "step"))
+    drive(
+        schedule,
+        lambda turn: ArmReport([run(0.1 if turn.side is Side.AFTER and turn.number < 8 else 0.05, next(steps))]),
+    )
+    assert finding(schedule.findings, "recovery").change is NumberChange.REGRESSED
