@@ -40,6 +40,7 @@ COMMANDS = {
     "compare": "Test",
     "accept": "Test",
     "sla": "Test",
+    "nightly": "Test",
     "judge": "Test",
     "canary": "Test",
     "faults": "Test",

@@ -1,0 +1,115 @@
+"""What a night has done so far, line by line in its folder: after a kill, the next start goes on from there.
+
+The unit is a test with all of its repeats: one that was not over is run anew, so that no comparison is made of runs
+before and after a pause.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from chaoskit.errors import HarnessError
+from chaoskit.history.finding import NumberFinding
+from chaoskit.history.record import NightRecord, NightUnit
+
+FILE_NAME = "night.jsonl"
+
+
+class Began(msgspec.Struct, frozen=True, tag_field="entry", tag="began"):
+    """The first line. ``plan``: a digest of what was to be done."""
+
+    night: str
+    name: str
+    plan: str
+    commit: str
+    started_unix_ns: int
+
+
+class UnitDone(msgspec.Struct, frozen=True, tag_field="entry", tag="unit"):
+    """A test is over in a part of the night, and its records are in the history."""
+
+    unit: NightUnit
+    findings: list[NumberFinding] = []
+
+
+class Ended(msgspec.Struct, frozen=True, tag_field="entry", tag="ended"):
+    """The last line."""
+
+    record: NightRecord
+
+
+Entry = Began | UnitDone | Ended
+_decoder = msgspec.json.Decoder(Entry)
+
+
+@dataclass
+class NightSoFar:
+    """What the lines of a night say."""
+
+    began: Began | None = None
+    units: list[NightUnit] = field(default_factory=list)
+    findings: list[NumberFinding] = field(default_factory=list)
+    ended: NightRecord | None = None
+
+    def take(self, entry: Entry) -> None:
+        """Add a line."""
+        match entry:
+            case Began():
+                self.began = entry
+            case UnitDone(unit, findings):
+                self.units.append(unit)
+                self.findings += findings
+            case Ended(record):
+                self.ended = record
+
+    def has_done(self, part: str, test: str) -> bool:
+        """Whether a test is over in a part of the night."""
+        return any(unit.part == part and unit.test == test for unit in self.units)
+
+    def is_resumable(self, plan: str, commit: str) -> bool:
+        """Whether it was killed while it did the same: another commit, or another plan, is another night."""
+        return self.ended is None and self.began is not None and (self.began.plan, self.began.commit) == (plan, commit)
+
+
+def read_log(folder: Path) -> NightSoFar:
+    """What the log in a folder says. A line that a kill has torn is left out."""
+    found = NightSoFar()
+    try:
+        lines = (folder / FILE_NAME).read_bytes().split(b"\n")
+    except OSError:
+        return found
+    for line in lines:
+        try:
+            found.take(_decoder.decode(line))
+        except msgspec.MsgspecError:
+            continue
+    return found
+
+
+class NightLog:
+    """Writes the log of a night, and knows what it says.
+
+    Raises:
+        HarnessError: if it cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.so_far = read_log(folder)
+
+    def add(self, entry: Entry) -> None:
+        """Write a line, and have it on the disk."""
+        self.so_far.take(entry)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with (self.folder / FILE_NAME).open("ab") as file:
+                is_torn = file.tell() and not (self.folder / FILE_NAME).read_bytes().endswith(b"\n")
+                file.write((b"\n" if is_torn else b"") + msgspec.json.encode(entry) + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise HarnessError(f"the log of the night cannot be written: {error}") from error
