@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from chaoskit.experiment.harness import Harness
     from chaoskit.experiment.host import ExperimentHost
     from chaoskit.experiment.outcome import Outcome
-    from chaoskit.history.compare import Comparison
+    from chaoskit.history.compare import RunComparison
     from chaoskit.history.session import SessionRecords
     from chaoskit.rules import Fired
     from chaoskit.sla.judge import Judged
@@ -542,7 +542,7 @@ class _Tally:
 
     def __init__(self, settings: _Settings, records: SessionRecords | None) -> None:
         self._settings, self._records = settings, records
-        self._comparison: Comparison | None = None
+        self._comparison: RunComparison | None = None
         self._slas: dict[str, dict[str, Any]] = {}  # by test
         self._judged: list[Judged] = []
         self._failures: list[Verdict] = []

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from support.waiting import wait_until
 from chaoskit.errors import BadInput
 from chaoskit.history.record import new_id
 from chaoskit.history.session import read
-from chaoskit.history.store import History
+from chaoskit.history.store import RunHistory
 from chaoskit.osprocess import descendants
 from chaoskit.versions.trees import Repository
 
@@ -28,8 +27,17 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path / "project")
 
 
-def left_behind() -> set[str]:
-    return {path.name for path in Path(tempfile.gettempdir()).glob("chaoskit-compare-*")}
+@pytest.fixture
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of temporary files, of this test alone."""
+    made = tmp_path / "scratch"
+    made.mkdir()
+    monkeypatch.setenv("TMPDIR", str(made))
+    return made
+
+
+def left_behind(scratch: Path) -> list[Path]:
+    return [*scratch.glob("chaoskit-compare-*")]
 
 
 @pytest.mark.costly
@@ -44,7 +52,7 @@ def test_a_version_that_recovers_slower_is_found(project: Project) -> None:
     )
     assert done.returncode == 1, done.stderr
     assert "the phase first_good_step grew" in done.stdout
-    assert "1 test of both versions, 14 to 56 runs each, in turns; what looks worse is run again" in done.stderr
+    assert "1 test of both versions in turns, 14 to 56 runs each; what looks worse is run again" in done.stderr
     assert "about " in done.stderr
     assert "❌ | test_it.py::test_kill | recovery" in (project.path / "told.md").read_text()
     kept = read(str(project.path / "kept")).runs
@@ -55,9 +63,9 @@ def test_a_version_that_recovers_slower_is_found(project: Project) -> None:
 
 @pytest.mark.costly
 @pytest.mark.promise("Your working tree is not touched")
-def test_a_comparison_leaves_no_trace(project: Project) -> None:
+def test_a_comparison_leaves_no_trace(project: Project, scratch: Path) -> None:
     project.write(**{"new.py": "", "pauses.py": "IN_FIRST_STEP_S = 0.0  # changed\n"})
-    before = left_behind()
+    objects = sorted((project.path / ".git").rglob("*"))
     told = [project.git("status", "--porcelain"), project.git("branch", "--all"), project.git("worktree", "list")]
     status, findings = project.findings("HEAD", ".", "test_it.py", "--budget", "1s")
     assert status == 0
@@ -67,13 +75,12 @@ def test_a_comparison_leaves_no_trace(project: Project) -> None:
         project.git("branch", "--all"),
         project.git("worktree", "list"),
     ]
-    assert not {path.name for path in (project.path / ".git").iterdir() if "chaoskit" in path.name}
-    assert left_behind() <= before
+    assert objects == sorted((project.path / ".git").rglob("*"))
+    assert not left_behind(scratch)
 
 
 @pytest.mark.costly
-def test_a_killed_comparison_leaves_no_process_and_no_directory(project: Project) -> None:
-    before = left_behind()
+def test_a_killed_comparison_leaves_no_process_and_no_directory(project: Project, scratch: Path) -> None:
     command = [sys.executable, "-m", "chaoskit", "compare", "HEAD", ".", "test_it.py"]
     project.write(**{"new.py": ""})
     process = subprocess.Popen(command, cwd=project.path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -81,10 +88,11 @@ def test_a_killed_comparison_leaves_no_process_and_no_directory(project: Project
     assert any("runs each" in line for line in process.stderr)
     below = descendants(process.pid)
     assert below
+    assert left_behind(scratch)
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stderr.close()
-    wait_until(lambda: left_behind() <= before, "the directories of the versions are removed")
+    wait_until(lambda: not left_behind(scratch), "the directories of the versions are removed")
     wait_until(lambda: not any(map(is_alive, below)), "all that it has started has ended")
 
 
@@ -140,6 +148,7 @@ def test_a_test_that_is_another_experiment_is_incomparable(project: Project) -> 
 
 
 @pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.promise("Where a rank has imported a file of the repository from elsewhere, the test is *incomparable*")
 def test_code_of_another_version_is_noticed(project: Project) -> None:
     base = project.git("rev-parse", "HEAD")
@@ -166,6 +175,22 @@ def test_packages_that_are_installed_are_imported_from_the_version(project: Proj
 
 
 @pytest.mark.costly
+@pytest.mark.promise("runs a command of the shell in each directory first")
+def test_a_version_is_prepared_first(project: Project) -> None:
+    """What git does not have, such as a compiled extension, is made in each version."""
+    project.write(**{"train.py": f"import made\n{JOB}", ".gitignore": "__pycache__\nmade.py\n"})
+    base = project.commit()
+    project.write(**{"new.py": ""})
+    later = project.commit()
+    prepare = ["--prepare", "git rev-parse HEAD > made.py && sed -i 's/.*/COMMIT = \"&\"/' made.py"]
+    status, findings = project.findings(base, later, "test_it.py", "--budget", "1s", *prepare)
+    assert (status, [one["reason"] for one in findings]) == (0, ["the budget is spent after 0 runs a side"])
+    status, findings = project.findings(base, later, "test_it.py", "--prepare", "echo no compiler; exit 3")
+    assert (status, [one["reason"] for one in findings]) == (10, ["before: it cannot be prepared: no compiler"])
+
+
+@pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.promise("compares two versions of PyTorch")
 def test_two_environments_are_compared(project: Project) -> None:
     (project.path / "data").symlink_to(sys.prefix)
@@ -180,7 +205,7 @@ class TestVersions:
     def test_the_working_tree_is_all_files_but_ignored_ones(self, project: Project, tmp_path: Path) -> None:
         project.write(**{"data": "large", "new.py": "NEW = 1\n", "pauses.py": "IN_FIRST_STEP_S = 2.0\n"})
         index = (project.path / ".git" / "index").read_bytes()
-        repository = Repository(project.path)
+        repository = Repository(project.path, tmp_path)
         commit = repository.commit_of(".")
         repository.check_out(commit, tmp_path / "out")
         assert (tmp_path / "out" / "new.py").read_text() == "NEW = 1\n"
@@ -189,10 +214,12 @@ class TestVersions:
         assert (project.path / ".git" / "index").read_bytes() == index
         assert commit != project.git("rev-parse", "HEAD")
 
-    def test_a_tree_without_changes_is_head(self, project: Project) -> None:
-        assert Repository(project.path).commit_of(".") == project.git("rev-parse", "HEAD")
+    def test_a_tree_without_changes_is_head(self, project: Project, tmp_path: Path) -> None:
+        assert Repository(project.path, tmp_path).commit_of(".") == project.git("rev-parse", "HEAD")
 
-    def test_the_merge_base_is_where_the_branch_left(self, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_merge_base_is_where_the_branch_left(
+        self, project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         for name in ("GITHUB_BASE_REF", "CI_MERGE_REQUEST_DIFF_BASE_SHA"):
             monkeypatch.delenv(name, raising=False)
         base = project.git("rev-parse", "HEAD")
@@ -203,7 +230,7 @@ class TestVersions:
         project.write(**{"b.py": ""})
         project.commit()
         project.git("checkout", "--quiet", "feature")
-        repository = Repository(project.path)
+        repository = Repository(project.path, tmp_path)
         assert repository.commit_of("merge-base") == base
         monkeypatch.setenv("CI_MERGE_REQUEST_DIFF_BASE_SHA", tip)
         assert repository.commit_of("merge-base") == tip
@@ -217,7 +244,7 @@ class TestVersions:
         project.commit()
         shallow = tmp_path / "shallow"
         subprocess.run(["git", "clone", "-q", "--depth", "1", f"file://{project.path}", str(shallow)], check=True)
-        repository = Repository(shallow)
+        repository = Repository(shallow, tmp_path)
         repository.check_out(repository.commit_of("HEAD"), tmp_path / "out")
         assert (tmp_path / "out" / "a.py").is_file()
         with pytest.raises(BadInput, match="a shallow clone has no other commit"):
@@ -246,14 +273,14 @@ class TestVersions:
 
     def test_outside_of_a_repository_it_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(BadInput, match="run it in a git repository"):
-            Repository(tmp_path)
+            Repository(tmp_path, tmp_path)
 
 
 # -- records, as they are -------------------------------------------------------------------------------------------
 
 
 def keep(place: Path, recovery_s: Mapping[str, float]) -> None:
-    history = History(str(place))
+    history = RunHistory(str(place))
     for commit, seconds in recovery_s.items():
         session = new_id()
         spread = [seconds * (0.98 + 0.01 * number) for number in range(8)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.runs import run
 
-from chaoskit.history.compare import Comparison, compare
+from chaoskit.history.compare import RunComparison, compare
 from chaoskit.history.faces import comparison_sentence, markdown, render_comparison
 from chaoskit.history.finding import NumberChange
 from chaoskit.history.record import Metric, RunRecord
@@ -22,7 +22,7 @@ def sample(size: int, by: float = 1.0, seed: int = 1, **more: Any) -> list[RunRe
     return [run(0.05 * by * exp(chance.gauss(0, 0.05)), **more) for _ in range(size)]
 
 
-def changes(comparison: Comparison) -> dict[str, NumberChange]:
+def changes(comparison: RunComparison) -> dict[str, NumberChange]:
     return {one.metric: one.change for one in comparison.findings}
 
 

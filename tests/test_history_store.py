@@ -19,7 +19,7 @@ from chaoskit.errors import BadInput, HarnessError
 from chaoskit.fixtures.s3_server import S3Server
 from chaoskit.history.record import AcceptedRecord, NightRecord, RunRecord, SeriesRecord, new_id
 from chaoskit.history.session import plan_of_run, read
-from chaoskit.history.store import Contents, History, began, decode, encode, read_file
+from chaoskit.history.store import RunContents, RunHistory, began, decode, encode, read_file
 from chaoskit.vocabulary import Verdict
 
 #: A line of each kind, of each version that was ever written. Each stays readable.
@@ -40,7 +40,7 @@ def test_records_of_every_version_stay_readable() -> None:
 
 
 def test_what_was_added_is_read_in_order(tmp_path: Path) -> None:
-    history = History(str(tmp_path))
+    history = RunHistory(str(tmp_path))
     later, earlier = run(started_unix_ns=2), run(started_unix_ns=1)
     session = new_id()
     for one in (later, earlier):
@@ -63,9 +63,9 @@ WRITER = """
 import sys
 from support.runs import run
 from chaoskit.history.record import new_id
-from chaoskit.history.store import History
+from chaoskit.history.store import RunHistory
 
-history, session = History(sys.argv[1]), new_id()
+history, session = RunHistory(sys.argv[1]), new_id()
 for number in range(int(sys.argv[2])):
     history.add(session, [run(seed=number, report="x" * 20_000)])
     print(number, flush=True)
@@ -82,7 +82,7 @@ def test_two_writers_lose_nothing(tmp_path: Path) -> None:
     for writer in writers:
         writer.communicate()
         assert writer.returncode == 0
-    found = History(str(tmp_path)).read()
+    found = RunHistory(str(tmp_path)).read()
     assert len(found.runs) == 200
     assert found.set_aside == []
 
@@ -94,8 +94,8 @@ def test_a_killed_writer_leaves_what_it_had_written(tmp_path: Path) -> None:
         written = [writer.stdout.readline() for _ in range(20)]
         os.kill(writer.pid, signal.SIGKILL)
     assert written[-1] == "19\n"
-    History(str(tmp_path)).add(new_id(), [run(title="another")])
-    found = History(str(tmp_path)).read()
+    RunHistory(str(tmp_path)).add(new_id(), [run(title="another")])
+    found = RunHistory(str(tmp_path)).read()
     assert len(found.runs) >= 21
     assert found.runs[-1].title == "another" or found.runs[0].title == "another"
     assert len(found.set_aside) <= 1
@@ -128,7 +128,7 @@ DAMAGED = {
 
 @pytest.mark.parametrize("line", DAMAGED.values(), ids=DAMAGED)
 def test_a_damaged_line_is_set_aside_and_the_others_are_used(tmp_path: Path, line: str) -> None:
-    history = History(str(tmp_path))
+    history = RunHistory(str(tmp_path))
     session = new_id()
     history.add(session, [run(title="before", started_unix_ns=1)])
     (path,) = tmp_path.glob("*/*.jsonl")
@@ -147,9 +147,9 @@ import resource, sys
 from support.runs import run
 from chaoskit.errors import HarnessError
 from chaoskit.history.record import new_id
-from chaoskit.history.store import History
+from chaoskit.history.store import RunHistory
 
-history, session = History(sys.argv[1]), new_id()
+history, session = RunHistory(sys.argv[1]), new_id()
 history.add(session, [run(title="before")])
 (path,) = __import__("pathlib").Path(sys.argv[1]).glob("*/*.jsonl")
 resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 100, resource.RLIM_INFINITY))
@@ -167,14 +167,14 @@ def test_a_disk_that_takes_a_part_is_told_of_and_loses_nothing_else(tmp_path: Pa
     command = [sys.executable, "-c", FILLS_UP, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent, check=True)
     assert done.stdout == "told\n"
-    found = History(str(tmp_path)).read()
+    found = RunHistory(str(tmp_path)).read()
     assert {one.title for one in found.runs} == {"before", "after"}
     assert found.set_aside == []
 
 
 def test_a_record_begins_on_a_line_of_its_own(tmp_path: Path) -> None:
     """Also behind what a killed writer has left."""
-    history, session = History(str(tmp_path)), new_id()
+    history, session = RunHistory(str(tmp_path)), new_id()
     history.add(session, [run(title="before")])
     (path,) = tmp_path.glob("*/*.jsonl")
     with path.open("ab") as file:
@@ -187,7 +187,7 @@ def test_a_record_begins_on_a_line_of_its_own(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_listed_is_told_of(tmp_path: Path) -> None:
     """The others are used."""
-    history = History(str(tmp_path))
+    history = RunHistory(str(tmp_path))
     history.add(new_id(), [run()])
     (tmp_path / "2026-01").symlink_to(tmp_path / "2026-01")  # root, too, cannot
     found = history.read()
@@ -197,7 +197,7 @@ def test_a_folder_that_cannot_be_listed_is_told_of(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["notes.txt", "2026-11/notes.jsonl", "2026-11/x/y.jsonl", "README"])
 def test_a_strange_file_is_set_aside(tmp_path: Path, name: str) -> None:
-    history = History(str(tmp_path))
+    history = RunHistory(str(tmp_path))
     history.add(new_id(), [run()])
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text("strange")
@@ -210,7 +210,7 @@ def test_a_strange_file_is_set_aside(tmp_path: Path, name: str) -> None:
 def test_a_store_of_another_format_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "format.json").write_text(text)
     with pytest.raises(BadInput, match=r"format"):
-        History(str(tmp_path)).read()
+        RunHistory(str(tmp_path)).read()
 
 
 def test_what_is_no_history_is_refused(tmp_path: Path) -> None:
@@ -220,20 +220,20 @@ def test_what_is_no_history_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"name a file of records"):
         read_file(tmp_path / "empty.jsonl")
     with pytest.raises(BadInput, match=r"url"):
-        History("nonsense://x")
+        RunHistory("nonsense://x")
 
 
 def test_a_store_that_cannot_be_written_is_told_of(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(HarnessError, match=r"nothing was added"):
-        History(str(tmp_path / "file" / "below")).add(new_id(), [run()])
+        RunHistory(str(tmp_path / "file" / "below")).add(new_id(), [run()])
 
 
 def test_a_history_lies_in_an_object_store(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("ENDPOINT_URL", s3_server.url), ("ACCESS_KEY_ID", "any"), ("SECRET_ACCESS_KEY", "any")):
         monkeypatch.setenv(f"AWS_{name}", value)
     s3_server.make_bucket("history")
-    history = History("s3://history/runs")
+    history = RunHistory("s3://history/runs")
     assert not history.is_there()
     session = new_id()
     for number in range(3):
@@ -246,7 +246,7 @@ def test_a_history_lies_in_an_object_store(s3_server: S3Server, monkeypatch: pyt
 
 
 def test_old_sessions_are_deleted(tmp_path: Path) -> None:
-    history = History(str(tmp_path))
+    history = RunHistory(str(tmp_path))
     history.add(new_id(), [run()])
     today = datetime.now(UTC).date()
     assert history.prune(today, dry_run=False) == []
@@ -258,14 +258,14 @@ def test_old_sessions_are_deleted(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_there_twice_is_one() -> None:
-    contents, one = Contents(), run()
+    contents, one = RunContents(), run()
     contents.take(encode([one]), "a")
     contents.take(encode([one]), "b")
     assert contents.in_order().runs == [one]
 
 
 def test_a_plan_is_that_of_its_series_with_its_seed(tmp_path: Path) -> None:
-    contents = Contents()
+    contents = RunContents()
     contents.take((RECORDED / "version-1.jsonl").read_bytes(), "a")
     found: dict[str, Any] = json.loads(plan_of_run(contents, "01a21db3-d995", tmp_path))
     assert found["settings"] == {"nodes": 2, "seed": 7}

@@ -30,12 +30,12 @@ from chaoskit.history.finding import NumberChange, NumberFinding
 from chaoskit.history.ranks import estimate_ratio
 from chaoskit.history.record import AcceptedRecord, NightRecord, NightUnit, SeriesRecord, new_id
 from chaoskit.history.session import read
-from chaoskit.history.store import Contents
+from chaoskit.history.store import RunContents
 from chaoskit.nightly.faces import MARKDOWN_BYTES, report_html, report_markdown
-from chaoskit.nightly.log import Began, Ended, NightLog, UnitDone, read_log
+from chaoskit.nightly.log import NightBegan, NightEnded, NightLog, UnitDone, read_log
 from chaoskit.nightly.outcome import NO_GOOD_NIGHT, exit_code_of, night_sentence
-from chaoskit.nightly.plan import Webhook, Window, load
-from chaoskit.nightly.report import build_report
+from chaoskit.nightly.plan import NightWindow, Webhook, load
+from chaoskit.nightly.report import build_report, gone
 from chaoskit.nightly.webhook import post
 from chaoskit.osprocess import descendants
 from chaoskit.sla.judge import Judged, State
@@ -123,6 +123,7 @@ def test_a_night_that_is_killed_goes_on_where_it_was(project: Project) -> None:
     status, out, told = finish(start(project))
     assert status == 0, told
     assert "going on with" in told
+    assert "which was killed: 2 tests over" in told
     assert "experiments 1 of 3" not in told
     assert "experiments 2 of 3" in told
     (night,) = nights(project)
@@ -175,6 +176,19 @@ def test_a_regression_since_the_last_good_night_is_reported(project: Project) ->
 
 
 @pytest.mark.costly
+@pytest.mark.slow
+def test_a_night_without_a_new_commit_is_no_failure(project: Project) -> None:
+    """A quiet weekend: what would be compared is the last good night's own commit."""
+    project.write(**{"nightly.yaml": f"{PLAN}compare: {{tests: ['test_it.py::test_kill[4]'], numbers: [recovery]}}\n"})
+    project.write(**{"test_it.py": TWO.replace("[4, 6, 7]", "[4]")})
+    project.commit()
+    assert finish(start(project))[0] == 0
+    status, _, told = finish(start(project))
+    assert status == 0, told
+    assert any("nothing is new since the last good night" in line for line in nights(project)[-1].lines)
+
+
+@pytest.mark.costly
 @pytest.mark.promise("One night at a time runs in a directory")
 def test_a_second_night_is_refused(project: Project) -> None:
     first = start(project)
@@ -206,6 +220,7 @@ def test_a_night_is_aborted_in_the_middle_of_a_run(project: Project) -> None:
 
 
 @pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.promise("a control that fails ends the night")
 def test_a_control_that_fails_ends_the_night(project: Project) -> None:
     project.write(**{"test_calm.py": CALM.replace("steps=6", "steps=6, deadline_s=0.01")})
@@ -270,7 +285,12 @@ def test_a_selection_of_nothing_is_refused(project: Project) -> None:
         ("version: 1\nname: a\ntests: [a]\nrepeats: many", "Expected `int`"),
         ("version: 1\nname: a\ntests: [a]\nspeed: 3", "unknown field `speed`"),
         ("version: 1\nname: a\nname: b\ntests: [a]", "name is there twice"),
-        ("version: 1\nname: a\ntests: [a]\nsla: nowhere.yaml", "name a file of SLAs"),
+        ("version: 1\nname: a\ntests: [a]\nsla: nowhere.yaml", "name a file that can be read"),
+        ("version: 1\nname: a\ntests: [a]\nsla: nightly.yaml", "mend it"),
+        (
+            "version: 1\nname: a\ntests: [a]\nhistory: h\ncompare: {tests: [b], numbers: [speed]}",
+            "name a duration, or a quotient of two",
+        ),
         ("version: 1\nname: a\ntests: [a]\nbudget: soon", "give a time above 0"),
         ("version: 1\nname: a\ntests: [a]\nbudget: 0h", "give a time above 0"),
         ("version: 1\nname: a\ntests: [a]\ncompare: {tests: []}", "name tests, or leave compare out"),
@@ -320,7 +340,7 @@ def test_a_plan_that_is_not_there_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_window_is_of_the_evening_on_which_it_began(begin: str, end: str, moment: str, is_open: bool) -> None:
-    window = Window(begin, end, "Europe/Berlin", ("Mon", "tuesday", "wed", "thu", "fri"))
+    window = NightWindow(begin, end, "Europe/Berlin", ("Mon", "tuesday", "wed", "thu", "fri"))
     at = datetime.fromisoformat(moment).replace(tzinfo=ZoneInfo("Europe/Berlin"))
     assert window.is_open(at.astimezone(UTC)) is is_open
 
@@ -334,7 +354,7 @@ def unit(test: str = "test_kill", part: Any = "experiments", **more: Any) -> Nig
 
 def test_a_torn_line_costs_its_test_alone(tmp_path: Path) -> None:
     log = NightLog(tmp_path / "one")
-    log.add(Began("n", "small", "digest", "abc", 1))
+    log.add(NightBegan("n", "small", "digest", "abc", 1))
     log.add(UnitDone(unit("one")))
     log.add(UnitDone(unit("two")))
     file = tmp_path / "one" / "night.jsonl"
@@ -349,11 +369,11 @@ def test_a_torn_line_costs_its_test_alone(tmp_path: Path) -> None:
 def test_a_night_goes_on_only_with_what_it_began(tmp_path: Path) -> None:
     log = NightLog(tmp_path / "one")
     assert not log.so_far.is_resumable("digest", "abc")
-    log.add(Began("n", "small", "digest", "abc", 1))
+    log.add(NightBegan("n", "small", "digest", "abc", 1))
     assert log.so_far.is_resumable("digest", "abc")
     assert not log.so_far.is_resumable("another plan", "abc")
     assert not log.so_far.is_resumable("digest", "another commit")
-    log.add(Ended(night()))
+    log.add(NightEnded(night()))
     assert not read_log(tmp_path / "one").is_resumable("digest", "abc")
 
 
@@ -379,6 +399,24 @@ def line(state: State, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({}, "nothing is wrong; 5 of 5 runs passed"),
+        ({"units": [unit(failures=2)]}, "1 test failed by itself; 5 of 5 runs passed"),
+        (
+            {"units": [unit(verdicts={Verdict.PASSED: 3, Verdict.FAILED: 1, Verdict.UNKNOWN: 1})]},
+            "1 run failed, 1 run unknown; 3 of 5 runs passed",
+        ),
+        ({"lines": ["left behind: process 7 (python)"]}, "1 left behind; 5 of 5 runs passed"),
+        ({"reason": "pages are firing"}, "it ended early: pages are firing; 5 of 5 runs passed"),
+    ],
+)
+def test_a_sentence_hides_nothing_that_changes_the_exit_status(more: dict[str, Any], told: str) -> None:
+    assert night_sentence(night(**more)) == told
+    assert told.startswith("nothing is wrong") is (night(**more).exit_code == 0)
+
+
+@pytest.mark.parametrize(
     ("more", "status"),
     [
         ({}, 0),
@@ -388,7 +426,9 @@ def line(state: State, **more: Any) -> dict[str, Any]:
         ({"findings": [regressed()]}, 1),
         ({"slas": [line(State.BROKEN)]}, 1),
         ({"units": [unit(verdicts={Verdict.PASSED: 4, Verdict.FAILED: 1})]}, 1),
-        ({"units": [unit(troubles=["failed: assert 1 == 2"])]}, 1),
+        ({"units": [unit(failures=2, troubles=["failed: assert 1 == 2"])]}, 1),
+        ({"units": [unit(failures=1, verdicts={Verdict.PASSED: 4, Verdict.UNKNOWN: 1})]}, 1),
+        ({"units": [unit(troubles=["skipped: no GPU"])]}, 0),
         ({"slas": [line(State.UNKNOWN)]}, 10),
         ({"units": [unit(verdicts={Verdict.PASSED: 4, Verdict.UNKNOWN: 1}, troubles=["failed: unknown"])]}, 10),
         ({"missing": ["experiments: test_b: skipped"]}, 10),
@@ -416,7 +456,7 @@ def test_the_report_says_since_when_and_how_to_see_it(tmp_path: Path) -> None:
         ),
     ]
     kept[1] = msgspec.structs.replace(kept[1], units=[unit(), unit("test_gone")], environment={"torch": "2.12"})
-    contents = Contents(nights=kept)
+    contents = RunContents(nights=kept, runs=[run(series="two"), run(), run()])
     day = datetime.fromtimestamp(kept[-1].started_unix_ns / 1e9, UTC).date()
     contents.accepted = [AcceptedRecord(series="two", reason="sums", until=day + timedelta(days=3), by="me")]
     report = build_report(contents, "s3://bucket/history")
@@ -424,11 +464,13 @@ def test_the_report_says_since_when_and_how_to_see_it(tmp_path: Path) -> None:
     (broken,) = report.broken
     assert broken.since == (kept[0].commit, kept[1].commit)
     assert broken.replay == ["chaoskit replay --history s3://bucket/history r3"]
-    assert [(one.metric, one.phase) for one in report.regressions] == [("recovery", "restored")]
-    assert report.not_run == [
-        "experiments: test_other: skipped",
-        "experiments: test_gone: it ran in the night before, and is not there any more",
+    assert [(one.finding.metric, one.finding.phase) for one in report.regressions if one.finding] == [
+        ("recovery", "restored")
     ]
+    assert report.regressions[0].replay.endswith(contents.runs[-1].run_id)
+    assert report.not_run == ["experiments: test_other: skipped"]
+    assert gone(kept[2], kept[:2]) == ["experiments: test_gone: it ran in the night before, and is not there any more"]
+    assert gone(msgspec.structs.replace(kept[2], reason="aborted"), kept[:2]) == []
     (budget,) = report.budgets
     assert budget.left == pytest.approx(2.0)
     assert [one.series for one in report.expiring] == ["two"]
@@ -452,14 +494,20 @@ def test_the_report_says_since_when_and_how_to_see_it(tmp_path: Path) -> None:
 
 def test_a_report_of_many_things_fits_into_a_comment() -> None:
     missing = [f"experiments: test_{number}: it did not run, for a reason of some length" for number in range(5000)]
-    told = report_markdown(build_report(Contents(nights=[night(missing=missing)]), "store"))
+    told = report_markdown(build_report(RunContents(nights=[night(missing=missing)]), "store"))
     assert len(told.encode()) <= MARKDOWN_BYTES
     assert told.endswith("and more: see the report\n")
 
 
+def test_a_night_of_changed_files_is_not_the_last_good_one() -> None:
+    kept = [night(0), night(1, is_changed=True), night(2, missing=["experiments: test: skipped"])]
+    assert RunContents(nights=kept).last_good("small") == kept[0].commit
+    assert RunContents(nights=kept).last_good("another") == ""
+
+
 def test_what_tests_say_is_no_markup() -> None:
     nasty = "<script>alert(1)</script> | [x](http://x) @you `y`"
-    report = build_report(Contents(nights=[night(missing=[nasty], reason=nasty)]), "store")
+    report = build_report(RunContents(nights=[night(missing=[nasty], reason=nasty)]), "store")
     assert "<script>" not in report_html(report)
     assert "<script>" not in report_markdown(report).replace("\\<script", "")
     assert "\\@you" in report_markdown(report)
@@ -468,35 +516,37 @@ def test_what_tests_say_is_no_markup() -> None:
 @pytest.mark.parametrize("name", ["", "2026-11-02", "0" * 39 + "1"])
 def test_a_night_is_named_by_its_day_or_commit(name: str) -> None:
     kept = [night(0), night(1)]
-    assert build_report(Contents(nights=kept), "store", name).night.night == kept[1].night
+    assert build_report(RunContents(nights=kept), "store", name).night.night == kept[1].night
 
 
 def test_a_night_that_is_not_there_is_refused() -> None:
     with pytest.raises(BadInput, match="there is none in this history"):
-        build_report(Contents(), "store")
+        build_report(RunContents(), "store")
     with pytest.raises(BadInput, match="name one by its day"):
-        build_report(Contents(nights=[night()]), "store", "2020-01-01")
+        build_report(RunContents(nights=[night()]), "store", "2020-01-01")
 
 
 def test_a_series_is_drawn_over_nights() -> None:
-    sessions = [new_id() for _ in range(2)]
+    sessions = sorted(new_id() for _ in range(2))
     runs = [run(0.05 + 0.01 * number, session=session) for session in sessions for number in range(3)]
-    contents = Contents(runs=runs, plans={"one": SeriesRecord(series="one", plan={})})
-    today = msgspec.structs.replace(night(), started_unix_ns=time.time_ns())
-    contents.nights = [today]
+    contents = RunContents(runs=runs, plans={"one": SeriesRecord(series="one", plan={})})
+    contents.nights = [night(day, units=[unit(session=session)]) for day, session in enumerate(sessions)]
     report = build_report(contents, "store")
     (curve,) = report.curves
-    assert (curve.title, curve.recovered, curve.runs, len(curve.points)) == ("test_kill", 6, 6, 1)
-    assert report_html(report).count("<circle") == 1
+    assert (curve.title, curve.recovered, curve.runs) == ("test_kill", 3, 3)
+    # of the day on which their night began, whenever their runs ended
+    assert [str(point.day) for point in curve.points] == ["2026-11-01", "2026-11-02"]
+    assert report_html(report).count("<circle") == 2
+    assert [len(one.points) for one in build_report(contents, "store", "2026-11-01").curves] == [1]
 
 
 def test_a_large_history_is_reported_quickly() -> None:
     """Measured: 100,000 runs of 30 nights in less than a second; read from a folder, in 3."""
     session = new_id()
     runs = [run(0.05, session=session, series=f"s{number % 200}") for number in range(20_000)]
-    kept = msgspec.structs.replace(night(), started_unix_ns=time.time_ns())
+    kept = night(units=[unit(session=session)])
     began = time.monotonic()
-    report_html(build_report(Contents(runs=runs, nights=[kept]), "store"))
+    report_html(build_report(RunContents(runs=runs, nights=[kept]), "store"))
     assert time.monotonic() - began < 30
 
 
@@ -564,6 +614,8 @@ def test_a_chat_that_fails_changes_nothing(chat: type[_Chat], monkeypatch: pytes
     assert post(Webhook("env:CHAT"), night(), None) == "the webhook has failed: URLError"
     monkeypatch.setenv("CHAT", "nonsense")
     assert post(Webhook("env:CHAT"), night(), None) == "the webhook was not called: env:CHAT holds no URL"
+    monkeypatch.setenv("CHAT", "http://127.0.0.1:1/a secret")
+    assert post(Webhook("env:CHAT"), night(), None) == "the webhook has failed: InvalidURL"
     assert "No such file" in post(Webhook("file:/nowhere"), night(), None)
 
 

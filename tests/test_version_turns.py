@@ -150,6 +150,71 @@ def test_a_test_that_never_recovers_now_is_not_run_to_its_end() -> None:
     assert finding(schedule.findings, "recovered").change is NumberChange.REGRESSED
 
 
+def test_a_run_that_fails_before_the_next_one_of_its_test_is_no_other_experiment() -> None:
+    """Of two runs of a test, the second is not made where the first fails."""
+
+    def make(turn: ArmTurn) -> ArmReport:
+        first, second = run(title="one"), run(title="one #2", series="two")
+        if turn.side is Side.BEFORE:
+            return ArmReport([first, second])
+        failed = run(None, title="one", verdict=Verdict.FAILED)
+        return ArmReport([failed], trouble="failed: chaoskit verdict: failed")
+
+    schedule = VersionSchedule(["one"])
+    drive(schedule, make)
+    assert finding(schedule.findings, "recovered").change is NumberChange.REGRESSED
+
+
+def test_a_test_that_makes_fewer_runs_and_passes_is_incomparable() -> None:
+    schedule = VersionSchedule(["one"])
+    drive(
+        schedule,
+        lambda turn: ArmReport(
+            [run(), *([run(title="test_kill #2", series="two")] if turn.side is Side.BEFORE else [])]
+        ),
+    )
+    assert [one.reason for one in schedule.findings] == ["after: it makes fewer runs, and passes"]
+
+
+def test_a_version_that_dies_in_the_middle_is_worse_and_what_was_decided_stays() -> None:
+    schedule = VersionSchedule(["one", "two"], numbers=("recovery", "step"))
+    steps = iter([0.01, 0.0145] * 500)
+    while turn := schedule.next_turn():
+        if turn.test == "one" and turn.number == 9:
+            schedule.give_up(ArmTurn("one", Side.AFTER, 9), "after: pytest ended with -9")
+            break
+        slower = 2 if turn.side is Side.AFTER else 1
+        schedule.take(turn, ArmReport([run(0.05 * slower, next(steps), title=turn.test, series=turn.test)]))
+    told = {(one.title, one.metric): one.change for one in schedule.findings}
+    assert told["one", "recovery"] is NumberChange.REGRESSED  # at the first look
+    assert told["one", "test"] is NumberChange.REGRESSED
+    assert told["two", "all"] is NumberChange.INCOMPARABLE
+
+
+def test_a_side_whose_runs_say_nothing_is_undecided() -> None:
+    def make(turn: ArmTurn) -> ArmReport:
+        verdict = Verdict.UNKNOWN if turn.side is Side.BEFORE and turn.number else Verdict.PASSED
+        return ArmReport([run(verdict=verdict)])
+
+    schedule = VersionSchedule(["one"])
+    drive(schedule, make)
+    assert [(one.change, one.reason) for one in schedule.findings] == [
+        (NumberChange.UNDECIDED, "no run before says anything of it")
+    ]
+
+
+@pytest.mark.parametrize("trouble", ["skipped: no GPU", "failed: chaoskit verdict: unknown"])
+def test_what_is_no_assertion_of_the_user_is_no_regression_of_the_test(trouble: str) -> None:
+    def make(turn: ArmTurn) -> ArmReport:
+        is_odd = turn.side is Side.AFTER and turn.number == 3
+        verdict = Verdict.UNKNOWN if is_odd and "verdict" in trouble else Verdict.PASSED
+        return ArmReport([run(verdict=verdict)], trouble=trouble if is_odd else "")
+
+    schedule = VersionSchedule(["one"])
+    drive(schedule, make)
+    assert not [one for one in schedule.findings if one.change is NumberChange.REGRESSED]
+
+
 def test_an_assertion_of_the_user_that_fails_now_is_a_regression() -> None:
     schedule = VersionSchedule(["one"])
     drive(

@@ -13,8 +13,9 @@ from chaoskit.cli.output import Json, command_app, console, print_json
 from chaoskit.errors import BadInput
 from chaoskit.history.compare import by_series
 from chaoskit.history.record import KNOWN, AcceptedRecord, new_id
-from chaoskit.history.store import History
+from chaoskit.history.store import RunHistory
 from chaoskit.osprocess import user_at_host
+from chaoskit.versions.schedule import OWN_FAILURE
 
 app = command_app()
 
@@ -43,11 +44,14 @@ def accept(
         raise BadInput("until", until, "give a day that is not over")
     if not reason.strip():
         raise BadInput("reason", reason, "say why: it is shown wherever this series is worse")
-    if number and number.partition("/")[0].strip() not in KNOWN:
-        raise BadInput("number", number, f"use one of {', '.join(KNOWN)}")
+    parts = [part.strip() for part in number.split("/")]
+    if number and (len(parts) > 2 or not all(part in (*KNOWN, OWN_FAILURE) for part in parts)):
+        raise BadInput("number", number, f"use one of {', '.join((*KNOWN, OWN_FAILURE))}, or a quotient of two")
     chosen, _ = choose_series(by_series(read_store(store).runs), series)
-    record = AcceptedRecord(series=chosen, metric=number, reason=reason.strip(), until=last, by=user_at_host())
-    history = History(store)
+    record = AcceptedRecord(
+        series=chosen, metric=" / ".join(parts), reason=reason.strip(), until=last, by=user_at_host()
+    )
+    history = RunHistory(store)
     history.add(new_id(), [record])
     history.close()
     if machine:

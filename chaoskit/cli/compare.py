@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,14 +15,15 @@ from rich.text import Text
 from chaoskit.cli.history import read_store
 from chaoskit.cli.output import Json, command_app, console, print_json
 from chaoskit.errors import BadInput
-from chaoskit.history.compare import TOLERANCE, Comparison, compare, exit_code, with_accepted
+from chaoskit.history.compare import TOLERANCE, RunComparison, compare, exit_code, with_accepted
 from chaoskit.history.faces import comparison_sentence, markdown, render_comparison, told_first
-from chaoskit.history.record import KNOWN, HistoryRecord, RunRecord, new_id
-from chaoskit.history.store import Contents, History
+from chaoskit.history.record import HistoryRecord, RunRecord, new_id
+from chaoskit.history.store import RunContents, RunHistory
+from chaoskit.hostchecks import require_writable
 from chaoskit.plaintext import tell_on_stderr
 from chaoskit.versions.budget import seconds_of
 from chaoskit.versions.faces import ProgressLines, result_sentence
-from chaoskit.versions.looks import NUMBERS
+from chaoskit.versions.looks import NUMBERS, require_numbers
 from chaoskit.versions.looks import TOLERANCE as TOLERANCE_IN_TURNS
 from chaoskit.versions.run import VersionRequest, compare_versions
 from chaoskit.versions.trees import LAST_GOOD
@@ -49,6 +51,9 @@ def compare_command(
         typer.Option(help="What is compared in turns. May be given several times.", show_default=", ".join(NUMBERS)),
     ] = None,
     history: Annotated[str, typer.Option(metavar="STORE", help="Keep records of the runs of the version after.")] = "",
+    prepare: Annotated[
+        str, typer.Option(metavar="COMMAND", help="Run in the directory of each version first, such as 'make ext'.")
+    ] = "",
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 10 where anything was not decided.")] = False,
     summary: Annotated[Path | None, typer.Option(metavar="FILE", help="Add the result to FILE, as Markdown.")] = None,
     machine: Json = False,
@@ -70,47 +75,60 @@ def compare_command(
     if tolerance is not None and not 0 < tolerance < 10:
         raise BadInput("tolerance", tolerance, "use a share above 0, such as 0.1")
     if _is_place(before) or _is_place(after):
-        if context.args:
-            raise BadInput("after", after, "name two versions to run tests in turns, or two places with records alone")
+        if context.args or budget or number or history or prepare:
+            told = (
+                "name two versions to run tests in turns, or two places with records, and no tests, budget or history"
+            )
+            raise BadInput("after", after, told)
         early, late = _records(before, "before"), _records(after, "after")
         found, seconds = compare(early.runs, late.runs, tolerance or TOLERANCE), None
         accepted = [*early.accepted, *late.accepted]
     else:
-        store = History(history) if history else None
-        contents = store.read() if store is not None and store.is_there() else Contents()
+        contents = _contents(history)
         request = VersionRequest(
             _last_good(contents) if before == LAST_GOOD else before,
             after,
             tuple(context.args),
-            numbers=_numbers(number),
+            numbers=require_numbers(number or (), "number"),
             tolerance=tolerance or TOLERANCE_IN_TURNS,
             budget_s=seconds_of(budget, "budget") if budget else None,
+            prepare=prepare,
         )
+        if summary is not None:
+            require_writable("summary", summary.parent)
         result = compare_versions(request, ProgressLines(tell_on_stderr))
-        if store is not None:
-            _keep(store, result.records)
         found, seconds, accepted = result.comparison, result.seconds, contents.accepted
     found = with_accepted(found, accepted, datetime.now(UTC).date())
     _show(found, seconds, machine)
+    if seconds is not None and history:
+        _keep(RunHistory(history), result.records)
     if summary is not None:
         add_summary(summary, markdown(found, f"{before} and {after}"))
     return exit_code(found, is_strict=strict)
 
 
-def _last_good(contents: Contents) -> str:
+def _last_good(contents: RunContents) -> str:
     if commit := contents.last_good():
         return commit
     raise BadInput("before", LAST_GOOD, "name a --history with a night in which nothing was wrong, or a commit")
 
 
-def _keep(store: History, records: Sequence[HistoryRecord]) -> None:
+def _contents(history: str) -> RunContents:
+    """What a history knows so far; it may be made by this comparison."""
+    if not history:
+        return RunContents()
+    with closing(RunHistory(history)) as store:
+        return store.read() if store.is_there() else RunContents()
+
+
+def _keep(store: RunHistory, records: Sequence[HistoryRecord]) -> None:
     session = new_id()
     kept = [msgspec.structs.replace(one, session=session) if isinstance(one, RunRecord) else one for one in records]
-    store.add(session, kept)
-    store.close()
+    with closing(store):
+        store.add(session, kept)
 
 
-def _show(found: Comparison, seconds: float | None, machine: bool) -> None:
+def _show(found: RunComparison, seconds: float | None, machine: bool) -> None:
     if machine:
         told: dict[str, Any] = {"findings": msgspec.to_builtins(found.findings), "absent": found.absent}
         print_json(told | ({} if seconds is None else {"seconds": round(seconds, 1)}))
@@ -131,22 +149,13 @@ def add_summary(summary: Path, text: str) -> None:
         raise BadInput("summary", str(summary), f"name a file that can be written ({error.strerror})") from None
 
 
-def _numbers(given: list[str] | None) -> tuple[str, ...]:
-    for name in given or ():
-        parts = [part.strip() for part in name.split("/")]
-        durations = [known for known, (unit, _) in KNOWN.items() if unit == "s"]
-        if len(parts) > 2 or not all(part in durations for part in parts):
-            raise BadInput("number", name, f"name a duration, or a quotient of two: {', '.join(durations)}")
-    return tuple(given) if given else NUMBERS
-
-
 def _is_place(name: str) -> bool:
     """Whether a name is that of a file or a history of records."""
     place = name.rpartition("@")[0] or name
     return "://" in name or any(Path(one).is_file() or (Path(one) / "format.json").is_file() for one in (name, place))
 
 
-def _records(name: str, field: str) -> Contents:
+def _records(name: str, field: str) -> RunContents:
     """The records in a place; of STORE@NAME, those of that commit or session."""
     if not _is_place(name):
         raise BadInput(field, name, "name a file of --chaos-save or a history, as for the other one")

@@ -23,7 +23,7 @@ from chaoskit.history.faces import sparkline
 from chaoskit.history.place import Sources, sources_at
 from chaoskit.history.record import RECOVERED, RECOVERY, RunRecord, new_id
 from chaoskit.history.session import read, records_of
-from chaoskit.history.store import Contents, History, encode, read_file
+from chaoskit.history.store import RunContents, RunHistory, encode, read_file
 from chaoskit.plaintext import printable, tell_on_stderr
 from chaoskit.report.store import read_outcomes
 from chaoskit.report.summary import VERDICT_STYLES, duration, number, plural
@@ -49,12 +49,12 @@ def add(
     Example: [cyan]chaoskit history add history chaoskit-runs/nightly[/]
     """
     added = 0
-    history = History(store)
+    history = RunHistory(store)
     for source in sources:
         if source.is_dir():
             there = Sources(root=sources_at(Path.cwd()).root)  # of which commit it was is not known any more
             pairs = [records_of(outcome, there) for outcome in read_outcomes(source)]
-            contents = Contents([run for run, _ in pairs], {shared.series: shared for _, shared in pairs})
+            contents = RunContents([run for run, _ in pairs], {shared.series: shared for _, shared in pairs})
         else:
             contents = read_file(source)
         session = new_id()
@@ -173,7 +173,7 @@ def prune(
 
     Example: [cyan]chaoskit history prune history --older-than-days 400 --dry-run[/]
     """
-    history = History(store)
+    history = RunHistory(store)
     if not history.is_there():
         raise BadInput("store", store, "name a history")
     names = history.prune((datetime.now(UTC) - timedelta(days=older_than_days)).date(), dry_run=dry_run)
@@ -186,7 +186,7 @@ def prune(
     return 0
 
 
-def read_store(store: str) -> Contents:
+def read_store(store: str) -> RunContents:
     """The records in a store that was named on the command line. Raises BadInput, which names it so."""
     try:
         contents = read(store)
@@ -196,7 +196,7 @@ def read_store(store: str) -> Contents:
     return contents
 
 
-def _tell_set_aside(contents: Contents) -> None:
+def _tell_set_aside(contents: RunContents) -> None:
     for line in contents.set_aside:
         tell_on_stderr(line)
 

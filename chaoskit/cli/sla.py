@@ -14,7 +14,7 @@ from rich.text import Text
 from chaoskit.cli.history import read_store
 from chaoskit.cli.output import EXIT_FAILED, Json, command_app, console, print_json
 from chaoskit.errors import BadInput
-from chaoskit.history.store import Contents
+from chaoskit.history.store import RunContents
 from chaoskit.plaintext import tell_on_stderr
 from chaoskit.report.summary import plural
 from chaoskit.sla.export import prometheus_rules
@@ -50,7 +50,7 @@ def check(
     """
     slas = load(file)
     contents = read_store(store)
-    earlier = read_store(against) if against else Contents()
+    earlier = read_store(against) if against else RunContents()
     set_aside = [*contents.set_aside, *earlier.set_aside]
     now = datetime.now(UTC)
     judged: list[Judged] = []

@@ -29,7 +29,7 @@ FALSE_SHARE = 0.05
 CONTROL = 0.05
 
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
     """What was found, series by series.
 
     Attributes:
@@ -62,7 +62,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.absent) or not self.findings or any(one.change.is_open for one in self.findings)
 
 
-def with_accepted(comparison: Comparison, accepted: Iterable[AcceptedRecord], today: date) -> Comparison:
+def with_accepted(comparison: RunComparison, accepted: Iterable[AcceptedRecord], today: date) -> RunComparison:
     """Note which of what is worse was accepted, and until when."""
     return msgspec.structs.replace(comparison, findings=with_accepted_findings(comparison.findings, accepted, today))
 
@@ -83,7 +83,7 @@ def _with_accepted(finding: NumberFinding, accepted: Sequence[AcceptedRecord]) -
     return msgspec.structs.replace(finding, accepted=f"accepted until {latest.until}: {latest.reason}")
 
 
-def exit_code(comparison: Comparison, *, is_strict: bool) -> int:
+def exit_code(comparison: RunComparison, *, is_strict: bool) -> int:
     """0: nothing got worse. 1: something did. 10: nothing could be compared; with ``is_strict``, not all of it."""
     if comparison.is_regressed:
         return Verdict.FAILED.exit_code
@@ -99,7 +99,7 @@ SECONDS = (record.RECOVERY,)
 Of = Callable[[RunRecord], float | None]
 
 
-def compare(before: Sequence[RunRecord], after: Sequence[RunRecord], tolerance: float = TOLERANCE) -> Comparison:
+def compare(before: Sequence[RunRecord], after: Sequence[RunRecord], tolerance: float = TOLERANCE) -> RunComparison:
     """Compare runs with earlier ones.
 
     What is counted (runs that did not recover, false alarms, losses that differ) is worse when it happens and did not
@@ -118,7 +118,7 @@ def compare(before: Sequence[RunRecord], after: Sequence[RunRecord], tolerance: 
     ]
     absent = [runs[-1].title for key, runs in earlier.items() if key not in later]
     uncounted = Counter(run.verdict.value if run.claimed else "unclaimed" for run in after if not is_conclusive(run))
-    return Comparison(findings=beyond_chance(findings), absent=absent, uncounted=dict(uncounted))
+    return RunComparison(findings=beyond_chance(findings), absent=absent, uncounted=dict(uncounted))
 
 
 def compare_number(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from chaoskit.history.compare import Comparison
+from chaoskit.history.compare import RunComparison
 from chaoskit.history.finding import NumberChange, NumberFinding
 from chaoskit.plaintext import printable
 from chaoskit.report.summary import duration, number, plural
@@ -27,7 +27,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 _MARKDOWN_ROWS = 200
 
 
-def comparison_sentence(comparison: Comparison) -> str:
+def comparison_sentence(comparison: RunComparison) -> str:
     """``1 regressed, 5 unchanged, 2 undecided; 1 series had no run``."""
     counts = comparison.changes()
     told = (
@@ -40,7 +40,7 @@ def comparison_sentence(comparison: Comparison) -> str:
     return f"{told}{absent}{uncounted}"
 
 
-def render_comparison(comparison: Comparison) -> Table:
+def render_comparison(comparison: RunComparison) -> Table:
     """Everything but what is unchanged, the worst first."""
     table = findings_table("test and number", "before", "now", "ratio")
     for one in told_first(comparison):
@@ -60,7 +60,7 @@ def findings_table(what: str, *numbers: str) -> Table:
     return table
 
 
-def told_first(comparison: Comparison) -> list[NumberFinding]:
+def told_first(comparison: RunComparison) -> list[NumberFinding]:
     """What people must see, the worst first."""
     order = list(NumberChange)
     shown = (one for one in comparison.findings if one.change is not NumberChange.UNCHANGED)
@@ -93,7 +93,7 @@ def ratio_text(finding: NumberFinding) -> str:
     return f"{ratio.ratio:.2f}{interval}"
 
 
-def markdown(comparison: Comparison, heading: str = "chaoskit") -> str:
+def markdown(comparison: RunComparison, heading: str = "chaoskit") -> str:
     """For the summary of a CI job, or a comment on a pull request."""
     lines = [f"### {heading}: {comparison_sentence(comparison)}", ""]
     if rows := told_first(comparison):

@@ -11,7 +11,7 @@ from chaoskit.history.ranks import RatioEstimate
 
 Unit = Literal["s", "steps", "ratio", "count"]
 
-#: The phase of a recovery all of whose phases grew.
+#: In place of a phase, of a recovery of which more than one grew.
 WHOLE = "whole"
 
 
@@ -39,7 +39,8 @@ class NumberFinding(msgspec.Struct, frozen=True, kw_only=True):
             missed it; None where there is none.
         ratio: how many times greater it is now; None for what is counted.
         reason: why nothing can be said, or what is worse.
-        phase: of a recovery that takes longer, the phase that grew; :data:`WHOLE` if all did, "" if that is not known.
+        phase: of a recovery that takes longer, the phase that grew; :data:`WHOLE` if more than one did, "" if that is
+            not known.
         accepted: why it is no failure that this is worse, and until when; "" where it was not accepted.
     """
 

@@ -95,14 +95,18 @@ class NightUnit(msgspec.Struct, frozen=True, kw_only=True):
     """A test in one part of a night.
 
     Attributes:
-        runs: that were made. troubles: why some failed, each once. why_not: why it did not run; "" where it did.
+        runs: that were made. failures: in how many an assertion of the test failed, and their runs passed. troubles:
+            why some failed, each once. why_not: why it did not run, or not as often as it should; "" where it did.
+        session: of its runs, in the history.
     """
 
     part: Literal["control", "experiments", "comparison"]
     test: str
     runs: int = 0
     verdicts: dict[Verdict, int] = {}
+    failures: int = 0
     troubles: list[str] = []
+    session: str = ""
     seconds: float = 0.0
     why_not: str = ""
 
@@ -111,8 +115,9 @@ class NightRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     """A night of experiments, when it was over.
 
     Attributes:
-        night: its UUID. name: that of its plan. commit: what it has tested. seconds: without pauses between a kill and
-            going on. exit_code: as of the command. reason: why it ended early; "" where it did not.
+        night: its UUID. name: that of its plan. commit: what it has tested. is_changed: whether files differed from it.
+        seconds: of tests, and of what is around them since it went on after a kill. exit_code: as of the command.
+        reason: why it ended early; "" where it did not.
         findings: of its comparison with ``against``, a commit. slas: lines with their states.
         missing: what was planned and did not run, and why. environment: what may explain a difference to other nights.
         lines: further ones that people must see, such as what was left behind.
@@ -122,6 +127,7 @@ class NightRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     night: str
     name: str
     commit: str = ""
+    is_changed: bool = False
     started_unix_ns: int
     seconds: float
     exit_code: int

@@ -10,11 +10,11 @@ import msgspec
 
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.experiment.outcome import Outcome
-from chaoskit.history.compare import TOLERANCE, Comparison, compare, with_accepted
+from chaoskit.history.compare import TOLERANCE, RunComparison, compare, with_accepted
 from chaoskit.history.place import Sources, covariates_of, machine_of
 from chaoskit.history.record import HistoryRecord, RunRecord, SeriesRecord, metrics_of, new_id
 from chaoskit.history.series import plan_of, series_of, series_plan
-from chaoskit.history.store import Contents, History, decode, encode, read_file
+from chaoskit.history.store import RunContents, RunHistory, decode, encode, read_file
 from chaoskit.report.statistics import without_repeat
 from chaoskit.report.store import write_whole
 
@@ -91,7 +91,7 @@ class SessionRecords:
         self._session = new_id()
         self._tolerance = tolerance
         self._save = save
-        self._history = History(store) if store else None
+        self._history = RunHistory(store) if store else None
         self._runs: dict[str, RunRecord] = {}
         self._plans: dict[str, SeriesRecord] = {}
         self._unwritten: list[HistoryRecord] = []
@@ -131,18 +131,18 @@ class SessionRecords:
             if (text := str(error)) not in self.troubles:
                 self.troubles.append(text)
 
-    def everything(self) -> Contents:
+    def everything(self) -> RunContents:
         """The records of the history, with those of this session; of this session alone where there is none."""
-        found = Contents()
+        found = RunContents()
         if self._history is not None:
             try:
                 found = self._history.read()
                 self.troubles += [line for line in found.set_aside if line not in self.troubles]
             except BadInput as error:
                 self.troubles.append(str(error))
-        return Contents([*found.runs, *self._runs.values()], found.plans | self._plans, found.accepted).in_order()
+        return RunContents([*found.runs, *self._runs.values()], found.plans | self._plans, found.accepted).in_order()
 
-    def finish(self, *, is_well: bool) -> Comparison | None:
+    def finish(self, *, is_well: bool) -> RunComparison | None:
         """Save what was asked for, and compare; None where nothing is to be compared with.
 
         Args:
@@ -182,18 +182,18 @@ def _is_there(place: str) -> bool:
     """Whether there is a file or a history. A folder that is none is no place for a baseline. Raises BadInput."""
     if "://" not in place:
         return Path(place).exists()
-    history = History(place)
+    history = RunHistory(place)
     try:
         return history.is_there()
     finally:
         history.close()
 
 
-def read(place: str) -> Contents:
+def read(place: str) -> RunContents:
     """The records in a file, or in a history. Raises BadInput if there are none."""
     if "://" not in place and Path(place).is_file():
         return read_file(Path(place))
-    history = History(place)
+    history = RunHistory(place)
     try:
         return history.read()
     finally:
@@ -212,7 +212,7 @@ def lines_of(outcomes: Iterable[Outcome], sources: Sources, title: str, definiti
     return found
 
 
-def plan_of_run(contents: Contents, run_id: str, root: Path) -> bytes:
+def plan_of_run(contents: RunContents, run_id: str, root: Path) -> bytes:
     """The plan of a run, by the beginning of its name: that of its series, with its seed, in a repository.
 
     Raises:

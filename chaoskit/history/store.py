@@ -40,7 +40,7 @@ class _Version(msgspec.Struct):
 
 
 @dataclass
-class Contents:
+class RunContents:
     """What was read.
 
     Attributes:
@@ -76,12 +76,15 @@ class Contents:
                     self.nights.append(record)
 
     def last_good(self, name: str = "") -> str:
-        """The commit of the latest night of this name, or of any, in which nothing was wrong; "" if there is none."""
+        """The commit of the latest night of this name, or of any, in which nothing was wrong; "" if there is none.
+
+        One whose files were changed says nothing of its commit.
+        """
         mine = [night for night in self.nights if name in ("", night.name)]
-        good = [night.commit for night in mine if not night.exit_code and night.commit]
+        good = [night.commit for night in mine if not (night.exit_code or night.is_changed) and night.commit]
         return good[-1] if good else ""
 
-    def in_order(self) -> Contents:
+    def in_order(self) -> RunContents:
         """Sort the runs. A run that is there twice, as in two files, is one."""
         unique = {run.run_id: run for run in self.runs}
         self.nights.sort(key=lambda night: (night.started_unix_ns, night.night))
@@ -114,9 +117,9 @@ def encode(records: Iterable[HistoryRecord]) -> bytes:
     return b"".join(_encoder.encode(record) + b"\n" for record in records)
 
 
-def read_file(path: Path) -> Contents:
+def read_file(path: Path) -> RunContents:
     """The records of one file. Raises BadInput if it cannot be read, or holds none."""
-    contents = Contents()
+    contents = RunContents()
     try:
         contents.take(path.read_bytes(), str(path))
     except OSError as error:
@@ -240,7 +243,7 @@ class _Objects:
         self._store.close()
 
 
-class History:
+class RunHistory:
     """The records of many sessions.
 
     Args:
@@ -269,11 +272,11 @@ class History:
             raise BadInput("history", self.store, f"use a later chaoskit: it has format {found.version}")
         return True
 
-    def read(self) -> Contents:
+    def read(self) -> RunContents:
         """All records. Raises BadInput if there is no history."""
         if not self.is_there():
             raise BadInput("history", self.store, "name a store that has records: --chaos-history makes one")
-        contents = Contents()
+        contents = RunContents()
         try:
             names = self._files.names()
         except (OSError, ChaoskitError) as error:

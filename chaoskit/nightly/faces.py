@@ -13,14 +13,15 @@ from markupsafe import Markup
 from chaoskit.history.faces import cell, ratio_text, value_text
 from chaoskit.history.finding import NumberFinding
 from chaoskit.nightly.report import Curve, NightReport
+from chaoskit.plaintext import printable
 from chaoskit.report import svg
 from chaoskit.report.summary import duration, number, plural
 
 #: What a comment on a pull request, or the summary of a job, takes.
 MARKDOWN_BYTES = 60_000
 _HEIGHT = 84
-_MARKS = {0: "✓", 1: "✕", 2: "!", 10: "?", 11: "!"}
-_STATES = {0: "passed", 1: "failed", 2: "error", 10: "unknown", 11: "error"}
+_MARKS = {0: "✓", 1: "✕", 10: "?", 11: "!"}
+_STATES = {0: "passed", 1: "failed", 10: "unknown", 11: "error"}
 
 
 def report_json(report: NightReport) -> dict[str, Any]:
@@ -31,6 +32,7 @@ def report_json(report: NightReport) -> dict[str, Any]:
 
 def report_html(report: NightReport) -> str:
     """One page: styles and pictures are inside."""
+    worse = {one.finding.series for one in report.regressions if one.finding is not None}
     places = [Path(__file__).parent, Path(svg.__file__).parent]
     environment = Environment(
         loader=FileSystemLoader(places),
@@ -43,13 +45,15 @@ def report_html(report: NightReport) -> str:
     return environment.get_template("night.html.j2").render(
         report=report,
         night=report.night,
-        state=_STATES.get(report.night.exit_code, "error"),
-        mark=_MARKS.get(report.night.exit_code, "!"),
+        state=_STATES[report.night.exit_code],
+        mark=_MARKS[report.night.exit_code],
         began=_when(report),
         palette=svg.PALETTE,
-        rows=_rows(report),
+        between=_between(report),
         units=[unit for unit in report.night.units if unit.part != "comparison"],
-        curves=[(curve, picture(curve)) for curve in report.curves],
+        curves=[
+            (curve, *_named(curve.title), picture(curve, is_worse=curve.series in worse)) for curve in report.curves
+        ],
         since=_since,
         shown=value_text,
         ratio=ratio_text,
@@ -61,18 +65,24 @@ def _when(report: NightReport) -> str:
 
 
 def _since(commits: tuple[str, str]) -> str:
-    """``since 1a2b3c4 (last good: 9f8e7d6)``."""
+    """``since 1a2b3c4d5e, not yet in 9f8e7d6c5b``."""
     good, bad = (commit[:10] for commit in commits)
-    return f"since {bad or 'this night'}" + (f", last good {good}" if good else "")
+    return f"since {bad or 'this night'}" + (f", not yet in {good}" if good else "")
 
 
-def _rows(report: NightReport) -> list[tuple[NumberFinding, str]]:
-    """Regressions, with the commits between which they came."""
+def _between(report: NightReport) -> str:
+    """The commits between which regressions came: ``9f8e7d6c5b .. 1a2b3c4d5e``."""
     against, commit = report.night.against, report.night.commit
-    return [(one, f"{against[:10]} .. {commit[:10]}" if against else "") for one in report.regressions]
+    return f"{against[:10]} .. {commit[:10]}" if against else ""
 
 
-def picture(curve: Curve) -> Markup:
+def _named(title: str) -> tuple[str, str]:
+    """The file of a test, and its name."""
+    file, _, name = title.rpartition("::")
+    return file, name
+
+
+def picture(curve: Curve, *, is_worse: bool) -> Markup:
     """A small chart of a series: a dot a night with the range of its runs, from 0."""
     most = max((point.high for point in curve.points), default=0.0)
     across = svg.Scale.linear(0, max(1, len(curve.points) - 1), 2, 98)
@@ -81,11 +91,12 @@ def picture(curve: Curve) -> Markup:
     for place, point in enumerate(curve.points):
         x, latest = svg.percent(across(place)), place == len(curve.points) - 1
         told = f"{point.day}: {duration(point.middle)}, from {duration(point.low)} to {duration(point.high)}"
-        shade = svg.colour("run" if latest else "muted")
+        shade = "var(--failed)" if latest and is_worse else svg.colour("run" if latest else "muted")
         marks.append(svg.tag("line", x1=x, x2=x, y1=down(point.low), y2=down(point.high), stroke=shade, opacity=0.5))
         marks.append(
             svg.tag("circle", svg.tag("title", told), cx=x, cy=down(point.middle), r=3 if latest else 2, fill=shade)
         )
+    marks.append(svg.label(duration(most), 0, 9))
     words = f"recovery over {plural(len(curve.points), 'night')}, at most {duration(most)}"
     return svg.tag("svg", *marks, width="100%", height=_HEIGHT, role="img", aria_label=words)
 
@@ -109,12 +120,26 @@ def _sections(report: NightReport) -> list[tuple[str, list[str]]]:
             "Broken SLAs",
             [
                 f"**{cell(one.judged.sla)}**: {cell(one.judged.line)}: {cell(one.judged.reason)}, {_since(one.since)}"
-                + "".join(f"; `{line}`" for line in one.replay)
+                + "".join(map(_command, one.replay))
                 for one in report.broken
             ],
         ),
-        ("Regressions", [_finding_line(one, between) for one, between in _rows(report)]),
-        ("Tests that failed", [f"{cell(unit.test)}: {cell(unit.troubles[0])}" for unit in report.troubles]),
+        (
+            "Regressions",
+            [
+                f"{_finding_line(one.finding)}, {_between(report)}{_command(one.replay)}"
+                for one in report.regressions
+                if one.finding is not None
+            ],
+        ),
+        (
+            "Tests that failed",
+            [
+                f"{cell(one.unit.test)}: {cell(one.unit.troubles[0])}{_command(one.replay)}"
+                for one in report.troubles
+                if one.unit is not None
+            ],
+        ),
         ("What did not run", [cell(line) for line in report.not_run]),
         (
             "Budgets",
@@ -127,7 +152,7 @@ def _sections(report: NightReport) -> list[tuple[str, list[str]]]:
             "Accepted regressions that expire soon",
             [f"{one.series}: until {one.until}: {cell(one.reason)}" for one in report.expiring],
         ),
-        ("Better", [_finding_line(one, "") for one in report.better]),
+        ("Better", [_finding_line(one) for one in report.better]),
         ("Changed since the night before", [cell(line) for line in report.changed]),
         ("Also", [cell(line) for line in report.lines]),
         (
@@ -141,6 +166,10 @@ def _sections(report: NightReport) -> list[tuple[str, list[str]]]:
     ]
 
 
-def _finding_line(one: NumberFinding, between: str) -> str:
-    told = [value_text(one, one.before), value_text(one, one.after), ratio_text(one), one.reason, one.accepted, between]
+def _command(line: str) -> str:
+    return f"; `{printable(line).replace('`', '')}`" if line else ""
+
+
+def _finding_line(one: NumberFinding) -> str:
+    told = [value_text(one, one.before), value_text(one, one.after), ratio_text(one), one.reason, one.accepted]
     return f"{cell(one.title)}: {cell(one.metric)}: {', '.join(cell(part) for part in told if part)}"

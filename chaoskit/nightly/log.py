@@ -19,7 +19,7 @@ from chaoskit.history.record import NightRecord, NightUnit
 FILE_NAME = "night.jsonl"
 
 
-class Began(msgspec.Struct, frozen=True, tag_field="entry", tag="began"):
+class NightBegan(msgspec.Struct, frozen=True, tag_field="entry", tag="began"):
     """The first line. ``plan``: a digest of what was to be done."""
 
     night: str
@@ -36,13 +36,13 @@ class UnitDone(msgspec.Struct, frozen=True, tag_field="entry", tag="unit"):
     findings: list[NumberFinding] = []
 
 
-class Ended(msgspec.Struct, frozen=True, tag_field="entry", tag="ended"):
+class NightEnded(msgspec.Struct, frozen=True, tag_field="entry", tag="ended"):
     """The last line."""
 
     record: NightRecord
 
 
-Entry = Began | UnitDone | Ended
+Entry = NightBegan | UnitDone | NightEnded
 _decoder = msgspec.json.Decoder(Entry)
 
 
@@ -50,7 +50,7 @@ _decoder = msgspec.json.Decoder(Entry)
 class NightSoFar:
     """What the lines of a night say."""
 
-    began: Began | None = None
+    began: NightBegan | None = None
     units: list[NightUnit] = field(default_factory=list)
     findings: list[NumberFinding] = field(default_factory=list)
     ended: NightRecord | None = None
@@ -58,17 +58,21 @@ class NightSoFar:
     def take(self, entry: Entry) -> None:
         """Add a line."""
         match entry:
-            case Began():
+            case NightBegan():
                 self.began = entry
             case UnitDone(unit, findings):
                 self.units.append(unit)
                 self.findings += findings
-            case Ended(record):
+            case NightEnded(record):
                 self.ended = record
 
     def has_done(self, part: str, test: str) -> bool:
         """Whether a test is over in a part of the night."""
         return any(unit.part == part and unit.test == test for unit in self.units)
+
+    def is_open_night(self, name: str) -> bool:
+        """Whether it is one of this name that is not over."""
+        return self.ended is None and self.began is not None and self.began.name == name
 
     def is_resumable(self, plan: str, commit: str) -> bool:
         """Whether it was killed while it did the same: another commit, or another plan, is another night."""

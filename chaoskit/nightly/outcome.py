@@ -24,20 +24,29 @@ def verdicts_of(runs: Iterable[RunRecord]) -> dict[Verdict, int]:
 
 
 def exit_code_of(night: NightRecord) -> int:
-    """1: something is worse than it may be. 10: something left no evidence. 11: it did not run to its end."""
-    if night.reason or any(line.startswith(LEFT_BEHIND) for line in night.lines):
+    """1: something is worse than it may be. 10: something left no evidence, or did not run. 11: it did not run to its
+    end, the harness failed, or something is left behind.
+    """
+    verdicts = _verdicts(night)
+    if night.reason or verdicts[Verdict.ERROR] or _left(night):
         return Verdict.ERROR.exit_code
+    is_broken = any(one["state"] == State.BROKEN for one in night.slas)
+    is_worse = any(one.is_failure for one in night.findings)
+    if verdicts[Verdict.FAILED] or is_broken or is_worse or any(unit.failures for unit in night.units):
+        return Verdict.FAILED.exit_code
+    is_unknown = verdicts[Verdict.UNKNOWN] or any(one["state"] == State.UNKNOWN for one in night.slas)
+    return Verdict.UNKNOWN.exit_code if is_unknown or did_not_run(night) else 0
+
+
+def _verdicts(night: NightRecord) -> Counter[Verdict]:
     verdicts = Counter[Verdict]()
     for unit in night.units:
         verdicts.update(unit.verdicts)
-    is_broken = any(one["state"] == State.BROKEN for one in night.slas)
-    is_worse = any(one.is_failure for one in night.findings)
-    if verdicts[Verdict.FAILED] or is_broken or is_worse or any(map(_has_failed, night.units)):
-        return Verdict.FAILED.exit_code
-    if verdicts[Verdict.ERROR]:
-        return Verdict.ERROR.exit_code
-    is_unknown = verdicts[Verdict.UNKNOWN] or any(one["state"] == State.UNKNOWN for one in night.slas)
-    return Verdict.UNKNOWN.exit_code if is_unknown or did_not_run(night) else 0
+    return verdicts
+
+
+def _left(night: NightRecord) -> list[str]:
+    return [line for line in night.lines if line.startswith(LEFT_BEHIND)]
 
 
 def did_not_run(night: NightRecord) -> list[str]:
@@ -45,29 +54,28 @@ def did_not_run(night: NightRecord) -> list[str]:
     return [line for line in night.missing if line not in (NO_CONTROL, NO_GOOD_NIGHT)]
 
 
-def _has_failed(unit: NightUnit) -> bool:
-    """A test whose own assertion failed, of runs that passed."""
-    return bool(unit.troubles) and not unit.why_not and set(unit.verdicts) <= {Verdict.PASSED}
-
-
 def night_sentence(night: NightRecord) -> str:
-    """``2 SLAs broken, 1 regression, 3 not shown, 41 met; 388 of 392 runs passed``."""
-    states = Counter(one["state"] for one in night.slas)
-    worse = sum(one.is_failure for one in night.findings)
-    open_ones = sum(one.change.is_open for one in night.findings)
-    better = sum(one.change is NumberChange.BETTER for one in night.findings)
+    """``1 of 44 SLA lines broken, 1 regression, 3 not shown, 40 met; 388 of 392 runs passed``."""
+    states, verdicts = Counter(one["state"] for one in night.slas), _verdicts(night)
+    counted = {
+        "regression": sum(one.is_failure for one in night.findings),
+        "test failed by itself": sum(bool(unit.failures) for unit in night.units),
+        "run failed": verdicts[Verdict.FAILED],
+        "run unknown": verdicts[Verdict.UNKNOWN],
+        "run an error of the harness": verdicts[Verdict.ERROR],
+        "did not run": len(did_not_run(night)),
+        LEFT_BEHIND: len(_left(night)),
+        **{state.value: states[state] for state in (State.UNKNOWN, State.NOT_SHOWN, State.MET)},
+        "not decided": sum(one.change.is_open for one in night.findings),
+        "better": sum(one.change is NumberChange.BETTER for one in night.findings),
+    }
     told = [
         f"it ended early: {night.reason}" if night.reason else "",
         f"{states[State.BROKEN]} of {len(night.slas)} SLA lines broken" if states[State.BROKEN] else "",
-        plural(worse, "regression") if worse else "",
-        *(f"{states[state]} {state.value}" for state in (State.UNKNOWN, State.NOT_SHOWN, State.MET) if states[state]),
-        f"{open_ones} not decided" if open_ones else "",
-        f"{better} better" if better else "",
-        f"{len(did_not_run(night))} did not run" if did_not_run(night) else "",
+        *(f"{count} {what}" for what, count in counted.items() if count),
     ]
-    runs = sum(unit.runs for unit in night.units)
-    passed = sum(unit.verdicts.get(Verdict.PASSED, 0) for unit in night.units)
-    return f"{', '.join(filter(None, told)) or 'nothing is wrong'}; {passed} of {plural(runs, 'run')} passed"
+    passed = f"{verdicts[Verdict.PASSED]} of {plural(verdicts.total(), 'run')} passed"
+    return f"{', '.join(filter(None, told)) or 'nothing is wrong'}; {passed}"
 
 
 def unit_text(unit: NightUnit) -> str:

@@ -10,8 +10,10 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import msgspec
 
 from chaoskit.errors import BadInput
+from chaoskit.sla.promises import load as load_slas
 from chaoskit.sla.promises import read_yaml
 from chaoskit.versions.budget import seconds_of
+from chaoskit.versions.looks import require_numbers
 from chaoskit.versions.trees import LAST_GOOD
 
 VERSION = 1
@@ -19,7 +21,7 @@ _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
 
 
-class Window(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"begin": "from", "end": "to"}):
+class NightWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"begin": "from", "end": "to"}):
     """When a night may begin: hours in a time zone, on some days. It may pass midnight."""
 
     begin: str
@@ -47,7 +49,7 @@ class Guard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             started. abort_if: one that is asked every ``every``: when it ends with 0, the night is over.
     """
 
-    window: Window | None = None
+    window: NightWindow | None = None
     require: list[str] = []
     abort_if: list[str] = []
     every: str = "10s"
@@ -61,6 +63,7 @@ class Comparing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     numbers: list[str] = []
     tolerance: float = 0.1
     budget: str = "30m"
+    prepare: str = ""
 
 
 class Webhook(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -112,7 +115,7 @@ def load(path: Path) -> NightPlan:
     except (ValueError, RecursionError) as error:
         raise BadInput("plan", str(path), f"mend it: {' '.join(str(error).split())}") from None
     try:
-        _check(plan, path.parent)
+        _check(plan, path.resolve().parent)
     except BadInput as error:
         raise BadInput(error.field, error.value, f"in {path}, {error.remedy}") from None
     return plan
@@ -129,8 +132,8 @@ def _check(plan: NightPlan, beside: Path) -> None:
         raise BadInput("repeats", plan.repeats, "use 1 to 1000")
     if plan.budget:
         seconds_of(plan.budget, "budget")
-    if plan.sla and not (beside / plan.sla).is_file():
-        raise BadInput("sla", plan.sla, "name a file of SLAs, from the directory of this one")
+    if plan.sla:
+        load_slas(beside / plan.sla)
     if plan.compare is not None:
         _check_comparing(plan, plan.compare)
     _check_guard(plan.guard)
@@ -146,6 +149,7 @@ def _check_comparing(plan: NightPlan, compare: Comparing) -> None:
     if compare.against == LAST_GOOD and not plan.history:
         raise BadInput("compare.against", compare.against, "give a history, in which the last good night is found")
     seconds_of(compare.budget, "compare.budget")
+    require_numbers(compare.numbers, "compare.numbers")
 
 
 def _check_guard(guard: Guard) -> None:

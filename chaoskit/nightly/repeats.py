@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -12,10 +11,12 @@ from typing import Literal
 import msgspec
 
 from chaoskit.errors import HarnessError
-from chaoskit.history.record import HistoryRecord, NightUnit, RunRecord, new_id
+from chaoskit.history.record import HistoryRecord, NightUnit, new_id
 from chaoskit.nightly.outcome import verdicts_of
 from chaoskit.nightly.plan import NightPlan
+from chaoskit.report.summary import plural
 from chaoskit.versions.arm import ArmProcess, Version
+from chaoskit.versions.schedule import ArmReport
 
 Part = Literal["control", "experiments"]
 
@@ -37,7 +38,7 @@ class NightTests:
         self._arguments = [*arguments, *report, *substrate]
         self._arm: ArmProcess | None = None
 
-    def tests(self) -> list[str]:
+    def names(self) -> list[str]:
         """Names of the tests. Raises HarnessError if there are none, or they cannot be collected."""
         found = self._running().tests
         if not found:
@@ -46,32 +47,32 @@ class NightTests:
 
     def run(self, test: str) -> tuple[NightUnit, list[HistoryRecord]]:
         """Run a test as often as planned: what came of it, and its records for a history."""
-        runs: list[RunRecord] = []
-        plans: dict[str, HistoryRecord] = {}
-        troubles: Counter[str] = Counter()
-        began = time.monotonic()
-        for _ in range(self._plan.repeats):
+        reports: list[ArmReport] = []
+        began, why_not = time.monotonic(), ""
+        while len(reports) < self._plan.repeats and not why_not:
             try:
-                report = self._running().run(test)
+                reports.append(self._running().run(test))
             except HarnessError as error:
-                troubles[str(error)] += 1
+                why_not = f"{len(reports)} of {plural(self._plan.repeats, 'run')}: {error}"
                 self.close()
-                break
-            runs += report.runs
-            plans |= {plan.series: plan for plan in report.plans}
-            if report.trouble:
-                troubles[report.trouble] += 1
         session = new_id()
+        runs = [msgspec.structs.replace(run, session=session) for report in reports for run in report.runs]
+        plans = {plan.series: plan for report in reports for plan in report.plans}
+        troubles = list(dict.fromkeys(report.trouble for report in reports if report.trouble))
+        if not runs and not why_not:
+            why_not = troubles[0] if troubles else "it passed, and made no run"
         unit = NightUnit(
             part=self._part,
             test=test,
             runs=len(runs),
             verdicts=verdicts_of(runs),
-            troubles=list(troubles),
+            failures=sum(report.has_own_failure() for report in reports),
+            troubles=troubles,
+            session=session,
             seconds=round(time.monotonic() - began, 2),
-            why_not="" if runs else next(iter(troubles), "it passed, and made no run"),
+            why_not=why_not,
         )
-        return unit, [*plans.values(), *(msgspec.structs.replace(run, session=session) for run in runs)]
+        return unit, [*plans.values(), *runs]
 
     def _running(self) -> ArmProcess:
         if self._arm is not None:

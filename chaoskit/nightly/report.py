@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from statistics import median
 
@@ -12,10 +12,11 @@ from chaoskit.errors import BadInput
 from chaoskit.history.compare import by_series, with_accepted_findings
 from chaoskit.history.finding import NumberChange, NumberFinding
 from chaoskit.history.record import RECOVERY, AcceptedRecord, NightRecord, NightUnit, RunRecord
-from chaoskit.history.store import Contents, began
+from chaoskit.history.store import RunContents, began
 from chaoskit.nightly.outcome import night_sentence
 from chaoskit.sla.judge import Judged, State
 from chaoskit.sla.language import parse
+from chaoskit.vocabulary import Verdict
 
 #: Nights of a series that are drawn.
 NIGHTS_SHOWN = 30
@@ -32,7 +33,7 @@ class BrokenLine(msgspec.Struct, frozen=True, kw_only=True):
     replay: list[str]
 
 
-class Budget(msgspec.Struct, frozen=True, kw_only=True):
+class ErrorBudget(msgspec.Struct, frozen=True, kw_only=True):
     """What an objective still allows: of ``runs`` in its window, ``allowed`` may miss it, and ``misses`` did."""
 
     sla: str
@@ -45,6 +46,14 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     def left(self) -> float:
         """How many runs may still miss it."""
         return self.allowed - self.misses
+
+
+class WithReplay(msgspec.Struct, frozen=True, kw_only=True):
+    """A finding, or a test that failed, with the command that runs one of its runs again; "" where none was kept."""
+
+    finding: NumberFinding | None = None
+    unit: NightUnit | None = None
+    replay: str = ""
 
 
 class NightPoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,10 +90,10 @@ class NightReport(msgspec.Struct, frozen=True, kw_only=True):
     before: NightRecord | None
     sentence: str
     broken: list[BrokenLine]
-    regressions: list[NumberFinding]
-    troubles: list[NightUnit]
+    regressions: list[WithReplay]
+    troubles: list[WithReplay]
     not_run: list[str]
-    budgets: list[Budget]
+    budgets: list[ErrorBudget]
     expiring: list[AcceptedRecord]
     better: list[NumberFinding]
     changed: list[str]
@@ -93,11 +102,11 @@ class NightReport(msgspec.Struct, frozen=True, kw_only=True):
     store: str
 
 
-def build_report(contents: Contents, store: str, night: str = "") -> NightReport:
-    """The report on a night: the latest, or that whose name, day or commit begins so.
+def build_report(contents: RunContents, store: str, night: str = "") -> NightReport:
+    """The report on a night: the latest, or the latest whose day, name or commit is this, or begins so.
 
     Raises:
-        BadInput: if there is no such night, or more than one.
+        BadInput: if there is no such night.
     """
     record = choose_night(contents.nights, night)
     earlier = [
@@ -111,17 +120,33 @@ def build_report(contents: Contents, store: str, night: str = "") -> NightReport
         before=earlier[-1] if earlier else None,
         sentence=night_sentence(record),
         broken=[_broken(one, [*earlier, record], store) for one in judged if one.state is State.BROKEN],
-        regressions=[one for one in record.findings if one.change is NumberChange.REGRESSED],
-        troubles=[unit for unit in record.units if unit.troubles and not unit.why_not],
-        not_run=[*record.missing, *_gone(record, earlier)],
+        regressions=[
+            WithReplay(finding=one, replay=_replay(store, (run for run in contents.runs if run.series == one.series)))
+            for one in record.findings
+            if one.change is NumberChange.REGRESSED
+        ],
+        troubles=[
+            WithReplay(unit=unit, replay=_replay(store, (run for run in contents.runs if _has_missed(run, unit))))
+            for unit in record.units
+            if unit.troubles and not unit.why_not
+        ],
+        not_run=record.missing,
         budgets=[budget for one in judged if (budget := _budget(one)) is not None],
-        expiring=[one for one in contents.accepted if _day(record) <= one.until <= _day(record) + _SOON],
+        expiring=[one for one in _latest(contents.accepted) if _day(record) <= one.until <= _day(record) + _SOON],
         better=[one for one in record.findings if one.change is NumberChange.BETTER],
         changed=_changed(record, earlier),
         lines=record.lines,
         curves=_curves(contents, record),
         store=store,
     )
+
+
+def _latest(accepted: Sequence[AcceptedRecord]) -> list[AcceptedRecord]:
+    """Of what was accepted more than once, the one that lasts longest."""
+    found: dict[tuple[str, str], AcceptedRecord] = {}
+    for one in sorted(accepted, key=lambda one: one.until):
+        found[one.series, one.metric] = one
+    return list(found.values())
 
 
 def choose_night(nights: Sequence[NightRecord], name: str) -> NightRecord:
@@ -154,20 +179,30 @@ def _broken(judged: Judged, nights: Sequence[NightRecord], store: str) -> Broken
     return BrokenLine(judged=judged, since=(last_good, first_bad), replay=replay)
 
 
-def _gone(record: NightRecord, earlier: Sequence[NightRecord]) -> list[str]:
-    """Tests of the night before that are no part of this one, in any way."""
-    if not earlier:
+def _replay(store: str, runs: Iterable[RunRecord]) -> str:
+    """The command that runs the latest of some runs again; "" where there is none."""
+    found = [run.run_id for run in runs]
+    return f"chaoskit replay --history {store} {found[-1]}" if found else ""
+
+
+def _has_missed(run: RunRecord, unit: NightUnit) -> bool:
+    """Whether a run is of a test, and did not pass: or of a test whose runs did, and whose own assertion failed."""
+    is_its = run.title.partition(" #")[0] == unit.test
+    return is_its and (run.verdict is not Verdict.PASSED or set(unit.verdicts) <= {Verdict.PASSED})
+
+
+def gone(record: NightRecord, earlier: Sequence[NightRecord]) -> list[str]:
+    """Tests of the night before that are no part of this one, in any way. One that ended early had no time for them."""
+    if not earlier or record.reason:
         return []
-    told = " ".join(record.missing)
-    now = {(unit.part, unit.test) for unit in record.units}
-    return [
-        f"{unit.part}: {unit.test}: it ran in the night before, and is not there any more"
-        for unit in earlier[-1].units
-        if (unit.part, unit.test) not in now and unit.test not in told
-    ]
+    now = {f"{unit.part}: {unit.test}" for unit in record.units}
+    before = dict.fromkeys(f"{unit.part}: {unit.test}" for unit in earlier[-1].units)
+    told = [line for name in before if name not in now for line in record.missing if line.startswith(f"{name}: ")]
+    missing = [name for name in before if name not in now and not any(line.startswith(f"{name}: ") for line in told)]
+    return [f"{name}: it ran in the night before, and is not there any more" for name in missing]
 
 
-def _budget(judged: Judged) -> Budget | None:
+def _budget(judged: Judged) -> ErrorBudget | None:
     try:
         condition = parse(judged.line, "line")
     except BadInput:  # a line about a regression
@@ -175,7 +210,7 @@ def _budget(judged: Judged) -> Budget | None:
     if not condition.is_objective or not judged.runs:
         return None
     allowed = (1 - condition.share) * judged.runs
-    return Budget(sla=judged.sla, line=judged.line, runs=judged.runs, allowed=allowed, misses=judged.misses)
+    return ErrorBudget(sla=judged.sla, line=judged.line, runs=judged.runs, allowed=allowed, misses=judged.misses)
 
 
 def _changed(record: NightRecord, earlier: Sequence[NightRecord]) -> list[str]:
@@ -190,27 +225,29 @@ def _changed(record: NightRecord, earlier: Sequence[NightRecord]) -> list[str]:
     ]
 
 
-def _curves(contents: Contents, record: NightRecord) -> list[Curve]:
+def _curves(contents: RunContents, record: NightRecord) -> list[Curve]:
     """Of the series that ran in this night, up to it."""
-    until = _day(record)
-    tests = {unit.test for unit in record.units if unit.part == "experiments" and unit.runs}
+    tonight = {unit.session for unit in record.units if unit.part == "experiments" and unit.session}
+    days = {unit.session: _day(night) for night in contents.nights for unit in night.units}
     found = []
     for (series, _), runs in by_series(contents.runs).items():
-        mine = [run for run in runs if began(run.session).date() <= until]
-        if not mine or mine[-1].title.partition(" #")[0] not in tests:
+        mine = [run for run in runs if run.session in tonight and run.claimed]
+        if not mine:
             continue
-        points = _points(mine)[-NIGHTS_SHOWN:]
-        tonight = [run for run in mine if began(run.session).date() == until and run.claimed]
-        recovered = sum(run.verdict == "passed" for run in tonight)
-        found.append(Curve(series=series, title=mine[-1].title, points=points, recovered=recovered, runs=len(tonight)))
-    return found
+        shown = [run for run in runs if run.session <= max(tonight)]  # their names sort by time
+        points = _points(shown, days)[-NIGHTS_SHOWN:]
+        recovered = sum(run.verdict is Verdict.PASSED for run in mine)
+        found.append(Curve(series=series, title=mine[-1].title, points=points, recovered=recovered, runs=len(mine)))
+    return sorted(found, key=lambda curve: curve.title)
 
 
-def _points(runs: Sequence[RunRecord]) -> list[NightPoint]:
+def _points(runs: Sequence[RunRecord], days: Mapping[str, date]) -> list[NightPoint]:
+    """By the day on which a night began; of other sessions, by their own."""
     by_day: dict[date, list[float]] = {}
     for run in runs:
-        if RECOVERY in run.metrics and run.verdict == "passed":
-            by_day.setdefault(began(run.session).date(), []).append(run.metrics[RECOVERY].value)
+        if RECOVERY in run.metrics and run.verdict is Verdict.PASSED:
+            day = days.get(run.session) or began(run.session).date()
+            by_day.setdefault(day, []).append(run.metrics[RECOVERY].value)
     return [
         NightPoint(day=day, middle=median(values), low=min(values), high=max(values), runs=len(values))
         for day, values in sorted(by_day.items())

@@ -5,51 +5,57 @@
                                               repeats, once; a kill          stays
                                               costs the test it struck
 
-Whatever ends it early, it heals, keeps what it has found, and says that it did not run to its end.
+Whatever ends it early, it heals. What ends it by an error, or by its condition to abort, is in its record; what
+interrupts it leaves its log open, so that the next start goes on.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
+import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import msgspec
 
 from chaoskit.errors import BadInput, ChaoskitError, HarnessError
-from chaoskit.history.compare import beyond_chance
+from chaoskit.history.compare import RunComparison, beyond_chance, with_accepted_findings
 from chaoskit.history.place import sources_at
-from chaoskit.history.record import HistoryRecord, NightRecord, NightUnit, RunRecord, new_id
-from chaoskit.history.store import Contents, History
+from chaoskit.history.record import NightRecord, NightUnit, new_id
+from chaoskit.nightly.begin import alone, require_guard
 from chaoskit.nightly.faces import report_html, report_json, report_markdown
-from chaoskit.nightly.log import Began, Ended, NightLog, UnitDone
+from chaoskit.nightly.keeping import NightHistory
+from chaoskit.nightly.log import NightBegan, NightEnded, NightLog, UnitDone
 from chaoskit.nightly.outcome import LEFT_BEHIND, NO_CONTROL, NO_GOOD_NIGHT, exit_code_of, unit_text
 from chaoskit.nightly.plan import NightPlan
 from chaoskit.nightly.repeats import NightTests, Part
-from chaoskit.nightly.report import build_report
+from chaoskit.nightly.report import build_report, gone
 from chaoskit.nightly.traces import own_traces, shared_traces
-from chaoskit.nightly.watch import NightAborted, ask, watched
+from chaoskit.nightly.watch import NightAborted, watched
 from chaoskit.nightly.webhook import post
+from chaoskit.osprocess import adopt_orphans, reap
 from chaoskit.report.summary import plural
 from chaoskit.sla.judge import judge
 from chaoskit.sla.promises import load as load_slas
-from chaoskit.substrate.undo import any_left, describe, sweep
+from chaoskit.substrate.undo import describe, sweep
 from chaoskit.versions.budget import seconds_of
+from chaoskit.versions.looks import require_numbers
 from chaoskit.versions.run import VersionProgress, VersionRequest, compare_versions
 from chaoskit.versions.trees import LAST_GOOD
 from chaoskit.vocabulary import Verdict
 
 _DOCTOR_S = 120.0
+_LEAVE_S = 15.0
 Tell = Callable[[str], None]
+Traces = tuple[set[str], set[str]]
 
 
 class Night:
@@ -60,15 +66,17 @@ class Night:
         tell: takes lines of progress.
 
     Raises:
-        BadInput: if its history cannot be used.
+        BadInput: if its history or its SLAs cannot be used.
     """
 
     def __init__(self, plan: NightPlan, *, directory: Path, beside: Path, tell: Tell) -> None:
-        self._plan, self._directory, self._beside, self._tell = plan, directory, beside, tell
+        self._plan, self._directory, self._tell = plan, directory, tell
         self._root = directory / plan.directory
         self._sources = sources_at(directory)
-        self._history = History(_place(plan.history, directory)) if plan.history else None
+        self._promised = load_slas(beside / plan.sla) if plan.sla else []
+        self._history = NightHistory(plan.history, directory)
         self._began = time.monotonic()
+        self._before_s = 0.0  # of tests that were over before a kill
         self._missing: list[str] = []
         self._lines: list[str] = []
         self._slas: list[dict[str, object]] = []
@@ -81,27 +89,23 @@ class Night:
         Raises:
             BadInput: if another night runs, or the guard does not let it begin: nothing was started then.
         """
-        with self._alone():
-            self._require_guard()
-            log, before = self._open(), (own_traces(), shared_traces())
-            self._log = log
-            reason = ""
+        with alone(self._root), closing(self._history):
+            require_guard(self._plan.guard)
+            adopt_orphans()  # so that what outlives its pytest is seen
+            log = self._log = self._open()
+            before, reason = (own_traces(), shared_traces()), ""
             try:
                 with watched(self._plan.guard.abort_if, seconds_of(self._plan.guard.every, "guard.every")):
                     self._parts(log)
             except (NightAborted, ChaoskitError) as error:
                 reason = str(error)
-            except (KeyboardInterrupt, SystemExit):
+            finally:
                 self._heal(before)
-                raise  # the log stays open: the next start goes on
-            self._heal(before)
             self._judge()
             record = self._record(log, reason)
-            self._keep([record])
-            log.add(Ended(record))
+            self._history.keep([record])
+            log.add(NightEnded(record))
             self._publish(record)
-            if self._history is not None:
-                self._history.close()
             return record
 
     def preview(self) -> dict[str, list[str]]:
@@ -109,12 +113,9 @@ class Night:
         found: dict[str, list[str]] = {}
         with TemporaryDirectory() as scratch:
             for part, arguments in self._named_parts():
-                runner = NightTests(
-                    part, arguments, self._plan, self._directory, self._root_of_sources(), Path(scratch)
-                )
                 try:
-                    with closing(runner):
-                        found[part] = runner.tests()
+                    with closing(self._tests(part, arguments, Path(scratch))) as tests:
+                        found[part] = tests.names()
                 except HarnessError as error:
                     raise BadInput(part, " ".join(arguments), str(error)) from None
         return found
@@ -123,8 +124,8 @@ class Night:
         control: list[tuple[Part, list[str]]] = [("control", self._plan.control)] if self._plan.control else []
         return [*control, ("experiments", self._plan.tests)]
 
-    def _root_of_sources(self) -> Path:
-        return self._sources.root.resolve()
+    def _tests(self, part: Part, arguments: Sequence[str], folder: Path) -> NightTests:
+        return NightTests(part, arguments, self._plan, self._directory, self._sources.root.resolve(), folder)
 
     @property
     def folder(self) -> Path:
@@ -132,50 +133,22 @@ class Night:
         assert self._log is not None
         return self._log.folder
 
-    # -- before it begins ---------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Hold the lock of the directory, which the kernel releases however this process ends."""
-        try:
-            self._root.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self._root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise BadInput("directory", str(self._root), f"name one that can be written ({error.strerror})") from None
-        try:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                other = os.pread(descriptor, 64, 0).decode(errors="replace").strip()
-                raise BadInput("directory", str(self._root), f"wait: another night runs there ({other})") from None
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"pid {os.getpid()}\n".encode(), 0)
-            yield
-        finally:
-            os.close(descriptor)
-
-    def _require_guard(self) -> None:
-        guard = self._plan.guard
-        now = datetime.now(UTC)
-        if guard.window is not None and not guard.window.is_open(now):
-            raise BadInput("guard.window", f"{now:%a %H:%M} UTC", f"begin it from {guard.window}")
-        if guard.require:
-            status, line = ask(guard.require)
-            if status:
-                raise BadInput("guard.require", " ".join(guard.require), f"wait until it ends with 0: {line or status}")
-
     def _open(self) -> NightLog:
         """The log of a night that was killed while it did the same, or of a new one."""
         plan = hashlib.sha256(msgspec.json.encode(self._plan)).hexdigest()[:16]
-        for folder in sorted(self._root.glob(f"*-{self._plan.name}-*"), reverse=True)[:1]:
-            log = NightLog(folder)
-            if log.so_far.is_resumable(plan, self._sources.commit):
-                self._tell(f"going on with {folder.name}, which was killed: {len(log.so_far.units)} tests are over")
-                return log
+        logs = [NightLog(folder) for folder in sorted(self._root.glob("*/")) if not folder.name.startswith(".")]
+        killed = [log for log in logs if log.so_far.is_open_night(self._plan.name)]
+        if killed and killed[-1].so_far.is_resumable(plan, self._sources.commit) and not self._sources.is_changed:
+            units = killed[-1].so_far.units
+            self._before_s = sum(unit.seconds for unit in units)
+            self._tell(f"going on with {killed[-1].folder.name}, which was killed: {plural(len(units), 'test')} over")
+            return killed[-1]
+        if killed:
+            told = "its plan or commit was another, or files were changed"
+            self._lines.append(f"the night in {killed[-1].folder.name} was killed, and stays so: {told}")
         night = new_id()
         log = NightLog(self._root / f"{datetime.now(UTC):%Y-%m-%d}-{self._plan.name}-{night[:13]}")
-        commit, started = self._sources.commit, time.time_ns()
-        log.add(Began(night, self._plan.name, plan, commit, started))
+        log.add(NightBegan(night, self._plan.name, plan, self._sources.commit, time.time_ns()))
         return log
 
     # -- its parts ----------------------------------------------------------------------------------------------------
@@ -197,10 +170,11 @@ class Night:
                 check=False,
             )
             found = json.loads(done.stdout)
-        except (OSError, subprocess.TimeoutExpired, ValueError) as error:
+            is_fit, told = found["ok"], [one for one in found["findings"] if one["state"] == "missing"]
+        except (OSError, subprocess.TimeoutExpired, ValueError, KeyError) as error:
             raise HarnessError(f"the doctor does not answer: {error}") from None
-        missing = [f"{one['name']}: {one['found']}" for one in found["findings"] if one["state"] == "missing"]
-        if not found["ok"]:
+        missing = [f"{one['name']}: {one['found']}" for one in told]
+        if not is_fit:
             raise HarnessError(f"this machine is not fit: {'; '.join(missing)}")
         self._lines += [f"not on this machine: {line}" for line in missing]
 
@@ -217,31 +191,28 @@ class Night:
 
     def _run_tests(self, log: NightLog, part: Part, arguments: Sequence[str]) -> list[NightUnit]:
         """Run each test with all of its repeats, but for those that are over since before a kill."""
-        runner = NightTests(part, arguments, self._plan, self._directory, self._root_of_sources(), log.folder)
-        with closing(runner):
-            tests = runner.tests()
-            self._tell(f"{part}: {plural(len(tests), 'test')}, {plural(self._plan.repeats, 'run')} each")
-            for number, test in enumerate(tests, 1):
+        with closing(self._tests(part, arguments, log.folder)) as tests:
+            names = tests.names()
+            self._tell(f"{part}: {plural(len(names), 'test')}, {plural(self._plan.repeats, 'run')} each")
+            for number, test in enumerate(names, 1):
                 if log.so_far.has_done(part, test):
                     continue
                 if self._is_spent():
                     self._missing.append(f"{part}: {test}: the budget of {self._plan.budget} was spent")
                     continue
-                unit, records = runner.run(test)
-                self._keep(records)
+                unit, records = tests.run(test)
+                self._history.keep(records)
                 log.add(UnitDone(unit))
-                self._tell(f"{part} {number} of {len(tests)}: {unit_text(unit)}")
+                self._tell(f"{part} {number} of {len(names)}: {unit_text(unit)}")
         return [unit for unit in log.so_far.units if unit.part == part]
 
     def _comparison(self, log: NightLog) -> None:
         """Compare with an earlier version, a test at a time: what is over stays over after a kill."""
         asked = self._plan.compare
-        if asked is None:
-            return
-        if not (against := self._version_before()):
-            self._missing.append(NO_GOOD_NIGHT)
+        if asked is None or not (against := self._version_before()):
             return
         self._against = against
+        substrate = (f"--chaos-substrate={self._plan.substrate}",) if self._plan.substrate else ()
         for test in asked.tests:
             if log.so_far.has_done("comparison", test):
                 continue
@@ -252,84 +223,93 @@ class Night:
             request = VersionRequest(
                 against,
                 ".",
-                (test,),
+                (test, *substrate),
                 directory=self._directory,
+                numbers=require_numbers(asked.numbers, "compare.numbers"),
                 tolerance=asked.tolerance,
                 budget_s=seconds_of(asked.budget, "compare.budget"),
-                **({"numbers": tuple(asked.numbers)} if asked.numbers else {}),
+                prepare=asked.prepare,
             )
             try:
-                found = compare_versions(request, _Progress(self._tell))
+                found = compare_versions(request, _Progress(self._tell)).comparison
+                why_not = _why_incomparable(found)
             except BadInput as error:
-                self._missing.append(f"comparison: {test}: {error}")
-                continue
-            self._missing += [f"comparison: {title}: it has no run now" for title in found.comparison.absent]
-            if found.comparison.is_nothing:
-                reasons = sorted({one.reason for one in found.comparison.findings})
-                self._missing.append(f"comparison: {test}: nothing could be compared: {'; '.join(reasons)}")
-            unit = NightUnit(part="comparison", test=test, seconds=round(time.monotonic() - began, 2))
-            log.add(UnitDone(unit, found.comparison.findings))
+                found, why_not = RunComparison(findings=[]), str(error)
+            took = round(time.monotonic() - began, 2)
+            unit = NightUnit(part="comparison", test=test, seconds=took, why_not=why_not)
+            log.add(UnitDone(unit, found.findings))
             self._tell(f"comparison of {test} with {against[:10]} is over")
 
     def _version_before(self) -> str:
+        """The version to compare with; "" where there is none, or it is this one."""
         assert self._plan.compare is not None
         if self._plan.compare.against != LAST_GOOD:
             return self._plan.compare.against
-        commit = self._contents().last_good(self._plan.name)
-        if commit == self._sources.commit:
+        commit = self._history.read().last_good(self._plan.name)
+        if not commit:
+            self._missing.append(NO_GOOD_NIGHT)
+        elif commit == self._sources.commit and not self._sources.is_changed:
             self._lines.append(f"nothing is new since the last good night: {commit[:10]}")
+            return ""
         return commit
 
     def _is_spent(self) -> bool:
         budget_s = self._plan.budget_s
-        return budget_s is not None and time.monotonic() - self._began > budget_s
+        return budget_s is not None and self._before_s + time.monotonic() - self._began > budget_s
 
     # -- when it is over ----------------------------------------------------------------------------------------------
 
-    def _heal(self, before: tuple[set[str], set[str]]) -> None:
+    def _heal(self, before: Traces) -> None:
         """Put back what is left, and look whether anything is there that was not before."""
-        repairs = sweep()
-        self._lines += [describe(one) for one in repairs]
-        if any_left(repairs):
-            self._lines.append(f"{LEFT_BEHIND}: something could not be put back, see above")
+        self._lines += [describe(one) for one in sweep()]
+        deadline = time.monotonic() + _LEAVE_S
+        reap()
+        while own_traces() - before[0] and time.monotonic() < deadline:  # a guard may still put something back
+            time.sleep(0.1)
+            reap()
         self._lines += [f"{LEFT_BEHIND}: {trace}" for trace in sorted(own_traces() - before[0])]
         new = sorted(shared_traces() - before[1])
         self._lines += [f"new since the night began, perhaps of another run: {trace}" for trace in new]
 
     def _judge(self) -> None:
-        if not self._plan.sla:
-            return
-        contents = self._contents()
-        for sla in load_slas(self._beside / self._plan.sla):
+        contents, today = self._history.read(), datetime.now(UTC).date()
+        for sla in self._promised:
             try:
-                judged = judge(sla, contents.runs, contents.plans, today=datetime.now(UTC).date())
+                self._slas += msgspec.to_builtins(judge(sla, contents.runs, contents.plans, today=today))
             except BadInput as error:
                 self._missing.append(f"SLA {sla.name}: {error.remedy}")
-                continue
-            self._slas += msgspec.to_builtins(judged)
 
-    def _contents(self) -> Contents:
-        if self._history is None:
-            return Contents()
-        try:
-            return self._history.read() if self._history.is_there() else Contents()
-        except BadInput as error:
-            self._lines.append(str(error))
-            return Contents()
-
-    def _keep(self, records: Sequence[HistoryRecord]) -> None:
-        """Add to the history. What cannot be added is said, and kept in the folder of the night."""
-        if self._history is None or not records:
-            return
-        session = next((one.session for one in records if isinstance(one, RunRecord)), "") or new_id()
-        try:
-            self._history.add(session, records)
-        except ChaoskitError as error:
-            self._lines.append(str(error))
+    def _record(self, log: NightLog, reason: str) -> NightRecord:
+        began = log.so_far.began
+        assert began is not None
+        contents, today = self._history.read(), datetime.now(UTC).date()
+        findings = with_accepted_findings(beyond_chance(log.so_far.findings), contents.accepted, today)
+        lost = ["history: records could not be added"] if self._history.has_lost else []
+        not_run = [f"{unit.part}: {unit.test}: {unit.why_not}" for unit in log.so_far.units if unit.why_not]
+        record = NightRecord(
+            night=began.night,
+            name=self._plan.name,
+            commit=began.commit,
+            is_changed=self._sources.is_changed,
+            started_unix_ns=began.started_unix_ns,
+            seconds=round(self._before_s + time.monotonic() - self._began, 2),
+            exit_code=0,
+            reason=reason,
+            units=log.so_far.units,
+            against=self._against,
+            findings=findings,
+            slas=self._slas,
+            missing=[*self._missing, *not_run, *(f"history: {line}" for line in self._history.troubles), *lost],
+            environment=_environment(),
+            lines=self._lines,
+        )
+        earlier = [night for night in contents.nights if night.name == record.name]
+        record = msgspec.structs.replace(record, missing=[*record.missing, *gone(record, earlier)])
+        return msgspec.structs.replace(record, exit_code=exit_code_of(record))
 
     def _publish(self, record: NightRecord) -> None:
         """Write the report into the folder of the night, and tell the chat. What fails here changes nothing."""
-        contents = self._contents()
+        contents = self._history.read()
         if record.night not in {night.night for night in contents.nights}:  # there is no history, or it was not written
             contents.nights.append(record)
         report = build_report(contents, self._plan.history or "STORE", record.night)
@@ -343,29 +323,13 @@ class Night:
         if self._plan.webhook is not None and (trouble := post(self._plan.webhook, record, report.before)):
             self._tell(trouble)
 
-    def _record(self, log: NightLog, reason: str) -> NightRecord:
-        so_far = log.so_far
-        assert so_far.began is not None
-        record = NightRecord(
-            night=so_far.began.night,
-            name=self._plan.name,
-            commit=so_far.began.commit,
-            started_unix_ns=so_far.began.started_unix_ns,
-            seconds=round(time.monotonic() - self._began, 2),
-            exit_code=0,
-            reason=reason,
-            units=so_far.units,
-            against=self._against,
-            findings=beyond_chance(so_far.findings),
-            slas=self._slas,
-            missing=[
-                *self._missing,
-                *(f"{unit.part}: {unit.test}: {unit.why_not}" for unit in so_far.units if unit.why_not),
-            ],
-            environment=_environment(),
-            lines=self._lines,
-        )
-        return msgspec.structs.replace(record, exit_code=exit_code_of(record))
+
+def _why_incomparable(found: RunComparison) -> str:
+    """Why a comparison of a test, or a part of it, says nothing; "" if it says something of all of it."""
+    told = [f"{title} has no run now" for title in found.absent]
+    if found.is_nothing:
+        told += ["nothing could be compared", *sorted({one.reason for one in found.findings})]
+    return ": ".join(told)
 
 
 class _Progress(VersionProgress):
@@ -373,17 +337,10 @@ class _Progress(VersionProgress):
         self._tell = tell
 
     def began(self, tests: int, session: int) -> None:
-        self._tell(f"comparison: {tests} tests of both versions{', again' if session > 1 else ''}")
-
-
-def _place(history: str, directory: Path) -> str:
-    return history if "://" in history else str(directory / history)
+        self._tell(f"comparison: {plural(tests, 'test')} of both versions{', again' if session > 1 else ''}")
 
 
 def _environment() -> dict[str, str]:
-    import platform
-    from importlib.metadata import version
-
     return {
         "machine": platform.node(),
         "kernel": platform.release(),

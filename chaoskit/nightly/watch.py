@@ -15,14 +15,19 @@ from chaoskit.plaintext import one_line
 _PATIENCE_S = 30.0
 
 
-class NightAborted(Exception):
-    """The night must not go on. Its text says why."""
+class NightAborted(BaseException):
+    """The night must not go on. Its text says why. No handler of errors on the way takes it for one."""
 
 
 def ask(command: Sequence[str]) -> tuple[int, str]:
-    """Run a command: its exit status, and its last line. One that cannot be run, or hangs, ends with -1."""
+    """Run a command: its exit status, and its last line. One that cannot be run, or hangs, ends with -1.
+
+    It has a session of its own: a Ctrl-C at the terminal is meant for the night.
+    """
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False, start_new_session=True
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return -1, one_line(str(error))
     lines = (done.stdout + done.stderr).strip().splitlines()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import urllib.error
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 
 from chaoskit.history.record import NightRecord
@@ -36,7 +36,7 @@ def post(webhook: Webhook, night: NightRecord, before: NightRecord | None) -> st
     try:
         with urllib.request.urlopen(request, timeout=_PATIENCE_S) as answer:
             answer.read(1)
-    except (OSError, ValueError, urllib.error.URLError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         return f"the webhook has failed: {type(error).__name__}"  # its text may hold the URL
     return ""
 

@@ -36,7 +36,7 @@ _TOLERANCE_MOST = 10.0
 _OF_A_MARKER = ("window", "confidence", "at_least")
 
 
-class Window(msgspec.Struct, frozen=True):
+class SlaWindow(msgspec.Struct, frozen=True):
     """The latest nights, or the latest runs. A night is a day of UTC on which a session began."""
 
     count: int
@@ -108,7 +108,7 @@ class Sla(msgspec.Struct, frozen=True, kw_only=True):
     objectives: tuple[Condition, ...] = ()
     regression: Mapping[str, float] = {}
     confidence: float = 0.95
-    window: Window = Window(30, "night")
+    window: SlaWindow = SlaWindow(30, "night")
     at_least: int = 1
 
     def needs(self, objective: Condition, misses: int = 0) -> int:
@@ -275,11 +275,11 @@ def _confidence(place: str, given: float | str) -> float:
     return value
 
 
-def _parsed_window(place: str, text: str) -> Window:
+def _parsed_window(place: str, text: str) -> SlaWindow:
     found = _WINDOW.fullmatch(text)
     if found is None or not int(found[1]):
         raise BadInput(f"{place}.window", text, "write it as 30 nights or 200 runs")
-    return Window(int(found[1]), "night" if found[2] == "night" else "run")
+    return SlaWindow(int(found[1]), "night" if found[2] == "night" else "run")
 
 
 def _tolerance(place: str, name: str, text: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -91,8 +92,11 @@ class ArmProcess:
     ) -> None:
         self.version, self.directory = version, directory
         self._is_busy = False
-        scratch.mkdir(parents=True)
-        shutil.copy(in_arm.__file__, scratch / f"{_PLUGIN}.py")
+        try:
+            scratch.mkdir(parents=True)
+            shutil.copy(in_arm.__file__, scratch / f"{_PLUGIN}.py")
+        except OSError as error:
+            raise HarnessError(f"{version.name}: pytest cannot be started: {error}") from error
         self._log = scratch / "log"
         orders, self._orders = os.pipe()
         self._answers, answers = os.pipe()
@@ -112,7 +116,7 @@ class ArmProcess:
                     stderr=log,
                     env=self._environment(scratch, orders, answers, root),
                     pass_fds=(orders, answers),
-                    preexec_fn=lambda: die_with_parent(me),  # noqa: PLW1509 -- this process has one thread
+                    preexec_fn=lambda: _prepare(me),  # noqa: PLW1509 -- it takes no lock that another thread may hold
                 )
         except OSError as error:
             raise HarnessError(f"{version.name}: pytest cannot be started: {error}") from error
@@ -146,7 +150,12 @@ class ArmProcess:
             raise HarnessError(self._why_over()) from None
         answer = self._answer(_RUN_S)
         self._is_busy = False
-        records = [decode(line.encode()) for line in answer["records"]]
+        try:
+            records = [decode(line.encode()) for line in answer["records"]]
+        except msgspec.MsgspecError as error:
+            raise HarnessError(
+                f"{self.version.name}: its records cannot be read, as of a later chaoskit: {error}"
+            ) from None
         runs = [record for record in records if isinstance(record, RunRecord)]
         plans = [record for record in records if isinstance(record, SeriesRecord)]
         return ArmReport(runs, answer["seconds"], answer["trouble"], plans)
@@ -171,7 +180,8 @@ class ArmProcess:
         return answer
 
     def _why_over(self) -> str:
-        self._process.wait(_END_S)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
         return f"{self.version.name}: pytest ended with {self._process.returncode}: {self._tail()}"
 
     def _tail(self) -> str:
@@ -196,6 +206,12 @@ class ArmProcess:
                 self._process.kill()  # its guard puts back what is left
                 self._process.wait()
         os.close(self._answers)
+
+
+def _prepare(parent_pid: int) -> None:
+    """In the child: it ends with its parent, and can be interrupted also where a shell has started that with ``&``."""
+    die_with_parent(parent_pid)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _moved(arguments: Sequence[str], root: Path, directory: Path) -> list[str]:

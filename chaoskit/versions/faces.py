@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from chaoskit.history.compare import Comparison
+from chaoskit.history.compare import RunComparison
 from chaoskit.history.faces import ratio_text
 from chaoskit.history.finding import NumberChange, NumberFinding
 from chaoskit.plaintext import printable
@@ -25,7 +25,7 @@ class ProgressLines(VersionProgress):
     def began(self, tests: int, session: int) -> None:
         again = "; what looks worse is run again, and the other version goes first" if session > 1 else ""
         fewest, most = (2 * LOOKS[place].runs for place in (0, -1))
-        self._tell(f"{plural(tests, 'test')} of both versions, {fewest} to {most} runs each, in turns{again}")
+        self._tell(f"{plural(tests, 'test')} of both versions in turns, {fewest} to {most} runs each{again}")
 
     def priced(self, price: Price) -> None:
         self._tell(price_sentence(price))
@@ -57,8 +57,8 @@ def finding_text(finding: NumberFinding) -> str:
     return " ".join(filter(None, [finding.metric, shown, finding.change]))
 
 
-def result_sentence(comparison: Comparison, seconds: float) -> str:
-    """How long it took, and which version to look at."""
+def result_sentence(comparison: RunComparison, seconds: float) -> str:
+    """How long it took, and which phases grew."""
     took = f"{seconds:.0f} s" if seconds < 2 * _MINUTE_S else f"{seconds / _MINUTE_S:.0f} minutes"
     grown = {one.phase for one in comparison.findings if one.phase}
     named = f"; longer: {', '.join(sorted(grown))}" if grown else ""

@@ -31,6 +31,7 @@ class Arm:
         self._orders = os.fdopen(read, encoding="utf-8")
         self._answers = os.fdopen(write, "w", encoding="utf-8")
         self._records: list[str] = []
+        self._told: set[str] = set()
         self._trouble = ""
 
     @_hook(tryfirst=True)
@@ -50,15 +51,25 @@ class Arm:
         return True
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Keep the records of a test, and why it failed."""
-        self._records += [line for line in getattr(report, "chaoskit_records", ()) if line not in self._records]
+        """Keep the records of a test, and why it failed. An item is run many times: what it made before is not new."""
+        new = [line for line in getattr(report, "chaoskit_records", ()) if line not in self._told]
+        self._told.update(new)
+        self._records += new
         if report.outcome != "passed" and not self._trouble:
-            lines = [line for line in str(report.longreprtext).splitlines() if line.strip()]
-            self._trouble = f"{report.outcome}: {lines[-1].strip()}" if lines else report.outcome
+            self._trouble = f"{report.outcome}: {_why(report.longrepr)}"
 
     def _tell(self, answer: dict[str, Any]) -> None:
         self._answers.write(json.dumps(answer) + "\n")
         self._answers.flush()
+
+
+def _why(told: Any) -> str:
+    """The message of an exception, or what a plugin has put in its place, or the reason of a skip."""
+    if hasattr(told, "reprcrash") and told.reprcrash is not None:
+        return str(told.reprcrash.message).strip().partition("\n")[0]
+    text = str(told[2]) if isinstance(told, tuple) else str(told)
+    lines = [line.strip(" -") for line in text.splitlines() if line.strip()]
+    return ": ".join(lines[:2])
 
 
 def pytest_configure(config: Any) -> None:

@@ -2,8 +2,7 @@
 
 A comparison of two sessions cannot tell a slower program from a slower day. Here both versions run in turns, so the day
 is the same for both, and seconds can be compared. What is found is looked at three times, because most questions are
-answered by few runs: with noise of 10 %, 14 runs a side leave 96 % of the versions that are equal *unchanged*, and 10
-show one that is 25 % slower.
+answered by few runs. How often that is right on recorded recoveries is in ``benchmarks/results/decisions.md``.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from chaoskit.errors import BadInput
 from chaoskit.history import record
 from chaoskit.history.compare import compare_counts, finding_of, judge, samples_of
 from chaoskit.history.finding import WHOLE, NumberChange, NumberFinding, Unit
@@ -23,7 +23,7 @@ from chaoskit.history.ranks import estimate_ratio
 from chaoskit.history.record import RunRecord
 from chaoskit.versions.phases import grown_phase
 
-#: How much longer something may take before it counts as worse. A change of just this size is found half of the time.
+#: How much longer something may take before it counts as worse. A change of just this size is mostly *undecided*.
 TOLERANCE = 0.10
 #: A number by which runs of one version differ by more than this share does not decide: its ratio would be luck.
 SPREAD_MOST = 0.25
@@ -63,6 +63,10 @@ def decide(
     Args:
         before, after: one run of each in a turn, without the first ones, which warm up.
     """
+    if not before or not after:
+        side = "before" if not before else "after"
+        reason = f"no run {side} says anything of it"
+        return [finding_of([*before, *after], "all", "count", NumberChange.UNDECIDED, reason=reason)]
     found = list(compare_counts(before, after))
     for number in numbers:
         shares = [len(samples_of(runs, number)) / len(runs) for runs in (before, after)]
@@ -95,7 +99,7 @@ def with_phase(found: NumberFinding, before: Sequence[RunRecord], after: Sequenc
     if found.change is not NumberChange.REGRESSED or found.metric != record.RECOVERY:
         return found
     phase = grown_phase(before, after)
-    reason = "all of its phases grew" if phase == WHOLE else f"the phase {phase} grew" if phase else ""
+    reason = "more than one of its phases grew" if phase == WHOLE else f"the phase {phase} grew" if phase else ""
     return msgspec.structs.replace(found, phase=phase, reason=reason)
 
 
@@ -111,6 +115,21 @@ def spread(*samples: Sequence[float]) -> float:
     """
     steps = [abs(math.log(late / early)) for values in samples for early, late in pairwise(values)]
     return _OF_NORMAL * median(steps) / math.sqrt(2) if steps else math.inf
+
+
+def require_numbers(given: Sequence[str], field: str) -> tuple[str, ...]:
+    """Names of durations, or of quotients of two, as they are compared; :data:`NUMBERS` where none is given.
+
+    Raises:
+        BadInput: if one is none.
+    """
+    durations = [known for known, (unit, _) in record.KNOWN.items() if unit == "s"]
+    found = [" / ".join(part.strip() for part in name.split("/")) for name in given]
+    for name in found:
+        parts = name.split(" / ")
+        if len(parts) > 2 or not all(part in durations for part in parts):
+            raise BadInput(field, name, f"name a duration, or a quotient of two: {', '.join(durations)}")
+    return tuple(found) or NUMBERS
 
 
 def is_decided(findings: Sequence[NumberFinding]) -> bool:

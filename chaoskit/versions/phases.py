@@ -20,7 +20,7 @@ def grown_phase(before: Sequence[RunRecord], after: Sequence[RunRecord]) -> str:
     """The phase by which recoveries got longer: such as ``restored``, or :data:`WHOLE`; "" if that is not known.
 
     It is the phase whose median grew most, in seconds. Where the rest of the recovery grew as well, by half as large a
-    share as the recovery did or more, it is all of it: a slower machine, or code that every phase runs.
+    share as the recovery did or more, it is not this phase alone: a slower machine, or code that several phases run.
     """
     early, late = (
         [run for run in runs if run.verdict is Verdict.PASSED and record.RECOVERY in run.metrics]

@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from chaoskit.errors import BadInput, HarnessError
-from chaoskit.history.compare import Comparison, beyond_chance
+from chaoskit.history.compare import RunComparison, beyond_chance
 from chaoskit.history.finding import NumberChange, NumberFinding
 from chaoskit.history.record import HistoryRecord, RunRecord
 from chaoskit.journal.reader import read_events
+from chaoskit.plaintext import one_line
 from chaoskit.substrate.undo import UndoLog, temporary_directory
 from chaoskit.versions.arm import ArmProcess, Version
 from chaoskit.versions.looks import NUMBERS, TOLERANCE
-from chaoskit.versions.schedule import ArmReport, ArmTurn, Price, Side, VersionSchedule, merged, needs_confirmation
+from chaoskit.versions.schedule import (
+    ArmReport,
+    ArmTurn,
+    Price,
+    Side,
+    VersionSchedule,
+    merged,
+    needs_confirmation,
+    of_no_run,
+)
 from chaoskit.versions.trees import MERGE_BASE, WORKING_TREE, Repository
 from chaoskit.vocabulary import Event
+
+#: The share of a budget that is kept for the session that confirms what is worse.
+_TO_CONFIRM = 0.35
+_PREPARE_S = 1800.0
 
 
 class VersionProgress:
@@ -46,7 +62,7 @@ class VersionRequest:
     Attributes:
         before, after: versions, see :class:`chaoskit.versions.arm.Version`. arguments: of pytest.
         directory: of the user, in the repository. numbers: see :func:`chaoskit.versions.looks.decide`.
-        budget_s: for all; None for no limit.
+        budget_s: for all; None for no limit. prepare: a command of the shell for each directory, before its tests run.
     """
 
     before: str
@@ -56,6 +72,7 @@ class VersionRequest:
     numbers: tuple[str, ...] = NUMBERS
     tolerance: float = TOLERANCE
     budget_s: float | None = None
+    prepare: str = ""
 
 
 @dataclass
@@ -67,7 +84,7 @@ class VersionResult:
         seconds: how long it took. price: what it was said to cost; None if no test has warmed up.
     """
 
-    comparison: Comparison
+    comparison: RunComparison
     records: list[HistoryRecord] = field(default_factory=list)
     seconds: float = 0.0
     price: Price | None = None
@@ -81,13 +98,15 @@ def compare_versions(request: VersionRequest, progress: VersionProgress | None =
     Raises:
         BadInput: if a version is not there, both are the same, or no test uses the fixture ``chaos``.
     """
-    return _Comparing(request, progress or VersionProgress()).run()
+    with closing(UndoLog()) as undo:
+        scratch, _ = temporary_directory("compare", undo)
+        return _Comparing(request, progress or VersionProgress(), scratch).run()
 
 
 class _Comparing:
-    def __init__(self, request: VersionRequest, progress: VersionProgress) -> None:
-        self._request, self._progress = request, progress
-        self._repository = Repository(request.directory)
+    def __init__(self, request: VersionRequest, progress: VersionProgress, scratch: Path) -> None:
+        self._request, self._progress, self._scratch = request, progress, scratch
+        self._repository = Repository(request.directory, scratch)
         self._versions: dict[Side, Version] = {}
         self._commits: dict[Side, str] = {}
         for side, name in ((Side.BEFORE, request.before), (Side.AFTER, request.after)):
@@ -111,74 +130,95 @@ class _Comparing:
             )
 
     def run(self) -> VersionResult:
-        with self._checked_out() as trees:
-            try:
-                first = self._session(trees)
-            except HarnessError as error:  # an arm does not start
-                return self._done(
-                    Comparison(findings=[_of_all("all tests", NumberChange.INCOMPARABLE, str(error))]), []
-                )
-            findings = beyond_chance(first.findings)
-            sessions = [first]
-            if worse := [one for one in findings if needs_confirmation(one)]:
-                second = self._confirm(trees, first, worse)
-                sessions += [second]
-                findings = merged(findings, (first, second))
-        findings += [
-            _of_all(test, NumberChange.NO_REFERENCE, "it is not in the version before") for test in self._only_after
-        ]
-        return self._done(Comparison(findings=findings, absent=self._absent), sessions)
+        """Check out, compare, confirm."""
+        for side in Side:
+            self._repository.check_out(self._commits[side], self._tree(side))
+        try:
+            for side in Side:
+                self._prepare(side)
+            first = self._session()
+        except HarnessError as error:  # a version does not start
+            finding = of_no_run("all tests", NumberChange.INCOMPARABLE, str(error))
+            return self._done(RunComparison(findings=[finding]), [])
+        findings, sessions = beyond_chance(first.findings), [first]
+        if worse := [one for one in findings if needs_confirmation(one)]:
+            second, why_not = self._confirm(first, worse)
+            sessions += [second]
+            findings = merged(findings, (first, second), why_not)
+        new = NumberChange.NO_REFERENCE
+        findings += [of_no_run(test, new, "it is not in the version before") for test in self._only_after]
+        return self._done(RunComparison(findings=findings, absent=self._absent), sessions)
 
-    def _done(self, comparison: Comparison, sessions: Sequence[VersionSchedule]) -> VersionResult:
+    def _prepare(self, side: Side) -> None:
+        """Make what git does not have, such as a compiled extension. Raises HarnessError if that fails."""
+        if not self._request.prepare:
+            return
+        own = {**os.environ, "CHAOSKIT_PYTHON": self._versions[side].python}
+        try:
+            done = subprocess.run(
+                ["sh", "-c", self._request.prepare],
+                cwd=self._tree(side),
+                env=own,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=_PREPARE_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise HarnessError(f"{side}: it cannot be prepared: {error}") from None
+        if done.returncode:
+            told = one_line("; ".join((done.stdout + done.stderr).strip().splitlines()[-2:]))
+            raise HarnessError(f"{side}: it cannot be prepared: {told or f'status {done.returncode}'}")
+
+    def _tree(self, side: Side) -> Path:
+        """The directory of a version: both are alike but for their contents."""
+        return self._scratch / f"tree-{side}"
+
+    def _done(self, comparison: RunComparison, sessions: Sequence[VersionSchedule]) -> VersionResult:
         seconds = time.monotonic() - self._began
         return VersionResult(comparison, list(self._records(sessions)), seconds, self._price)
 
-    def _confirm(
-        self, trees: dict[Side, Path], first: VersionSchedule, worse: Sequence[NumberFinding]
-    ) -> VersionSchedule:
+    def _confirm(self, first: VersionSchedule, worse: Sequence[NumberFinding]) -> tuple[VersionSchedule, str]:
+        """Run what is worse again; and why it did not run."""
         try:
-            return self._session(trees, worse, first.tests_of(worse))
-        except HarnessError:  # nothing is confirmed
-            return VersionSchedule([])
+            second = self._session(worse, first.tests_of(worse))
+        except HarnessError as error:
+            return VersionSchedule([]), str(error)
+        return second, "the budget was spent" if second.is_spent else ""
 
-    @contextmanager
-    def _checked_out(self) -> Iterator[dict[Side, Path]]:
-        """Directories of both versions, alike but for their contents."""
-        with closing(UndoLog()) as undo:
-            scratch, _ = temporary_directory("compare", undo)
-            for side in Side:
-                self._repository.check_out(self._commits[side], scratch / f"tree-{side}")
-            yield {side: scratch / f"tree-{side}" for side in Side}
-
-    def _session(
-        self, trees: dict[Side, Path], worse: Sequence[NumberFinding] = (), tests: Sequence[str] = ()
-    ) -> VersionSchedule:
+    def _session(self, worse: Sequence[NumberFinding] = (), tests: Sequence[str] = ()) -> VersionSchedule:
         """Start both versions and run their tests in turns: those that both have, or to confirm what is worse."""
         number = 2 if worse else 1
         with ExitStack() as ended:
-            arms = {side: ended.enter_context(closing(self._start(side, trees[side], number))) for side in Side}
+            arms = {side: ended.enter_context(closing(self._start(side, number))) for side in Side}
             for arm in arms.values():
                 arm.await_tests()
             schedule = VersionSchedule(
                 tests or self._common(arms),
                 numbers=self._request.numbers,
                 tolerance=self._request.tolerance,
-                budget_s=self._request.budget_s,
+                budget_s=self._budget_s(is_first=not worse),
                 worse=worse,
             )
             self._progress.began(len(schedule.tests), number)
-            self._take_turns(schedule, arms, trees)
+            self._take_turns(schedule, arms)
             return schedule
 
-    def _start(self, side: Side, tree: Path, number: int) -> ArmProcess:
+    def _budget_s(self, *, is_first: bool) -> float | None:
+        """Seconds since the beginning by which a session is over: a part is kept for the one that confirms it."""
+        budget_s = self._request.budget_s
+        return budget_s * (1 - _TO_CONFIRM) if budget_s is not None and is_first else budget_s
+
+    def _start(self, side: Side, number: int) -> ArmProcess:
         root = self._repository.root
         return ArmProcess(
             self._versions[side],
-            tree,
+            self._tree(side),
             self._request.arguments,
             root=root,
             below=self._request.directory.resolve().relative_to(root),
-            scratch=tree.parent / f"{side}-{number}",
+            scratch=self._scratch / f"{side}-{number}",
         )
 
     def _common(self, arms: dict[Side, ArmProcess]) -> list[str]:
@@ -191,14 +231,14 @@ class _Comparing:
             )
         return [test for test in after if test in before]
 
-    def _take_turns(self, schedule: VersionSchedule, arms: dict[Side, ArmProcess], trees: dict[Side, Path]) -> None:
+    def _take_turns(self, schedule: VersionSchedule, arms: dict[Side, ArmProcess]) -> None:
         while turn := schedule.next_turn(time.monotonic() - self._began):
             try:
                 report = arms[turn.side].run(turn.test)
             except HarnessError as error:
-                schedule.give_up(str(error))
+                schedule.give_up(turn, str(error))
                 return
-            if turn.number == 0 and (strange := self._strange_source(report, trees[turn.side])):
+            if turn.number == 0 and (strange := self._strange_source(report, self._tree(turn.side))):
                 report = ArmReport(trouble=strange)
             self._progress.ran(turn, report)
             found = schedule.take(turn, report)
@@ -230,8 +270,3 @@ class _Comparing:
     def _as_of_head(self, run: RunRecord) -> RunRecord:
         covariates = run.covariates | {"sources": "changed"}
         return msgspec.structs.replace(run, commit=self._repository.head, covariates=covariates)
-
-
-def _of_all(title: str, change: NumberChange, reason: str) -> NumberFinding:
-    """A finding about all numbers of a test that has no run."""
-    return NumberFinding(series="", title=title, metric="all", unit="count", change=change, reason=reason)

@@ -16,10 +16,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from chaoskit.history.compare import by_series, finding_of, is_conclusive
+from chaoskit.history.compare import CHANCE, by_series, finding_of, is_conclusive
 from chaoskit.history.finding import NumberChange, NumberFinding
 from chaoskit.history.record import RunRecord, SeriesRecord
+from chaoskit.history.shares import more_by_chance
 from chaoskit.versions.looks import LOOKS, NUMBERS, TOLERANCE, VersionLook, decide, is_decided, with_phase
+from chaoskit.vocabulary import Verdict
 
 
 class Side(StrEnum):
@@ -33,6 +35,8 @@ class Side(StrEnum):
 _ORDERS = ((Side.BEFORE, Side.AFTER), (Side.AFTER, Side.BEFORE))
 
 
+#: What is counted of a test whose own assertion fails.
+OWN_FAILURE = "test"
 #: A test that failed in each of so many first runs is broken.
 _BROKEN_RUNS = 3
 
@@ -50,14 +54,19 @@ class ArmReport:
     """What came of a run of a test.
 
     Attributes:
-        runs: records of the runs that it made. seconds: how long it took in all. trouble: why it failed; "" if it
-            passed. plans: of the series of these runs.
+        runs: records of the runs that it made. seconds: how long it took in all. trouble: why it failed, or was
+            skipped; "" if it passed. plans: of the series of these runs.
     """
 
     runs: list[RunRecord] = field(default_factory=list)
     seconds: float = 0.0
     trouble: str = ""
     plans: list[SeriesRecord] = field(default_factory=list)
+
+    def has_own_failure(self) -> bool:
+        """Whether an assertion of the test itself failed: its runs have all passed."""
+        is_failure = self.trouble.startswith("failed") and bool(self.runs)
+        return is_failure and all(run.verdict is Verdict.PASSED for run in self.runs if run.claimed)
 
 
 class Price(NamedTuple):
@@ -105,6 +114,21 @@ class ComparedTest:
     def all_runs(self, side: Side) -> list[RunRecord]:
         """Those that warmed up, too."""
         return [run for report in self.reports[side] for run in report.runs]
+
+    def series_by_title(self, side: Side) -> dict[str, set[tuple[str, int]]]:
+        """Which experiments each of its runs was, by title: one for each, unless it chooses by chance."""
+        found: dict[str, set[tuple[str, int]]] = {}
+        for run in self.all_runs(side):
+            found.setdefault(run.title, set()).add((run.series, run.definition))
+        return found
+
+    def has_troubles(self, side: Side) -> bool:
+        """Whether it has failed in one of its runs."""
+        return any(report.trouble for report in self.reports[side])
+
+    def decided(self) -> list[NumberFinding]:
+        """What no further run can change."""
+        return [one for one in self.findings if one.ratio and not one.change.is_open]
 
     def is_broken(self) -> bool:
         """Whether it fails now and never did before, so that further runs show nothing more: each may last for its
@@ -168,7 +192,7 @@ class VersionSchedule:
         if not one.is_between_turns():
             return None
         if (why_not := self._why_incomparable(one)) is not None:
-            one.findings, one.is_over = [why_not], True
+            one.findings, one.is_over = [*one.decided(), why_not], True
             return one.findings
         look = next((look for look in LOOKS if look.runs == one.counted), None)
         if look is None and not one.is_broken():
@@ -179,13 +203,14 @@ class VersionSchedule:
 
     def _decide(self, one: ComparedTest, look: VersionLook) -> list[NumberFinding]:
         """What is found now; of a duration that was decided before, what was found then."""
-        found_before = {(old.title, old.metric): old for old in one.findings if old.ratio and not old.change.is_open}
+        decided = {(old.title, old.metric): old for old in one.decided()}
         before, after = (one.series(side) for side in Side)
         found: list[NumberFinding] = []
-        for key, runs in after.items():
-            found += decide(before.get(key, []), runs, look, numbers=self._numbers, tolerance=self._tolerance)
-        found += _failed(one, found)
-        found = [found_before.get((new.title, new.metric), new) for new in found]
+        for key in dict.fromkeys([*after, *before]):
+            early, late = before.get(key, []), after.get(key, [])
+            found += decide(early, late, look, numbers=self._numbers, tolerance=self._tolerance)
+        found += _failed(one)
+        found = [decided.get((new.title, new.metric), new) for new in found]
         return [new for new in found if not self._worse or (new.title, new.metric) in self._worse]
 
     def _why_incomparable(self, one: ComparedTest) -> NumberFinding | None:
@@ -193,14 +218,19 @@ class VersionSchedule:
         for side in Side:
             silent = [report for report in one.reports[side] if not report.runs]
             if silent:
-                return _incomparable(one, f"{side}: it made no run that counts: {silent[0].trouble or 'it passed'}")
-        chosen = [set(by_series(filter(is_conclusive, one.all_runs(side)))) for side in Side]
-        if not all(chosen):
-            side = next(side for side, found in zip(Side, chosen, strict=True) if not found)
-            verdicts = ", ".join(sorted({run.verdict.value for run in one.all_runs(side)}))
-            return _incomparable(one, f"{side}: no run of it says anything: {verdicts}")
-        if chosen[0] != chosen[1]:
+                told = silent[0].trouble or "it passed"
+                return _incomparable(one, f"{side}: it made no run that counts: {told}")
+        series = [one.series_by_title(side) for side in Side]
+        if any(series[0][title] != series[1][title] for title in series[0].keys() & series[1].keys()):
             return _incomparable(one, "it is another experiment now: options, faults or settings differ")
+        for side, mine, other in zip(Side, series, reversed(series), strict=True):
+            if other.keys() - mine.keys() and not one.has_troubles(side):
+                return _incomparable(one, f"{side}: it makes fewer runs, and passes")
+        if one.turns >= _BROKEN_RUNS:
+            for side in Side:
+                if not any(map(is_conclusive, one.all_runs(side))):
+                    verdicts = ", ".join(sorted({run.verdict.value for run in one.all_runs(side)}))
+                    return _incomparable(one, f"{side}: no run of it says anything: {verdicts}")
         return None
 
     def _spend(self) -> None:
@@ -212,11 +242,17 @@ class VersionSchedule:
                 one.findings = [_finding_of_test(one, NumberChange.UNDECIDED, reason)]
             one.is_over = True
 
-    def give_up(self, reason: str) -> None:
-        """End all tests that are open: a version cannot run any more."""
+    def give_up(self, turn: ArmTurn, reason: str) -> None:
+        """End all tests that are open: a version cannot run any more. Where that is the one after, in the middle of a
+        test that it could run before, this test is worse.
+        """
         for one in self.tests:
-            if not one.is_over:
-                one.findings, one.is_over = [_incomparable(one, reason)], True
+            if one.is_over:
+                continue
+            is_worse = one.test == turn.test and turn.side is Side.AFTER and turn.number > 0
+            change = NumberChange.REGRESSED if is_worse else NumberChange.INCOMPARABLE
+            one.findings = [*one.decided(), _finding_of_test(one, change, reason, OWN_FAILURE if is_worse else "all")]
+            one.is_over = True
 
     def counted(self, test: str) -> int:
         """Runs of a test on each side, without the first."""
@@ -256,22 +292,31 @@ def _incomparable(one: ComparedTest, reason: str) -> NumberFinding:
     return _finding_of_test(one, NumberChange.INCOMPARABLE, reason)
 
 
-def _finding_of_test(one: ComparedTest, change: NumberChange, reason: str) -> NumberFinding:
+def _finding_of_test(one: ComparedTest, change: NumberChange, reason: str, metric: str = "all") -> NumberFinding:
     runs = one.all_runs(Side.AFTER) or one.all_runs(Side.BEFORE)
     if runs:
-        return finding_of(runs, "all", "count", change, reason=reason)
-    return NumberFinding(series="", title=one.test, metric="all", unit="count", change=change, reason=reason)
+        return finding_of(runs, metric, "count", change, reason=reason)
+    return of_no_run(one.test, change, reason)
 
 
-def _failed(one: ComparedTest, found: Sequence[NumberFinding]) -> list[NumberFinding]:
-    """A test that fails now, and did not before, by something else than what is counted."""
-    before, after = ([bool(report.trouble) for report in one.reports[side]] for side in Side)
-    if not any(after) or any(before) or any(finding.change is NumberChange.REGRESSED for finding in found):
+def of_no_run(title: str, change: NumberChange, reason: str) -> NumberFinding:
+    """A finding about all numbers of a test that has no run."""
+    return NumberFinding(series="", title=title, metric="all", unit="count", change=change, reason=reason)
+
+
+def _failed(one: ComparedTest) -> list[NumberFinding]:
+    """A test whose own assertion fails now, and did not before, or more often than by chance."""
+    before, after = ([report.has_own_failure() for report in one.reports[side]] for side in Side)
+    if not any(after):
         return []
-    trouble = next(report.trouble for report in one.reports[Side.AFTER] if report.trouble)
-    shares = {"before": 0.0, "after": sum(after) / len(after)}
-    told = f"it failed in {sum(after)} of {len(after)} runs, and in none before: {trouble}"
-    return [finding_of(one.all_runs(Side.AFTER), "test", "count", NumberChange.REGRESSED, reason=told, **shares)]
+    is_new = not any(before)
+    if not is_new and more_by_chance(sum(before), len(before), sum(after), len(after)) > CHANCE:
+        return []
+    trouble = next(report.trouble for report in one.reports[Side.AFTER] if report.has_own_failure())
+    shares = {"before": sum(before) / len(before), "after": sum(after) / len(after)}
+    told = f"it failed in {sum(after)} of {len(after)} runs, in {sum(before)} of {len(before)} before: {trouble}"
+    runs = one.all_runs(Side.AFTER)
+    return [finding_of(runs, OWN_FAILURE, "count", NumberChange.REGRESSED, reason=told, **shares)]
 
 
 def _looks_of(one: ComparedTest) -> int:
@@ -279,22 +324,30 @@ def _looks_of(one: ComparedTest) -> int:
     return -1 if not one.turns else sum(one.counted >= look.runs for look in LOOKS)
 
 
-def merged(findings: Sequence[NumberFinding], sessions: tuple[VersionSchedule, VersionSchedule]) -> list[NumberFinding]:
+def merged(
+    findings: Sequence[NumberFinding], sessions: tuple[VersionSchedule, VersionSchedule], why_not: str = ""
+) -> list[NumberFinding]:
     """What two sessions say together. A duration is *regressed* if it is in both: where memory came to lie may make one
     session slow.
 
     Args:
         findings: of the first one, without what looks worse by chance. What is counted needs no second session.
+        why_not: why the second one did not come about.
     """
     again = {(one.title, one.metric): one for one in sessions[1].findings}
-    return [_merged(one, again.get((one.title, one.metric)), sessions) for one in findings]
+    return [_merged(one, again.get((one.title, one.metric)), sessions, why_not) for one in findings]
 
 
-def _merged(one: NumberFinding, again: NumberFinding | None, sessions: Sequence[VersionSchedule]) -> NumberFinding:
+def _merged(
+    one: NumberFinding, again: NumberFinding | None, sessions: Sequence[VersionSchedule], why_not: str
+) -> NumberFinding:
     if not needs_confirmation(one):
         return one
     if again is None or again.change is not NumberChange.REGRESSED:
-        told = f"it regressed in one session, and was {again.change} in the next" if again else "it was not confirmed"
+        told = (
+            f"was {again.change} in the next" if again else f"the next did not run{f': {why_not}' if why_not else ''}"
+        )
+        told = f"it regressed in one session, and {told}"
         return msgspec.structs.replace(one, change=NumberChange.UNDECIDED, reason=told, phase="")
     before, after = ([run for session in sessions for run in session.runs_of(one, side)] for side in Side)
     return with_phase(again, before, after)

@@ -22,7 +22,10 @@ _PATIENCE_S = 120.0
 
 
 class Repository:
-    """The user's repository.
+    """The user's repository, which is only read.
+
+    Args:
+        directory: in it. scratch: for objects and an index of our own.
 
     Attributes:
         root: its uppermost directory.
@@ -31,7 +34,8 @@ class Repository:
         BadInput: if the directory is in none.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, scratch: Path) -> None:
+        self._objects, self._index = scratch / "objects", scratch / "index"
         try:
             self.root = Path(_git(directory, "rev-parse", "--show-toplevel"))
         except _GitError as error:
@@ -60,20 +64,22 @@ class Repository:
 
     def _working_tree(self) -> str:
         """A commit of all files that git does not ignore, on no branch; HEAD where nothing is changed."""
-        index = Path(_git(self.root, "rev-parse", "--git-path", "index"))
-        index = index if index.is_absolute() else self.root / index
-        draft = index.with_name(f"chaoskit-index-{os.getpid()}")
+        own = {
+            "GIT_INDEX_FILE": str(self._index),
+            "GIT_OBJECT_DIRECTORY": str(self._objects),
+            "GIT_ALTERNATE_OBJECT_DIRECTORIES": str(self._git_path("objects")),
+        }
         try:
-            shutil.copy2(index, draft)  # with its time, by which git knows which files it has to look into
-            _git(self.root, "add", "--all", GIT_INDEX_FILE=str(draft))
-            tree = _git(self.root, "write-tree", GIT_INDEX_FILE=str(draft))
+            self._objects.mkdir(exist_ok=True)
+            # with its time, by which git knows which files it has to look into
+            shutil.copy2(self._git_path("index"), self._index)
+            _git(self.root, "add", "--all", **own)
+            tree = _git(self.root, "write-tree", **own)
+            if tree == _git(self.root, "rev-parse", "HEAD^{tree}"):
+                return self.head
+            return _git(self.root, *_AUTHOR, "commit-tree", tree, "-p", "HEAD", "-m", "the working tree", **own)
         except (_GitError, OSError) as error:
             raise BadInput("version", WORKING_TREE, f"commit your changes: {error}") from None
-        finally:
-            draft.unlink(missing_ok=True)
-        if tree == _git(self.root, "rev-parse", "HEAD^{tree}"):
-            return self.head
-        return _git(self.root, *_AUTHOR, "commit-tree", tree, "-p", "HEAD", "-m", "the working tree")
 
     def _merge_base(self) -> str:
         if given := os.environ.get("CI_MERGE_REQUEST_DIFF_BASE_SHA"):  # GitLab's
@@ -96,7 +102,7 @@ class Repository:
         try:
             _git(self.root, "init", "--quiet", str(directory))
             there = directory / ".git"
-            (there / "objects/info/alternates").write_text(f"{self._git_path('objects')}\n")
+            (there / "objects/info/alternates").write_text(f"{self._git_path('objects')}\n{self._objects}\n")
             if (shallow := self._git_path("shallow")).is_file():
                 (there / "shallow").write_bytes(shallow.read_bytes())
             _git(directory, "checkout", "--quiet", "--detach", commit)
