@@ -467,6 +467,10 @@ def test_the_report_says_since_when_and_how_to_see_it(tmp_path: Path) -> None:
     assert [(one.finding.metric, one.finding.phase) for one in report.regressions if one.finding] == [
         ("recovery", "restored")
     ]
+    assert not report.troubles
+    skipped = night(units=[unit(troubles=["skipped: no GPU"]), unit("test_b", failures=1, troubles=["failed: x"])])
+    told = build_report(RunContents(nights=[skipped]), "store").troubles
+    assert [row.unit.test for row in told if row.unit] == ["test_b"]
     assert report.regressions[0].replay.endswith(contents.runs[-1].run_id)
     assert report.not_run == ["experiments: test_other: skipped"]
     assert gone(kept[2], kept[:2]) == ["experiments: test_gone: it ran in the night before, and is not there any more"]

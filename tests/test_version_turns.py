@@ -191,6 +191,15 @@ def test_a_version_that_dies_in_the_middle_is_worse_and_what_was_decided_stays()
     assert told["two", "all"] is NumberChange.INCOMPARABLE
 
 
+def test_a_miss_counts_in_a_run_that_warms_up_too() -> None:
+    schedule = VersionSchedule(["one"])
+    drive(
+        schedule,
+        lambda turn: ArmReport([run(false_alarms=turn.side is Side.AFTER and turn.number == 0)]),
+    )
+    assert finding(schedule.findings, "false_alarms").change is NumberChange.REGRESSED
+
+
 def test_a_side_whose_runs_say_nothing_is_undecided() -> None:
     def make(turn: ArmTurn) -> ArmReport:
         verdict = Verdict.UNKNOWN if turn.side is Side.BEFORE and turn.number else Verdict.PASSED
@@ -198,9 +207,15 @@ def test_a_side_whose_runs_say_nothing_is_undecided() -> None:
 
     schedule = VersionSchedule(["one"])
     drive(schedule, make)
-    assert [(one.change, one.reason) for one in schedule.findings] == [
+    assert [(one.change, one.reason) for one in schedule.findings if one.metric == "all"] == [
         (NumberChange.UNDECIDED, "no run before says anything of it")
     ]
+    assert {one.metric for one in schedule.findings if one.metric != "all"} == {
+        "recovered",
+        "lost_steps",
+        "false_alarms",
+        "losses_equal",
+    }
 
 
 @pytest.mark.parametrize("trouble", ["skipped: no GPU", "failed: chaoskit verdict: unknown"])

@@ -13,7 +13,7 @@ import typer
 from rich.text import Text
 
 from chaoskit.cli.history import read_store
-from chaoskit.cli.output import Json, command_app, console, print_json
+from chaoskit.cli.output import Json, add_summary, command_app, console, print_json
 from chaoskit.errors import BadInput
 from chaoskit.history.compare import TOLERANCE, RunComparison, compare, exit_code, with_accepted
 from chaoskit.history.faces import comparison_sentence, markdown, render_comparison, told_first
@@ -138,15 +138,6 @@ def _show(found: RunComparison, seconds: float | None, machine: bool) -> None:
         shown.print(render_comparison(found))
     took = "" if seconds is None else f"; {result_sentence(found, seconds)}"
     shown.print(Text(f"{comparison_sentence(found)}{took}"))
-
-
-def add_summary(summary: Path, text: str) -> None:
-    """Add Markdown to a file. Raises BadInput if it cannot be written."""
-    try:
-        with summary.open("a", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise BadInput("summary", str(summary), f"name a file that can be written ({error.strerror})") from None
 
 
 def _is_place(name: str) -> bool:

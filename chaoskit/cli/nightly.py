@@ -19,6 +19,7 @@ from chaoskit.nightly.plan import load
 from chaoskit.nightly.report import build_report
 from chaoskit.nightly.run import Night
 from chaoskit.plaintext import tell_on_stderr
+from chaoskit.report.summary import plural
 
 app = command_app("Nights of experiments: run them, and report on what they have shown.")
 
@@ -55,7 +56,10 @@ def run_night(
                 console().print(
                     Text(
                         "\n".join(
-                            [f"{part}: {len(tests)} tests, {read.repeats} runs each", *(f"  {one}" for one in tests)]
+                            [
+                                f"{part}: {plural(len(tests), 'test')}, {plural(read.repeats, 'run')} each",
+                                *(f"  {one}" for one in tests),
+                            ]
                         )
                     )
                 )

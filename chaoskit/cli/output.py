@@ -71,6 +71,15 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value) + "\n")
 
 
+def add_summary(summary: Path, text: str) -> None:
+    """Add Markdown to a file. Raises BadInput if it cannot be written."""
+    try:
+        with summary.open("a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise BadInput("summary", str(summary), f"name a file that can be written ({error.strerror})") from None
+
+
 def reply_text(reply: RequestReply) -> str:
     """The answer of a running job to a request, in a line."""
     return reply.reason if reply.accepted else f"refused: {reply.reason}"

@@ -12,7 +12,7 @@ import typer
 from rich.text import Text
 
 from chaoskit.cli.history import read_store
-from chaoskit.cli.output import EXIT_FAILED, Json, command_app, console, print_json
+from chaoskit.cli.output import EXIT_FAILED, Json, add_summary, command_app, console, print_json
 from chaoskit.errors import BadInput
 from chaoskit.history.store import RunContents
 from chaoskit.plaintext import tell_on_stderr
@@ -73,19 +73,11 @@ def check(
         console().print(render_sla(judged))
         console().print(Text(sla_sentence(judged)))
     if summary is not None:
-        _add(summary, sla_markdown(judged))
+        add_summary(summary, sla_markdown(judged))
     status = exit_code(judged, is_strict=strict)
     if refused and status != EXIT_FAILED:
         return EXIT_BAD_INPUT
     return status or (Verdict.UNKNOWN.exit_code if strict and set_aside else 0)
-
-
-def _add(summary: Path, text: str) -> None:
-    try:
-        with summary.open("a", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise BadInput("summary", str(summary), f"name a file that can be written ({error.strerror})") from None
 
 
 @app.command("lint")

@@ -45,6 +45,11 @@ def _verdicts(night: NightRecord) -> Counter[Verdict]:
     return verdicts
 
 
+def has_failed(unit: NightUnit) -> bool:
+    """Whether a test or one of its runs failed: one that was skipped once did not."""
+    return bool(unit.troubles) and (bool(unit.failures) or bool(unit.verdicts.keys() - {Verdict.PASSED}))
+
+
 def _left(night: NightRecord) -> list[str]:
     return [line for line in night.lines if line.startswith(LEFT_BEHIND)]
 

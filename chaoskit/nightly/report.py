@@ -13,7 +13,7 @@ from chaoskit.history.compare import by_series, with_accepted_findings
 from chaoskit.history.finding import NumberChange, NumberFinding
 from chaoskit.history.record import RECOVERY, AcceptedRecord, NightRecord, NightUnit, RunRecord
 from chaoskit.history.store import RunContents, began
-from chaoskit.nightly.outcome import night_sentence
+from chaoskit.nightly.outcome import has_failed, night_sentence
 from chaoskit.sla.judge import Judged, State
 from chaoskit.sla.language import parse
 from chaoskit.vocabulary import Verdict
@@ -128,7 +128,7 @@ def build_report(contents: RunContents, store: str, night: str = "") -> NightRep
         troubles=[
             WithReplay(unit=unit, replay=_replay(store, (run for run in contents.runs if _has_missed(run, unit))))
             for unit in record.units
-            if unit.troubles and not unit.why_not
+            if has_failed(unit)
         ],
         not_run=record.missing,
         budgets=[budget for one in judged if (budget := _budget(one)) is not None],
@@ -197,9 +197,11 @@ def gone(record: NightRecord, earlier: Sequence[NightRecord]) -> list[str]:
         return []
     now = {f"{unit.part}: {unit.test}" for unit in record.units}
     before = dict.fromkeys(f"{unit.part}: {unit.test}" for unit in earlier[-1].units)
-    told = [line for name in before if name not in now for line in record.missing if line.startswith(f"{name}: ")]
-    missing = [name for name in before if name not in now and not any(line.startswith(f"{name}: ") for line in told)]
-    return [f"{name}: it ran in the night before, and is not there any more" for name in missing]
+    return [
+        f"{name}: it ran in the night before, and is not there any more"
+        for name in before
+        if name not in now and not any(line.startswith(f"{name}: ") for line in record.missing)
+    ]
 
 
 def _budget(judged: Judged) -> ErrorBudget | None:

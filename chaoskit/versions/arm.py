@@ -104,7 +104,7 @@ class ArmProcess:
         command = [version.python, "-m", "pytest", "-p", _PLUGIN, *_moved(arguments, root, directory)]
         command += ["-p", "no:cacheprovider", "--chaos-repeats=1", *(["-n0"] if version.has_xdist() else [])]
         command += [f"--chaos-save={scratch / 'records.jsonl'}"]  # without a place for them no records are made
-        command += ["--chaos-history=", "-o", "chaos_history="]  # whoever drives it keeps what is to be kept
+        command += ["--chaos-history=", "-o", "chaos_history="]  # the caller keeps what is to be kept
         me = os.getpid()
         try:
             with self._log.open("wb") as log:

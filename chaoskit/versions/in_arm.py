@@ -73,6 +73,6 @@ def _why(told: Any) -> str:
 
 
 def pytest_configure(config: Any) -> None:
-    """Serve whoever has started this session."""
+    """Serve the process that has started this session."""
     read, write = map(int, os.environ.pop(PIPES).split(","))
     config.pluginmanager.register(Arm(read, write), "chaoskit-arm")

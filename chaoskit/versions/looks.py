@@ -17,7 +17,7 @@ import msgspec
 
 from chaoskit.errors import BadInput
 from chaoskit.history import record
-from chaoskit.history.compare import compare_counts, finding_of, judge, samples_of
+from chaoskit.history.compare import finding_of, judge, samples_of
 from chaoskit.history.finding import WHOLE, NumberChange, NumberFinding, Unit
 from chaoskit.history.ranks import estimate_ratio
 from chaoskit.history.record import RunRecord
@@ -58,7 +58,7 @@ def decide(
     numbers: Sequence[str] = NUMBERS,
     tolerance: float = TOLERANCE,
 ) -> list[NumberFinding]:
-    """What runs of one series say at a look. *Undecided* is what further runs may decide.
+    """What durations of one series say at a look. *Undecided* is what further runs may decide.
 
     Args:
         before, after: one run of each in a turn, without the first ones, which warm up.
@@ -67,7 +67,7 @@ def decide(
         side = "before" if not before else "after"
         reason = f"no run {side} says anything of it"
         return [finding_of([*before, *after], "all", "count", NumberChange.UNDECIDED, reason=reason)]
-    found = list(compare_counts(before, after))
+    found: list[NumberFinding] = []
     for number in numbers:
         shares = [len(samples_of(runs, number)) / len(runs) for runs in (before, after)]
         if min(shares) >= _MEASURED_LEAST:

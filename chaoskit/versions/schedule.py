@@ -3,7 +3,7 @@
     warm up ──> look after 7 turns ──> after 14 ──> after 28 ──> decided
     (price)       tests that are decided leave; each has its first look before any has its second
 
-Within a turn each version runs once, and who goes first changes from turn to turn (ABBA): what drifts, such as the heat
+Within a turn each version runs once, and another one goes first in each turn (ABBA): what drifts, such as the heat
 of a machine, is the same for both.
 """
 
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from chaoskit.history.compare import CHANCE, by_series, finding_of, is_conclusive
+from chaoskit.history.compare import CHANCE, by_series, compare_counts, finding_of, is_conclusive
 from chaoskit.history.finding import NumberChange, NumberFinding
 from chaoskit.history.record import RunRecord, SeriesRecord
 from chaoskit.history.shares import more_by_chance
@@ -31,10 +31,8 @@ class Side(StrEnum):
     AFTER = "after"
 
 
-#: Who runs first and second: in even turns, and in odd ones.
+#: Which version runs first and second: in even turns, and in odd ones.
 _ORDERS = ((Side.BEFORE, Side.AFTER), (Side.AFTER, Side.BEFORE))
-
-
 #: What is counted of a test whose own assertion fails.
 OWN_FAILURE = "test"
 #: A test that failed in each of so many first runs is broken.
@@ -110,6 +108,11 @@ class ComparedTest:
     def series(self, side: Side) -> dict[tuple[str, int], list[RunRecord]]:
         """Runs that say something, by series, without those that warmed up."""
         return by_series(run for report in self.reports[side][1:] for run in report.runs if is_conclusive(run))
+
+    def counts(self) -> list[NumberFinding]:
+        """What is counted, of all runs: one that warms up may miss it, too."""
+        before, after = (by_series(filter(is_conclusive, self.all_runs(side))) for side in Side)
+        return [finding for key in after if key in before for finding in compare_counts(before[key], after[key])]
 
     def all_runs(self, side: Side) -> list[RunRecord]:
         """Those that warmed up, too."""
@@ -205,7 +208,7 @@ class VersionSchedule:
         """What is found now; of a duration that was decided before, what was found then."""
         decided = {(old.title, old.metric): old for old in one.decided()}
         before, after = (one.series(side) for side in Side)
-        found: list[NumberFinding] = []
+        found = one.counts()
         for key in dict.fromkeys([*after, *before]):
             early, late = before.get(key, []), after.get(key, [])
             found += decide(early, late, look, numbers=self._numbers, tolerance=self._tolerance)
