@@ -66,7 +66,9 @@ def test_a_rank_that_is_killed_around_a_call(chaos: Chaos, tmp_path: Path, where
     options, until = {"where": where}, {"world": 3, "spares": 1}
     outcome, noted = run(chaos, tmp_path / "broken", check=False, until=until, options=options)
     assert scores(noted, 20) == scores(unbroken, 20)
-    (dead,) = {record["worker"] for record in outcome.records("detected")}
+    detected = outcome.records("detected")
+    assert len({record["worker"] for record in detected}) == 1, detected
+    dead = detected[0]["worker"]
     first = {member["worker"] for member in outcome.records("plan")[0]["members"]}
     last = len(outcome.steps)
     for worker in first - {dead}:
