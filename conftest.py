@@ -32,6 +32,7 @@ _GROUPS = {
     "tests/test_docker": "docker",
     "tests/test_kubernetes.py": "kubernetes",
     "tests/test_machines.py": "kubernetes",
+    "tests/test_nightly_cluster.py": "kubernetes",
     "tests/test_pod_network.py": "kubernetes",
     "tests/test_strategies.py::test_plans_cover": "plans",
     "tests/test_strategies.py::test_each_kind_is_drawn": "plans",

@@ -13,6 +13,7 @@ import pytest
 
 from chaoskit.substrate.kubernetes import rights
 from chaoskit.substrate.kubernetes.installation import installation, machine_rights
+from chaoskit.substrate.kubernetes.nights import NightlyJob, nightly_job
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
@@ -64,6 +65,13 @@ def test_the_base_is_what_the_command_prints() -> None:
         ({"namespace": "a-b", "podSecurity": "baseline"}, installation("a-b", "baseline")),
         ({"createNamespace": False}, installation("chaos", "restricted")[1:]),
         ({"machines": True}, [*installation("chaos", "restricted"), machine_rights()]),
+        (
+            {"nightly": True, "nightlyImage": "registry/train:1", "nightlySchedule": "30 2 * * 1-5"},
+            [
+                *installation("chaos", "restricted"),
+                *nightly_job("chaos", NightlyJob("registry/train:1", schedule="30 2 * * 1-5")),
+            ],
+        ),
     ],
 )
 def test_the_chart_is_what_the_command_prints(given: dict[str, Any], wanted: list[Any]) -> None:
@@ -75,5 +83,6 @@ def test_each_right_has_its_reason() -> None:
         (machine_rights(), rights.MACHINE_RIGHTS),
         (installation("chaos", "restricted")[2], rights.DRIVER_RIGHTS),
         (installation("chaos", "restricted")[4], rights.CLIENT_RIGHTS),
+        (nightly_job("chaos", NightlyJob(""))[1], rights.NIGHT_RIGHTS),
     ):
         assert list(made["metadata"]["annotations"].values()) == [one.why for one in granted]

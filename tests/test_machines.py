@@ -22,7 +22,7 @@ from chaoskit.experiment.harness import Harness
 from chaoskit.experiment.host import ExperimentHost, make_host
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.substrate.kubernetes.api import KubernetesApi
-from chaoskit.substrate.kubernetes.machines import PROTECTED, Machines
+from chaoskit.substrate.kubernetes.machines import BROKEN, PROTECTED, Machines, put_back_left
 from chaoskit.substrate.kubernetes.manifests import SESSION, STATION
 from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions
 from chaoskit.substrate.undo import UndoLog
@@ -78,6 +78,7 @@ def whole() -> Iterator[None]:
     """Whatever a test has broken is there again."""
     yield
     for machine in pods.machines():
+        pods.ask("PATCH", f"/api/v1/nodes/{machine}", {"metadata": {"annotations": {BROKEN: None}}})
         wait_until(lambda machine=machine: pods.is_ready(machine), f"{machine} to be ready again", limit_s=60.0)
 
 
@@ -242,12 +243,23 @@ def test_marks_are_taken_off_when_their_process_is_killed(options: pytest.Monkey
 # -- what is left alone -----------------------------------------------------------------------------------------------
 
 
-def breaker(tmp_path: Path, **more: Any) -> Machines:
+def breaker(tmp_path: Path, session: str = "a-session", **more: Any) -> Machines:
     """What pulls levers, with one that makes a file."""
+    return Machines(there(), session, told(tmp_path, **more), UndoLog())
+
+
+def there() -> KubernetesApi:
+    return KubernetesApi(namespace=pods.namespace())
+
+
+def told(tmp_path: Path, **more: Any) -> KubernetesOptions:
     path = tmp_path / "levers.json"
-    path.write_text(json.dumps({"flag": {"do": ["touch", f"{tmp_path}/{{machine}}"], "undo": ["true"]}}))
-    told = {"machines": "node0,node1,node2", "levers": str(path), "strangers": "allow"} | more
-    return Machines(KubernetesApi(namespace=pods.namespace()), "a-session", KubernetesOptions(**told), UndoLog())
+    path.write_text(
+        json.dumps(
+            {"flag": {"do": ["touch", f"{tmp_path}/{{machine}}"], "undo": ["rm", "-f", f"{tmp_path}/{{machine}}"]}}
+        )
+    )
+    return KubernetesOptions(**{"machines": "node0,node1,node2", "levers": str(path), "strangers": "allow"} | more)
 
 
 @pytest.fixture
@@ -353,6 +365,69 @@ def test_a_machine_is_put_back_when_pytest_is_killed(options: pytest.MonkeyPatch
         process.send_signal(signal.SIGKILL)
     wait_until(lambda: all(is_on(one) for one in BREAKABLE), "the power", limit_s=60.0)
     wait_until(lambda: not sessions() - before, "the end of its session", limit_s=120.0)
+
+
+# -- what is left of sessions that are gone ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["cordon", "taint", "flag"])
+def test_what_a_session_that_is_gone_has_broken_is_put_back(
+    options: pytest.MonkeyPatch, tmp_path: Path, how: str
+) -> None:
+    """From anywhere: the machine says itself what was done to it."""
+    breaker(tmp_path).do(how, "node1")
+    assert marks_of("node1") or (tmp_path / "node1").exists()
+    (line,) = put_back_left(there(), told(tmp_path))
+    assert line == f"put back node1, which session {pods.namespace()}/a-session has left broken: {how}"
+    wait_until(lambda: not marks_of("node1"), "the end of its marks")  # some are the cluster's own
+    assert not (tmp_path / "node1").exists()
+    assert put_back_left(there(), told(tmp_path)) == []
+
+
+def test_what_a_living_session_has_broken_is_left_alone(options: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = f"/apis/batch/v1/namespaces/{pods.namespace()}/jobs"
+    inside = {"restartPolicy": "Never", "containers": [{"name": "one", "image": pods.IMAGE}]}
+    job = {"metadata": {"name": "a-session"}, "spec": {"parallelism": 0, "template": {"spec": inside}}}
+    pods.ask("POST", path, job)
+    try:
+        put_back = breaker(tmp_path).do("cordon", "node1")
+        assert put_back_left(there(), told(tmp_path)) == []
+        with pytest.raises(HarnessError, match=f"node1 is left alone: session {pods.namespace()}/a-session has broken"):
+            breaker(tmp_path, "another").do("flag", "node1")
+        put_back()
+        breaker(tmp_path, "another").do("flag", "node1")()
+    finally:
+        pods.ask("DELETE", f"{path}/a-session")
+
+
+def test_a_lever_that_is_not_there_any_more_is_told(options: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    breaker(tmp_path).do("flag", "node1")
+    (line,) = put_back_left(there(), told(tmp_path, levers=""))
+    assert "whether node1 is left broken cannot be told, or it cannot be put back: name a file with the lever" in line
+
+
+@pytest.mark.promise("the next session puts the machine back")
+def test_a_machine_is_put_back_when_pytest_and_its_guard_are_killed(
+    options: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As where a pod ends in which pytest ran: nothing of its processes is left."""
+    (tmp_path / "test_it.py").write_text(
+        f"from faults import TaintMachine\n\n\ndef test_it(chaos):\n"
+        f"    chaos.run({STEADY!r}, nodes=2, spares=0, steps=100000, twin=False, deadline_s=300,\n"
+        f"              faults=[TaintMachine(rank=1, at_step={AT})])\n"
+    )
+    alone = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    command = [*alone, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    before = sessions()
+    with subprocess.Popen([*command, "--chaos-substrate", "kubernetes", "."], cwd=tmp_path) as process:
+        wait_until(lambda: any(map(marks_of, BREAKABLE)), "the taint", limit_s=120.0)
+        process.send_signal(signal.SIGKILL)
+    wait_until(lambda: not sessions() - before, "the end of its session", limit_s=180.0, poll_s=0.5)
+    assert any(map(marks_of, BREAKABLE))
+    host = make_host("kubernetes")
+    host.reach()
+    host.close()
+    assert not any(map(marks_of, BREAKABLE))
 
 
 def is_on(machine: str) -> bool:

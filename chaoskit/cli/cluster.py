@@ -22,6 +22,7 @@ from chaoskit.substrate.kubernetes import manifests
 from chaoskit.substrate.kubernetes.api import KubernetesApi
 from chaoskit.substrate.kubernetes.examination import ClusterFinding, examine_cluster
 from chaoskit.substrate.kubernetes.installation import installation, machine_rights
+from chaoskit.substrate.kubernetes.nights import NightlyJob, nightly_job
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.substrate.kubernetes.session import end
 
@@ -85,6 +86,9 @@ def show_manifests(
     machines: Annotated[
         bool, typer.Option("--machines", help="And a role of the cluster for people that break machines.")
     ] = False,
+    nightly: Annotated[
+        str, typer.Option("--nightly", metavar="IMAGE", help="And a CronJob of chaoskit nightly run in this image.")
+    ] = "",
 ) -> None:
     """Print what an administrator makes once, so that others can run with few rights.
 
@@ -95,6 +99,7 @@ def show_manifests(
     Example: [cyan]chaoskit cluster manifests --namespace chaos | kubectl apply -f -[/]
     """
     made = [*installation(namespace, security), *([machine_rights()] if machines else [])]
+    made += nightly_job(namespace, NightlyJob(nightly)) if nightly else []
     documents = [msgspec.yaml.encode(one).decode() for one in made]
     sys.stdout.write("---\n".join(documents))
 

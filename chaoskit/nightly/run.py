@@ -12,10 +12,8 @@ interrupts it leaves its log open, so that the next start goes on.
 from __future__ import annotations
 
 import hashlib
-import json
+import os
 import platform
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -35,24 +33,23 @@ from chaoskit.nightly.faces import report_html, report_json, report_markdown
 from chaoskit.nightly.keeping import NightHistory
 from chaoskit.nightly.log import NightBegan, NightEnded, NightLog, UnitDone
 from chaoskit.nightly.outcome import LEFT_BEHIND, NO_CONTROL, NO_GOOD_NIGHT, exit_code_of, unit_text
+from chaoskit.nightly.places import NightPlace, place_of
 from chaoskit.nightly.plan import NightPlan
 from chaoskit.nightly.repeats import NightTests, Part
 from chaoskit.nightly.report import build_report, gone
-from chaoskit.nightly.traces import own_traces, shared_traces
-from chaoskit.nightly.watch import NightAborted, watched
+from chaoskit.nightly.watch import AbortCondition, NightAborted, command_holds, watched
 from chaoskit.nightly.webhook import post
 from chaoskit.osprocess import adopt_orphans, reap
 from chaoskit.report.summary import plural
 from chaoskit.sla.judge import judge
 from chaoskit.sla.promises import load as load_slas
-from chaoskit.substrate.undo import describe, sweep
+from chaoskit.substrate.kubernetes.lease import HOLDER
 from chaoskit.versions.budget import seconds_of
 from chaoskit.versions.looks import require_numbers
 from chaoskit.versions.run import VersionProgress, VersionRequest, compare_versions
 from chaoskit.versions.trees import LAST_GOOD
 from chaoskit.vocabulary import Verdict
 
-_DOCTOR_S = 120.0
 _LEAVE_S = 15.0
 Tell = Callable[[str], None]
 Traces = tuple[set[str], set[str]]
@@ -84,29 +81,38 @@ class Night:
         self._log: NightLog | None = None
 
     def run(self) -> NightRecord:
-        """Carry it out; one at a time in this directory.
+        """Carry it out; one at a time in this directory, and in a namespace of a cluster.
 
         Raises:
-            BadInput: if another night runs, or the guard does not let it begin: nothing was started then.
+            BadInput: if another night runs, or the guard or the cluster does not let it begin: nothing was started.
         """
+        guard = self._plan.guard
         with alone(self._root), closing(self._history):
-            require_guard(self._plan.guard)
-            adopt_orphans()  # so that what outlives its pytest is seen
-            log = self._log = self._open()
-            before, reason = (own_traces(), shared_traces()), ""
-            try:
-                with watched(self._plan.guard.abort_if, seconds_of(self._plan.guard.every, "guard.every")):
-                    self._parts(log)
-            except (NightAborted, ChaoskitError) as error:
-                reason = str(error)
-            finally:
-                self._heal(before)
-            self._judge()
-            record = self._record(log, reason)
-            self._history.keep([record])
-            log.add(NightEnded(record))
-            self._publish(record)
-            return record
+            require_guard(guard)
+            with place_of(self._plan.substrate) as place, place.held(self._tell) as conditions:
+                if guard.abort_if:
+                    every_s = seconds_of(guard.every, "guard.every")
+                    conditions.append(AbortCondition(lambda: command_holds(guard.abort_if), every_s))
+                return self._run_in(place, conditions)
+
+    def _run_in(self, place: NightPlace, conditions: list[AbortCondition]) -> NightRecord:
+        """Carry it out, as no other night may begin now."""
+        adopt_orphans()  # so that what outlives its pytest is seen
+        log = self._log = self._open()
+        before, environment, reason = (place.own_traces(), place.shared_traces()), place.environment(), ""
+        try:
+            with watched(conditions):
+                self._parts(log, place)
+        except (NightAborted, ChaoskitError) as error:
+            reason = str(error)
+        finally:
+            self._heal(place, before)
+        self._judge()
+        record = self._record(log, environment | _versions(), reason)
+        self._history.keep([record])
+        log.add(NightEnded(record))
+        self._publish(record)
+        return record
 
     def preview(self) -> dict[str, list[str]]:
         """Which tests would run, part by part; none is run. Raises BadInput if they cannot be collected."""
@@ -135,7 +141,9 @@ class Night:
 
     def _open(self) -> NightLog:
         """The log of a night that was killed while it did the same, or of a new one."""
-        plan = hashlib.sha256(msgspec.json.encode(self._plan)).hexdigest()[:16]
+        # sources without a commit are known to be the same within one Job of a cluster only
+        job = "" if self._sources.commit else os.environ.get(HOLDER, "")
+        plan = hashlib.sha256(msgspec.json.encode([self._plan, job])).hexdigest()[:16]
         logs = [NightLog(folder) for folder in sorted(self._root.glob("*/")) if not folder.name.startswith(".")]
         killed = [log for log in logs if log.so_far.is_open_night(self._plan.name)]
         if killed and killed[-1].so_far.is_resumable(plan, self._sources.commit) and not self._sources.is_changed:
@@ -153,30 +161,11 @@ class Night:
 
     # -- its parts ----------------------------------------------------------------------------------------------------
 
-    def _parts(self, log: NightLog) -> None:
-        self._require_fit()
+    def _parts(self, log: NightLog, place: NightPlace) -> None:
+        self._lines += place.require_fit()
         self._control(log)
         self._run_tests(log, "experiments", self._plan.tests)
         self._comparison(log)
-
-    def _require_fit(self) -> None:
-        """Ask the doctor, as a user would."""
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", "chaoskit", "doctor", "--json"],
-                capture_output=True,
-                text=True,
-                timeout=_DOCTOR_S,
-                check=False,
-            )
-            found = json.loads(done.stdout)
-            is_fit, told = found["ok"], [one for one in found["findings"] if one["state"] == "missing"]
-        except (OSError, subprocess.TimeoutExpired, ValueError, KeyError) as error:
-            raise HarnessError(f"the doctor does not answer: {error}") from None
-        missing = [f"{one['name']}: {one['found']}" for one in told]
-        if not is_fit:
-            raise HarnessError(f"this machine is not fit: {'; '.join(missing)}")
-        self._lines += [f"not on this machine: {line}" for line in missing]
 
     def _control(self, log: NightLog) -> None:
         """Tests without a fault, first: where one fails, the others would show nothing of a fault."""
@@ -259,16 +248,22 @@ class Night:
 
     # -- when it is over ----------------------------------------------------------------------------------------------
 
-    def _heal(self, before: Traces) -> None:
+    def _heal(self, place: NightPlace, before: Traces) -> None:
         """Put back what is left, and look whether anything is there that was not before."""
-        self._lines += [describe(one) for one in sweep()]
+        self._lines += place.put_back()
         deadline = time.monotonic() + _LEAVE_S
         reap()
-        while own_traces() - before[0] and time.monotonic() < deadline:  # a guard may still put something back
-            time.sleep(0.1)
-            reap()
-        self._lines += [f"{LEFT_BEHIND}: {trace}" for trace in sorted(own_traces() - before[0])]
-        new = sorted(shared_traces() - before[1])
+        try:
+            while (
+                place.own_traces() - before[0] and time.monotonic() < deadline
+            ):  # a guard may still put something back
+                time.sleep(0.1)
+                reap()
+            left, new = sorted(place.own_traces() - before[0]), sorted(place.shared_traces() - before[1])
+        except ChaoskitError as error:
+            self._missing.append(f"heal: what is left cannot be told: {error}")
+            return
+        self._lines += [f"{LEFT_BEHIND}: {trace}" for trace in left]
         self._lines += [f"new since the night began, perhaps of another run: {trace}" for trace in new]
 
     def _judge(self) -> None:
@@ -279,7 +274,7 @@ class Night:
             except BadInput as error:
                 self._missing.append(f"SLA {sla.name}: {error.remedy}")
 
-    def _record(self, log: NightLog, reason: str) -> NightRecord:
+    def _record(self, log: NightLog, environment: dict[str, str], reason: str) -> NightRecord:
         began = log.so_far.began
         assert began is not None
         contents, today = self._history.read(), datetime.now(UTC).date()
@@ -300,7 +295,7 @@ class Night:
             findings=findings,
             slas=self._slas,
             missing=[*self._missing, *not_run, *(f"history: {line}" for line in self._history.troubles), *lost],
-            environment=_environment(),
+            environment=environment,
             lines=self._lines,
         )
         earlier = [night for night in contents.nights if night.name == record.name]
@@ -340,11 +335,5 @@ class _Progress(VersionProgress):
         self._tell(f"comparison: {plural(tests, 'test')} of both versions{', again' if session > 1 else ''}")
 
 
-def _environment() -> dict[str, str]:
-    return {
-        "machine": platform.node(),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "torch": version("torch"),
-        "chaoskit": version("chaoskit"),
-    }
+def _versions() -> dict[str, str]:
+    return {"python": platform.python_version(), "torch": version("torch"), "chaoskit": version("chaoskit")}

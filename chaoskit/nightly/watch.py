@@ -1,4 +1,4 @@
-"""What ends a night early: a command that says so, asked beside the runs."""
+"""What ends a night early: conditions that are asked beside the runs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 
 from chaoskit.plaintext import one_line
@@ -34,33 +35,48 @@ def ask(command: Sequence[str]) -> tuple[int, str]:
     return done.returncode, one_line(lines[-1]) if lines else ""
 
 
-@contextmanager
-def watched(command: Sequence[str], every_s: float) -> Iterator[None]:
-    """Raise NightAborted in the main thread, wherever it is, when a command ends with 0; or when it cannot be asked."""
-    if not command:
-        yield
-        return
-    over, told = threading.Event(), [""]
+@dataclass(frozen=True, slots=True)
+class AbortCondition:
+    """``ask`` says why the night must end, or "": beside the runs, every so many seconds, on a thread of its own."""
 
-    def watch() -> None:
-        while not over.wait(every_s):
-            status, line = ask(command)
-            if status <= 0 and not over.is_set():
-                why = "its condition to abort holds" if status == 0 else "its condition to abort cannot be asked"
-                told[0] = f"{why}: {line or ' '.join(command)}"
+    ask: Callable[[], str]
+    every_s: float
+
+
+def command_holds(command: Sequence[str]) -> str:
+    """Why a night must end: a command ends with 0, or cannot be asked. "" if it ends with another status."""
+    status, line = ask(command)
+    if status > 0:
+        return ""
+    why = "its condition to abort holds" if status == 0 else "its condition to abort cannot be asked"
+    return f"{why}: {line or ' '.join(command)}"
+
+
+@contextmanager
+def watched(conditions: Sequence[AbortCondition]) -> Iterator[None]:
+    """Raise NightAborted in the main thread, wherever it is, when one of these says why."""
+    over, told = threading.Event(), list[str]()
+
+    def watch(condition: AbortCondition) -> None:
+        while not over.wait(condition.every_s):
+            if (reason := condition.ask()) and not over.is_set():
+                told.append(reason)
                 os.kill(os.getpid(), signal.SIGUSR1)
                 return
 
     def stop(signum: int, frame: FrameType | None) -> None:
         if not over.is_set():
+            over.set()  # a second reason would interrupt what is put back
             raise NightAborted(told[0])
 
     before = signal.signal(signal.SIGUSR1, stop)
-    thread = threading.Thread(target=watch, name="night-watch", daemon=True)
-    thread.start()
+    threads = [threading.Thread(target=watch, args=[one], name="night-watch", daemon=True) for one in conditions]
+    for thread in threads:
+        thread.start()
     try:
         yield
     finally:
         over.set()
-        thread.join(_PATIENCE_S + 1)
+        for thread in threads:
+            thread.join(_PATIENCE_S + 1)
         signal.signal(signal.SIGUSR1, before)

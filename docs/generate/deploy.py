@@ -1,6 +1,6 @@
 """Write the files of ``deploy/``: ``python docs/generate/deploy.py``.
 
-They hold what ``chaoskit cluster manifests`` prints. For kustomize that is one file. For Helm it is three, whose
+They hold what ``chaoskit cluster manifests`` prints. For kustomize that is one file. For Helm they are more, whose
 templates use nothing but ``{{ .Values.x }}`` and one ``if`` around a whole file: a test can render them.
 """
 
@@ -14,6 +14,7 @@ import msgspec
 from chaoskit.journal.writer import own_version
 from chaoskit.substrate.kubernetes.installation import installation, machine_rights
 from chaoskit.substrate.kubernetes.manifests import Manifest
+from chaoskit.substrate.kubernetes.nights import NightlyJob, nightly_job
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 _GENERATED = "# Written by docs/generate/deploy.py.\n"
@@ -23,6 +24,12 @@ VALUES = {
     "createNamespace": (True, "Whether it is made: an existing one needs the label chaoskit.dev/chaos=allowed."),
     "podSecurity": ("restricted", "The level of Pod Security that it enforces: restricted, baseline or privileged."),
     "machines": (False, "Whether there is a role of the cluster for people that break machines (LoseMachine)."),
+    "nightly": (False, "Whether there is a CronJob of chaoskit nightly run; the values below are of it."),
+    "nightlyImage": ("", "Its image, with the repository of the tests in its working directory."),
+    "nightlyPlan": ("nightly.yaml", "The plan of the night, below that directory."),
+    "nightlyClaim": ("chaoskit-nightly", "A PersistentVolumeClaim of the namespace, at /nights; it is not made."),
+    "nightlySchedule": ("0 1 * * *", "When it begins, as cron has it."),
+    "nightlyZone": ("Etc/UTC", "The time zone of that."),
 }
 
 
@@ -39,8 +46,14 @@ def files() -> Mapping[str, str]:
         "chart/values.yaml": _GENERATED + "".join(_value(name) for name in VALUES),
         "chart/templates/namespace.yaml": _only_if("createNamespace", _yaml([namespace])),
         "chart/templates/chaoskit.yaml": _GENERATED + _yaml(others),
+        "chart/templates/nightly.yaml": _only_if("nightly", _yaml(nightly_job("{{ .Values.namespace }}", _chosen()))),
         "chart/templates/machines.yaml": _only_if("machines", _yaml([machine_rights()])),
     }
+
+
+def _chosen() -> NightlyJob:
+    fields = ("image", "plan", "claim", "schedule", "zone")
+    return NightlyJob(**{name: f"{{{{ .Values.nightly{name.capitalize()} }}}}" for name in fields})
 
 
 def _yaml(documents: Iterable[Manifest]) -> str:

@@ -13,7 +13,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,14 @@ IMAGE = "local.test/host:1"  # nothing but the links that make a mounted /usr wo
 #: What the cluster itself puts into a namespace, and what tells of things that were there.
 _STANDING = {"configmaps/kube-root-ca.crt", "serviceaccounts/default"}
 #: Of kinds that are installed.
-GROUPS = {"ServiceAccount": "/api/v1", "Role": f"/apis/{RBAC}/v1", "RoleBinding": f"/apis/{RBAC}/v1"}
+GROUPS = {
+    "ServiceAccount": "/api/v1",
+    "ConfigMap": "/api/v1",
+    "PersistentVolumeClaim": "/api/v1",
+    "Role": f"/apis/{RBAC}/v1",
+    "RoleBinding": f"/apis/{RBAC}/v1",
+    "CronJob": "/apis/batch/v1",
+}
 _TELLING = ("events", "endpointslices")
 
 
@@ -50,7 +57,15 @@ def unavailable() -> str:
 
 def ask(method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
     """What the API server answers, as the user of the kubeconfig. Raises OSError."""
-    from kubernetes import client
+    return json.loads(_answer(method, path, body, "application/json"))
+
+
+def log(pod: str) -> str:
+    """What a pod has printed. Raises OSError."""
+    return _answer("GET", f"/api/v1/namespaces/{namespace()}/pods/{pod}/log", None, "*/*").decode()
+
+
+def _answer(method: str, path: str, body: Mapping[str, Any] | None, accepted: str) -> bytes:
     from kubernetes.client.exceptions import ApiException
     from urllib3.exceptions import HTTPError
 
@@ -59,7 +74,7 @@ def ask(method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         answer = _client().call_api(
             path,
             method,
-            header_params={"Accept": "application/json", "Content-Type": kind},
+            header_params={"Accept": accepted, "Content-Type": kind},
             body=body,
             auth_settings=["BearerToken"],
             _preload_content=False,
@@ -68,8 +83,8 @@ def ask(method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         )
     except (ApiException, HTTPError) as error:
         raise OSError(str(error)) from error
-    assert client
-    return json.loads(answer.data)
+    data: bytes = answer.data
+    return data
 
 
 @functools.cache
@@ -150,6 +165,17 @@ def budget() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def installed(manifests: Sequence[Mapping[str, Any]]) -> Iterator[None]:
+    """Objects of the namespace are there, as long as a ``with`` lasts."""
+    with contextlib.ExitStack() as undone:
+        for one in manifests:
+            path = f"{GROUPS[one['kind']]}/namespaces/{namespace()}/{one['kind'].lower()}s"
+            ask("POST", path, one)
+            undone.callback(ask, "DELETE", f"{path}/{one['metadata']['name']}", {"propagationPolicy": "Background"})
+        yield
+
+
+@contextlib.contextmanager
 def person() -> Iterator[str]:
     """A kubeconfig of someone with the role of people and nothing else, beside what an administrator has installed."""
     made = [one for one in installation(namespace(), "restricted") if one["kind"] != "Namespace"]
@@ -158,11 +184,7 @@ def person() -> Iterator[str]:
     subject = {"kind": "ServiceAccount", "name": "person", "namespace": namespace()}
     bound = {"metadata": {"name": "person"}, "roleRef": reference, "subjects": [subject]}
     made += [account, {"apiVersion": f"{RBAC}/v1", "kind": "RoleBinding", **bound}]
-    paths = [f"{GROUPS[one['kind']]}/namespaces/{namespace()}/{one['kind'].lower()}s" for one in made]
-    with contextlib.ExitStack() as undone:
-        for path, one in zip(paths, made, strict=True):
-            ask("POST", path, one)
-            undone.callback(ask, "DELETE", f"{path}/{one['metadata']['name']}")
+    with installed(made):
         wanted = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         token = ask("POST", f"/api/v1/namespaces/{namespace()}/serviceaccounts/person/token", wanted)["status"]["token"]
         told = msgspec.yaml.decode(Path(os.environ[VARIABLE_OF_TESTS]).read_bytes())
@@ -197,19 +219,20 @@ def quota(pods: int) -> Iterator[None]:
         ask("DELETE", f"{path}/all")
 
 
-def template(directory: Path, **node: Any) -> str:
-    """A file with a template for pods with this Python. ``node``: more fields of their container."""
+def mounts() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Volumes with this Python and this checkout, and where a container mounts them."""
     # not the checkout as a whole: an environment in it may lie in a folder that only its owner may pass
     sources = (str(ROOT / name) for name in ("chaoskit", "faults", "suites", "fixtures", "tests"))
     mounted = dict.fromkeys(["/usr", sys.base_prefix, sys.prefix, *sources])
     names = {path: f"mount{number}" for number, path in enumerate(mounted)}
-    container = {
-        "name": "node",
-        "image": IMAGE,
-        "volumeMounts": [{"name": name, "mountPath": path, "readOnly": True} for path, name in names.items()],
-        **node,
-    }
     volumes = [{"name": name, "hostPath": {"path": path}} for path, name in names.items()]
+    return volumes, [{"name": name, "mountPath": path, "readOnly": True} for path, name in names.items()]
+
+
+def template(directory: Path, **node: Any) -> str:
+    """A file with a template for pods with this Python. ``node``: more fields of their container."""
+    volumes, mounted = mounts()
+    container = {"name": "node", "image": IMAGE, "volumeMounts": mounted, **node}
     path = directory / "template.json"
     path.write_text(json.dumps({"spec": {"containers": [container], "volumes": volumes}}))
     return str(path)

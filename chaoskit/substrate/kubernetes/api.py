@@ -19,6 +19,8 @@ from chaoskit.substrate.kubernetes.template import CONTAINER
 
 ANSWER_S = 10.0
 _KUBELETS = "kube-node-lease"  # the namespace in which each machine has a lease
+#: Kind of these leases, as it is asked for here.
+_KUBELET = "KubeletLease"
 _PLACES = {
     "Pod": ("/api/v1", "pods"),
     "Secret": ("/api/v1", "secrets"),
@@ -27,12 +29,13 @@ _PLACES = {
     "RoleBinding": ("/apis/rbac.authorization.k8s.io/v1", "rolebindings"),
     "Namespace": ("/api/v1", "namespaces"),
     "Node": ("/api/v1", "nodes"),
-    "Lease": (f"/apis/coordination.k8s.io/v1/namespaces/{_KUBELETS}", "leases"),
+    "Lease": ("/apis/coordination.k8s.io/v1", "leases"),
+    _KUBELET: (f"/apis/coordination.k8s.io/v1/namespaces/{_KUBELETS}", "leases"),
     "Job": ("/apis/batch/v1", "jobs"),
     "Event": ("/api/v1", "events"),
     "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
 }
-_OF_NO_NAMESPACE = ("Namespace", "Node", "Lease")
+_OF_NO_NAMESPACE = ("Namespace", "Node", _KUBELET)
 _OWN_NAMESPACE = Path(SERVICE_ACCOUNT) / "namespace"
 #: What the client raises where a kubeconfig has another shape.
 _NO_CONFIG = (TypeError, AttributeError, KeyError, ValueError)
@@ -123,6 +126,10 @@ class KubernetesApi:
     def get(self, kind: str, name: str) -> dict[str, Any]:
         """An object. Raises ApiError, with status 404 where there is none."""
         return self._ask("GET", f"{self._path(kind)}/{name}")
+
+    def last_heard(self, machine: str) -> str:
+        """When the kubelet of a machine has renewed its lease last; "" if never. Raises ApiError."""
+        return str(self.get(_KUBELET, machine)["spec"].get("renewTime", ""))
 
     def patch(self, kind: str, name: str, change: Mapping[str, Any]) -> dict[str, Any]:
         """Change fields of an object. Raises ApiError."""

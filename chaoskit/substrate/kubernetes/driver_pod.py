@@ -16,11 +16,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from chaoskit.osprocess import user_at_host
 from chaoskit.substrate.kubernetes import manifests, port_forward, template
 from chaoskit.substrate.kubernetes.api import KubernetesApi
 from chaoskit.substrate.kubernetes.diagnosis import PodDiagnosis
-from chaoskit.substrate.kubernetes.machines import Machines
+from chaoskit.substrate.kubernetes.machines import Machines, put_back_left
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.substrate.kubernetes.session import (
     DEADLINE_S,
@@ -29,6 +28,7 @@ from chaoskit.substrate.kubernetes.session import (
     end_command,
     new_name,
     require_allowed,
+    started_by,
 )
 from chaoskit.substrate.supervisor.away import KernelAway
 from chaoskit.substrate.supervisor.link import SupervisorLink
@@ -72,6 +72,8 @@ class DriverPod:
             link = self._reach(api, pod, token)
             api.patch("Job", self._name, {"spec": {"activeDeadlineSeconds": DEADLINE_S}})
             self._machines = Machines(api, self._name, self._options, undo)
+            for line in put_back_left(api, self._options):
+                self._tell(line)
         except BaseException:
             self.close()
             raise
@@ -94,7 +96,7 @@ class DriverPod:
         start_s = math.ceil(self._options.startup_s) + START_MORE_S
         name, options, given = self._name, self._options, self._given
         pod = manifests.driver(name, options, given)
-        job = manifests.job(name, pod, started_by=user_at_host(), deadline_s=start_s, parallelism=0)
+        job = manifests.job(name, pod, started_by=started_by(), deadline_s=start_s, parallelism=0)
         for manifest in (manifests.pod(name, "node0", f"{name}-node0", "", options, given), job):
             self._diagnosis.dry_run(manifest)
         self._ends = undo.plan(CommandEntry(shlex.join(end_command(name, api))))

@@ -9,7 +9,8 @@ from chaoskit.substrate.kubernetes.manifests import ALLOWED, ALLOWED_VALUE, Mani
 ACCOUNT, USERS = "chaoskit-driver", "chaoskit-user"
 #: The role of people that break machines, too.
 MACHINE_USERS = "chaoskit-machines"
-_LABELS = {"app.kubernetes.io/name": "chaoskit", "app.kubernetes.io/component": "installation"}
+#: Of all that an administrator makes.
+LABELS = {"app.kubernetes.io/name": "chaoskit", "app.kubernetes.io/component": "installation"}
 
 
 def installation(namespace: str, security: str) -> list[Manifest]:
@@ -18,12 +19,12 @@ def installation(namespace: str, security: str) -> list[Manifest]:
     Args:
         security: the level of Pod Security that the namespace enforces: ``restricted``, ``baseline`` or ``privileged``.
     """
-    labels = _LABELS | {ALLOWED: ALLOWED_VALUE, "pod-security.kubernetes.io/enforce": security}
-    within = {"namespace": namespace, "labels": _LABELS}
+    labels = LABELS | {ALLOWED: ALLOWED_VALUE, "pod-security.kubernetes.io/enforce": security}
+    within = {"namespace": namespace, "labels": LABELS}
     return [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}},
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT, **within}},
-        _role(ACCOUNT, within, rights.DRIVER_RIGHTS),
+        role(ACCOUNT, within, rights.DRIVER_RIGHTS),
         {
             "apiVersion": f"{rights.RBAC}/v1",
             "kind": "RoleBinding",
@@ -31,16 +32,16 @@ def installation(namespace: str, security: str) -> list[Manifest]:
             "roleRef": {"apiGroup": rights.RBAC, "kind": "Role", "name": ACCOUNT},
             "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": namespace}],
         },
-        _role(USERS, within, rights.CLIENT_RIGHTS),
+        role(USERS, within, rights.CLIENT_RIGHTS),
     ]
 
 
 def machine_rights() -> Manifest:
     """A role of the cluster for people that break machines; see :mod:`chaoskit.substrate.kubernetes.machines`."""
-    return _role(MACHINE_USERS, {"labels": _LABELS}, rights.MACHINE_RIGHTS, kind="ClusterRole")
+    return role(MACHINE_USERS, {"labels": LABELS}, rights.MACHINE_RIGHTS, kind="ClusterRole")
 
 
-def _role(name: str, within: Manifest, granted: tuple[rights.Right, ...], kind: str = "Role") -> Manifest:
+def role(name: str, within: Manifest, granted: tuple[rights.Right, ...], kind: str = "Role") -> Manifest:
     """A role, whose annotations say what each right is for."""
     why = {f"chaoskit.dev/{one.resource.replace('/', '.')}": one.why for one in granted}
     metadata = {"name": name, **within, "annotations": why}

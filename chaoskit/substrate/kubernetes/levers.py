@@ -58,7 +58,7 @@ def pull(name: str, lever: Lever, machine: str, undo: UndoLog) -> Callable[[], N
     entry = undo.plan(CommandEntry(shlex.join(_filled(lever.undo, machine))))
 
     def put_back() -> None:
-        _run(f"the undo of lever {name}", _filled(lever.undo, machine))
+        push_back(name, lever, machine)
         entry.done()
 
     try:
@@ -70,6 +70,11 @@ def pull(name: str, lever: Lever, machine: str, undo: UndoLog) -> Callable[[], N
             raise NotPutBack(f"{failure}; {error}") from failure
         raise
     return put_back
+
+
+def push_back(name: str, lever: Lever, machine: str) -> None:
+    """Run the command that undoes a lever. Raises HarnessError if it fails."""
+    _run(f"the undo of lever {name}", _filled(lever.undo, machine))
 
 
 def _ends_with_us() -> list[str]:

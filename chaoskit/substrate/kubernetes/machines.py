@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
-from chaoskit.errors import HarnessError
+import msgspec
+
+from chaoskit.errors import ChaoskitError, HarnessError
 from chaoskit.substrate.errands import NotPutBack
 from chaoskit.substrate.kubernetes import levers, manifests, marks
 from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
@@ -18,8 +20,20 @@ from chaoskit.substrate.undo import UndoLog
 
 #: A label of machines that are never broken.
 PROTECTED = "chaoskit.dev/protect"
+#: An annotation of a machine that is broken: by which session, and how it is put back.
+BROKEN = "chaoskit.dev/broken"
 _BACK_S, _LOOK_S = 600.0, 0.5
 _NOT_READY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+
+
+class BrokenMachine(msgspec.Struct, frozen=True):
+    """What a machine says of itself while it is broken, so that it can be put back from anywhere.
+
+    ``how``: a mark or a lever. ``session``: behind its namespace and a slash.
+    """
+
+    session: str
+    how: str
 
 
 class Machines:
@@ -41,7 +55,7 @@ class Machines:
             HarnessError: if that fails, or the machine may not be broken.
         """
         if name in marks.MARKS:
-            return self._break(machine, lambda: marks.mark(self._api, name, machine, self._undo))
+            return self._break(machine, name, lambda: marks.mark(self._api, name, machine, self._undo))
         lever = levers.read(self._options.levers).get(name) if self._options.levers else None
         if lever is None:
             raise HarnessError(f"there is no lever {name}: name one in the file of the option levers")
@@ -49,12 +63,14 @@ class Machines:
             raise HarnessError(f"lever {name} is {'' if lever.is_for_machines else 'not '}for machines")
         if not machine:
             return levers.pull(name, lever, "", self._undo)
-        return self._break(machine, lambda: self._take(name, lever, machine))
+        return self._break(machine, name, lambda: self._take(name, lever, machine))
 
-    def _break(self, machine: str, act: Callable[[], Callable[[], None]]) -> Callable[[], None]:
+    def _break(self, machine: str, how: str, act: Callable[[], Callable[[], None]]) -> Callable[[], None]:
         """Break a machine, if none is broken."""
+        ours = f"{self._api.namespace}/{self._session}"
         with self._lock:
             self._require_breakable(machine)
+            _note(self._api, machine, BrokenMachine(ours, how))
             self._broken.add(machine)
             try:
                 put_back = act()
@@ -62,10 +78,12 @@ class Machines:
                 raise
             except BaseException:
                 self._broken.discard(machine)
+                _note(self._api, machine, None)
                 raise
 
         def done() -> None:
             put_back()
+            _note(self._api, machine, None)
             self._broken.discard(machine)
 
         return done
@@ -98,7 +116,7 @@ class Machines:
             ApiError: if we may not ask it.
         """
         try:
-            return str(self._api.get("Lease", machine)["spec"].get("renewTime", ""))
+            return self._api.last_heard(machine)
         except ApiError as error:
             if error.status == HTTPStatus.FORBIDDEN:
                 raise
@@ -117,8 +135,13 @@ class Machines:
         if others := self._broken - {machine}:
             raise HarnessError(f"{machine} is left alone: {', '.join(sorted(others))} is broken still")
         try:
-            if PROTECTED in self._api.get("Node", machine)["metadata"].get("labels", {}):
+            node = self._api.get("Node", machine)
+            if PROTECTED in node["metadata"].get("labels", {}):
                 raise HarnessError(f"{machine} may not be broken: it has the label {PROTECTED}")
+            broken = _broken(node)
+            if broken is not None and broken.session != f"{self._api.namespace}/{self._session}":
+                remedy = f"if it is whole: kubectl annotate node {machine} {BROKEN}-"
+                raise HarnessError(f"{machine} is left alone: session {broken.session} has broken it; {remedy}")
             strangers = [] if self._options.strangers == "allow" else sorted(self._strangers(machine))
         except ApiError as error:
             raise HarnessError(f"whether {machine} may be broken cannot be told: {error}") from error
@@ -135,6 +158,63 @@ class Machines:
             is_ours = metadata.get("labels", {}).get(manifests.SESSION) == self._session
             if not (is_ours or _is_everywhere(metadata) or has_ended(pod)):
                 yield f"{metadata['namespace']}/{metadata['name']}"
+
+
+def put_back_left(api: KubernetesApi, options: KubernetesOptions) -> list[str]:
+    """Put back machines that sessions of this namespace have broken that are gone, as with a pod that ran pytest.
+
+    Gives a line about each. Their guards do it sooner, where these live.
+    """
+    told = []
+    for machine in options.breakable:
+        try:
+            broken = _broken(api.get("Node", machine))
+            if broken is None or not _is_gone(api, broken.session):
+                continue
+            _put_back(api, options, machine, broken.how)
+            _note(api, machine, None)
+            told.append(f"put back {machine}, which session {broken.session} has left broken: {broken.how}")
+        except ChaoskitError as error:
+            told.append(f"whether {machine} is left broken cannot be told, or it cannot be put back: {error}")
+    return told
+
+
+def _put_back(api: KubernetesApi, options: KubernetesOptions, machine: str, how: str) -> None:
+    if how in marks.MARKS:
+        marks.take_off(api, how, machine)
+        return
+    lever = levers.read(options.levers).get(how) if options.levers else None
+    if lever is None:
+        raise HarnessError(f"name a file with the lever {how} in the option levers")
+    levers.push_back(how, lever, machine)
+
+
+def _is_gone(api: KubernetesApi, session: str) -> bool:
+    """Whether a session was of this namespace, and is there no more."""
+    namespace, _, name = session.partition("/")
+    if namespace != api.namespace:
+        return False
+    try:
+        api.get("Job", name)
+    except ApiError as error:
+        if error.status != HTTPStatus.NOT_FOUND:
+            raise
+        return True
+    return False
+
+
+def _note(api: KubernetesApi, machine: str, broken: BrokenMachine | None) -> None:
+    """Write down that a machine is broken; None: that it is not. Raises ApiError."""
+    value = None if broken is None else msgspec.json.encode(broken).decode()
+    api.patch("Node", machine, {"metadata": {"annotations": {BROKEN: value}}})
+
+
+def _broken(node: Mapping[str, Any]) -> BrokenMachine | None:
+    told = node["metadata"].get("annotations", {}).get(BROKEN)
+    try:
+        return msgspec.json.decode(told, type=BrokenMachine) if told else None
+    except msgspec.DecodeError:  # written by another program
+        return None
 
 
 def is_ready(node: Mapping[str, Any]) -> bool:

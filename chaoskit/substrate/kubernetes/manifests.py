@@ -27,6 +27,19 @@ FILES = "/var/lib/chaoskit"
 _TOKEN = "/var/lib/chaoskit-token"
 _ADDRESS, _MACHINE = "CHAOSKIT_ADDRESS", "CHAOSKIT_MACHINE"
 _USER = 1000
+#: What Pod Security calls *restricted*, and a root file system that cannot be written.
+POD_SECURITY: Manifest = {
+    "runAsNonRoot": True,
+    "runAsUser": _USER,
+    "runAsGroup": _USER,
+    "fsGroup": _USER,
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+CONTAINER_SECURITY: Manifest = {
+    "allowPrivilegeEscalation": False,
+    "readOnlyRootFilesystem": True,
+    "capabilities": {"drop": ["ALL"]},
+}
 #: Added to the place of a pod: that of its network helper. Also the name of the container.
 HELPER = "chaoskit-network"
 _OF_THE_NODE = ("image", "imagePullPolicy", "env", "volumeMounts")  # what its container has from that of the node
@@ -152,11 +165,7 @@ def _container(command: list[str], image: str) -> Manifest:
             {"name": _ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
             {"name": _MACHINE, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
         ],
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": deepcopy(CONTAINER_SECURITY),
         "volumeMounts": [
             {"name": "chaoskit-files", "mountPath": FILES},
             {"name": "chaoskit-tmp", "mountPath": "/tmp"},
@@ -234,8 +243,7 @@ def _helper(node: Manifest, place: str, dial: list[str], options: KubernetesOpti
     """A container beside that of the node, which may change the network of the pod. It ends after the node's."""
     dialed = [helper_place(place) if one == place else one for one in dial]
     command = [options.python, "-m", "chaoskit.substrate.supervisor", "--cold", "--network", *dialed]
-    capabilities = {"drop": ["ALL"], "add": ["NET_ADMIN", "NET_RAW"]}
-    security = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": capabilities}
+    security = CONTAINER_SECURITY | {"capabilities": {"drop": ["ALL"], "add": ["NET_ADMIN", "NET_RAW"]}}
     kept: Manifest = {name: deepcopy(node[name]) for name in _OF_THE_NODE if name in node}
     own = {
         "XTABLES_LOCKFILE": "/tmp/xtables.lock",  # the usual place cannot be written
@@ -301,13 +309,7 @@ def _supervised(
         "terminationGracePeriodSeconds": _GRACE_S,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": _USER,
-            "runAsGroup": _USER,
-            "fsGroup": _USER,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": deepcopy(POD_SECURITY),
         "containers": [container],
         "volumes": [
             {"name": "chaoskit-files", "emptyDir": {}},

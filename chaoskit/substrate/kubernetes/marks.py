@@ -36,19 +36,24 @@ def mark(api: KubernetesApi, name: str, machine: str, undo: UndoLog) -> Callable
     command = [sys.executable, "-m", "chaoskit.substrate.kubernetes.marks", told]
     entry = undo.plan(CommandEntry(shlex.join(command)))
 
-    def take_off() -> None:
-        _change(api, name, machine, on=False)
+    def put_back() -> None:
+        take_off(api, name, machine)
         entry.done()
 
     try:
         _change(api, name, machine, on=True)
     except ApiError as failure:  # it may be on all the same
         try:
-            take_off()
+            put_back()
         except ApiError as error:  # its guard tries once more
             raise NotPutBack(f"{failure}; {error}") from failure
         raise
-    return take_off
+    return put_back
+
+
+def take_off(api: KubernetesApi, name: str, machine: str) -> None:
+    """Take a mark off, whoever has put it on. Raises ApiError."""
+    _change(api, name, machine, on=False)
 
 
 def _has(node: dict[str, Any], name: str) -> bool:
@@ -87,4 +92,4 @@ if __name__ == "__main__":
     there = KubernetesApi(given["context"], given["namespace"], given["kubeconfig"])
     if there.server != given["server"]:
         sys.exit(f"the machine is of {given['server']}, and the kubeconfig is of {there.server}")
-    _change(there, given["mark"], given["machine"], on=False)
+    take_off(there, given["mark"], given["machine"])

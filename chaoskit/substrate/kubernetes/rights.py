@@ -54,6 +54,13 @@ MACHINE_RIGHTS = (
     Right("leases", ("get",), "whether a machine that was put back is heard again", "coordination.k8s.io"),
 )
 
+#: What a night needs beside those of a user.
+NIGHT_RIGHTS = (
+    Right(
+        "leases", ("create", "delete", "get", "patch"), "one night at a time in the namespace", "coordination.k8s.io"
+    ),
+)
+
 
 def rules(rights: Iterable[Right]) -> list[dict[str, Any]]:
     """Rights as a Role has them."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import secrets
 import shlex
 import socket
@@ -22,7 +23,8 @@ from chaoskit.errors import BadInput
 from chaoskit.osprocess import user_at_host
 from chaoskit.substrate.kubernetes import manifests, template
 from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
-from chaoskit.substrate.kubernetes.machines import Machines
+from chaoskit.substrate.kubernetes.lease import HOLDER
+from chaoskit.substrate.kubernetes.machines import Machines, put_back_left
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.substrate.kubernetes.pods import Pod, SessionPods
 from chaoskit.substrate.network import COORDINATOR
@@ -49,7 +51,7 @@ class Session:
 
     def __init__(self, options: KubernetesOptions, undo: UndoLog, tell: Callable[[str], None]) -> None:
         options.require()
-        self._options, self._undo = options, undo
+        self._options, self._undo, self._tell = options, undo, tell
         self._given = template.read(options.template) if options.template else {}
         self.api = KubernetesApi(options.context, options.namespace)
         self._driven = options.driven
@@ -79,7 +81,7 @@ class Session:
         pod = Pod(COORDINATOR, f"{self.name}-{COORDINATOR}", self.pods.is_over)
         inside = self._manifest(pod.station, pod.place)
         start_s = math.ceil(self._options.startup_s) + START_MORE_S
-        made = manifests.job(self.name, inside, started_by=user_at_host(), deadline_s=start_s)
+        made = manifests.job(self.name, inside, started_by=started_by(), deadline_s=start_s)
         for manifest in (inside, made):
             self.pods.diagnosis.dry_run(manifest)
         self._ends = self._undo.plan(CommandEntry(shlex.join(end_command(self.name, self.api))))
@@ -90,6 +92,8 @@ class Session:
         self.api.create(manifests.network_policy(self.name, self._runner, self._owner))
         self.pods.await_arrivals([pod])
         self.api.patch("Job", self.name, {"spec": {"activeDeadlineSeconds": DEADLINE_S}})
+        for line in put_back_left(self.api, self._options):
+            self._tell(line)
 
     def _manifest(self, station: str, place: str) -> manifests.Manifest:
         runner, owner = f"{self._runner}:{self._reception.address[1]}", self._owner or None
@@ -133,6 +137,11 @@ def end_command(session: str, api: KubernetesApi) -> list[str]:
     """What ends a session from outside, for a guard that knows no Kubernetes, and may have another environment."""
     told = json.dumps({"session": session, "server": api.server, **api.arguments})
     return [sys.executable, "-m", "chaoskit.substrate.kubernetes.ending", told]
+
+
+def started_by() -> str:
+    """Whose a session is, as its Job says: the night's that it is a part of, or the user's at this machine."""
+    return os.environ.get(HOLDER) or user_at_host()
 
 
 def new_name() -> str:
