@@ -32,7 +32,7 @@ from chaoskit.history.record import AcceptedRecord, NightRecord, NightUnit, Seri
 from chaoskit.history.session import read
 from chaoskit.history.store import RunContents
 from chaoskit.nightly.faces import MARKDOWN_BYTES, report_html, report_markdown
-from chaoskit.nightly.log import NightBegan, NightEnded, NightLog, UnitDone, read_log
+from chaoskit.nightly.log import NightBegan, NightEnded, NightLog, UnitDone, folders_beyond, read_log
 from chaoskit.nightly.outcome import NO_GOOD_NIGHT, exit_code_of, night_sentence
 from chaoskit.nightly.plan import NightWindow, Webhook, load
 from chaoskit.nightly.report import build_report, gone
@@ -291,6 +291,7 @@ def test_a_selection_of_nothing_is_refused(project: Project) -> None:
             "version: 1\nname: a\ntests: [a]\nhistory: h\ncompare: {tests: [b], numbers: [speed]}",
             "name a duration, or a quotient of two",
         ),
+        ("version: 1\nname: a\ntests: [a]\nkeep: -1", "use the number of nights whose folders stay"),
         ("version: 1\nname: a\ntests: [a]\nbudget: soon", "give a time above 0"),
         ("version: 1\nname: a\ntests: [a]\nbudget: 0h", "give a time above 0"),
         ("version: 1\nname: a\ntests: [a]\ncompare: {tests: []}", "name tests, or leave compare out"),
@@ -375,6 +376,17 @@ def test_a_night_goes_on_only_with_what_it_began(tmp_path: Path) -> None:
     assert not log.so_far.is_resumable("digest", "another commit")
     log.add(NightEnded(night()))
     assert not read_log(tmp_path / "one").is_resumable("digest", "abc")
+
+
+def test_folders_of_old_nights_go_and_those_of_killed_ones_stay(tmp_path: Path) -> None:
+    for day, (name, is_over) in enumerate([("small", True), ("small", False), ("other", True), *[("small", True)] * 3]):
+        log = NightLog(tmp_path / f"2026-11-{day:02d}-{name}-0000-{day}")
+        log.add(NightBegan("n", name, "digest", "abc", 1))
+        if is_over:
+            log.add(NightEnded(night(day, name=name)))
+    assert [folder.name[8:10] for folder in folders_beyond(tmp_path, "small", keep=2)] == ["00", "03"]
+    assert folders_beyond(tmp_path, "small", keep=4) == []
+    assert folders_beyond(tmp_path, "sma", keep=1) == []
 
 
 # -- what a night has shown -------------------------------------------------------------------------------------------

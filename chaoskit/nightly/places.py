@@ -118,7 +118,7 @@ def _namespace() -> Iterator[NightPlace]:
 def _require_lease_rights(api: KubernetesApi) -> None:
     for one in rights.NIGHT_RIGHTS:
         if lacking := [verb for verb in one.verbs if not api.may(verb, one.group, one.resource)]:
-            remedy = f"have somebody let you {', '.join(lacking)} {one.resource} there, for {one.why}"
+            remedy = f"get the right to {', '.join(lacking)} {one.resource} there, for {one.why}"
             raise BadInput("namespace", api.namespace, remedy)
 
 

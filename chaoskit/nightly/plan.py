@@ -79,7 +79,7 @@ class NightPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         directory: for what it leaves, below which each night has a folder. history: a store for its records.
         tests: arguments of pytest. repeats: of each test. control: tests without a fault, which are run first.
-        budget: after which no test is begun.
+        budget: after which no test is begun. keep: folders of so many nights; 0 keeps all.
     """
 
     version: int
@@ -93,6 +93,7 @@ class NightPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     compare: Comparing | None = None
     sla: str = ""
     budget: str = ""
+    keep: int = 0
     guard: Guard = Guard()
     webhook: Webhook | None = None
 
@@ -130,6 +131,8 @@ def _check(plan: NightPlan, beside: Path) -> None:
         raise BadInput("tests", [], "name tests, as for pytest: a night of nothing shows nothing")
     if not 1 <= plan.repeats <= 1000:
         raise BadInput("repeats", plan.repeats, "use 1 to 1000")
+    if plan.keep < 0:
+        raise BadInput("keep", plan.keep, "use the number of nights whose folders stay, or 0 for all")
     if plan.budget:
         seconds_of(plan.budget, "budget")
     if plan.sla:

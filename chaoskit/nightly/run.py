@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -31,7 +32,7 @@ from chaoskit.history.record import NightRecord, NightUnit, new_id
 from chaoskit.nightly.begin import alone, require_guard
 from chaoskit.nightly.faces import report_html, report_json, report_markdown
 from chaoskit.nightly.keeping import NightHistory
-from chaoskit.nightly.log import NightBegan, NightEnded, NightLog, UnitDone
+from chaoskit.nightly.log import NightBegan, NightEnded, NightLog, UnitDone, folders_beyond
 from chaoskit.nightly.outcome import LEFT_BEHIND, NO_CONTROL, NO_GOOD_NIGHT, exit_code_of, unit_text
 from chaoskit.nightly.places import NightPlace, place_of
 from chaoskit.nightly.plan import NightPlan
@@ -112,6 +113,8 @@ class Night:
         self._history.keep([record])
         log.add(NightEnded(record))
         self._publish(record)
+        for folder in folders_beyond(self._root, record.name, self._plan.keep) if self._plan.keep else ():
+            shutil.rmtree(folder, ignore_errors=True)
         return record
 
     def preview(self) -> dict[str, list[str]]:

@@ -54,7 +54,8 @@ class NamespaceLease:
             if before in (self._holder, "") or self._is_silent(found["spec"], tell):
                 break
         asked_s = time.monotonic()
-        self._write(found)
+        if (other := self._write(found)) != self._holder:
+            self._refuse(other)
         self._renewed_s = asked_s
         return "" if found["spec"] == ours["spec"] else before
 
@@ -79,15 +80,16 @@ class NamespaceLease:
                 self._refuse(str(now.get("holderIdentity")))
         return True
 
-    def _write(self, found: dict[str, Any]) -> None:
-        """Write our name and the time over what was found, unless another one was faster."""
+    def _write(self, found: dict[str, Any]) -> str:
+        """Write our name and the time over what was found, unless another holder was faster. Gives the holder."""
         version = {"resourceVersion": found["metadata"]["resourceVersion"]}
         try:
-            self._api.patch("Lease", self._name, {"metadata": version, "spec": self._manifest()["spec"]})
+            now = self._api.patch("Lease", self._name, {"metadata": version, "spec": self._manifest()["spec"]})
         except ApiError as error:
-            if error.status == HTTPStatus.CONFLICT:
-                self._refuse("another process")
-            raise
+            if error.status != HTTPStatus.CONFLICT:
+                raise
+            now = self._api.get("Lease", self._name)  # ours, where the answer to our own write was lost
+        return str(now["spec"].get("holderIdentity"))
 
     def _refuse(self, holder: str) -> None:
         raise BadInput("namespace", self._api.namespace, f"wait: {self._what} of {holder} runs there")
@@ -97,17 +99,17 @@ class NamespaceLease:
         asked_s = time.monotonic()
         try:
             found = self._api.get("Lease", self._name)
-            if (other := found["spec"].get("holderIdentity")) != self._holder:
-                return f"{self._what} of {other} has taken the namespace {self._api.namespace}"
-            self._write(found)
-            self._renewed_s = asked_s
+            other = str(found["spec"].get("holderIdentity"))
+            if other == self._holder:
+                other = self._write(found)
         except ApiError as error:
             if error.status == HTTPStatus.NOT_FOUND:
                 return f"the Lease {self._name} of namespace {self._api.namespace} is gone"
-            if asked_s - self._renewed_s > GIVE_UP_S:
-                return f"the Lease {self._name} could not be renewed for {GIVE_UP_S:g} s: {error}"
-        except BadInput as error:
-            return str(error)
+            is_late = asked_s - self._renewed_s > GIVE_UP_S
+            return f"the Lease {self._name} could not be renewed for {GIVE_UP_S:g} s: {error}" if is_late else ""
+        if other != self._holder:
+            return f"{self._what} of {other} has taken the namespace {self._api.namespace}"
+        self._renewed_s = asked_s
         return ""
 
     def release(self) -> None:
