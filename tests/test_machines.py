@@ -377,11 +377,11 @@ def test_what_a_session_that_is_gone_has_broken_is_put_back(
     """From anywhere: the machine says itself what was done to it."""
     breaker(tmp_path).do(how, "node1")
     assert marks_of("node1") or (tmp_path / "node1").exists()
-    (line,) = put_back_left(there(), told(tmp_path))
-    assert line == f"put back node1, which session {pods.namespace()}/a-session has left broken: {how}"
+    (left,) = put_back_left(there(), told(tmp_path))
+    assert str(left) == f"put back: node1, which session {pods.namespace()}/a-session has broken: {how}"
     wait_until(lambda: not marks_of("node1"), "the end of its marks")  # some are the cluster's own
     assert not (tmp_path / "node1").exists()
-    assert put_back_left(there(), told(tmp_path)) == []
+    assert [*put_back_left(there(), told(tmp_path))] == []
 
 
 def test_what_a_living_session_has_broken_is_left_alone(options: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -391,7 +391,7 @@ def test_what_a_living_session_has_broken_is_left_alone(options: pytest.MonkeyPa
     pods.ask("POST", path, job)
     try:
         put_back = breaker(tmp_path).do("cordon", "node1")
-        assert put_back_left(there(), told(tmp_path)) == []
+        assert [*put_back_left(there(), told(tmp_path))] == []
         with pytest.raises(HarnessError, match=f"node1 is left alone: session {pods.namespace()}/a-session has broken"):
             breaker(tmp_path, "another").do("flag", "node1")
         put_back()
@@ -402,8 +402,39 @@ def test_what_a_living_session_has_broken_is_left_alone(options: pytest.MonkeyPa
 
 def test_a_lever_that_is_not_there_any_more_is_told(options: pytest.MonkeyPatch, tmp_path: Path) -> None:
     breaker(tmp_path).do("flag", "node1")
-    (line,) = put_back_left(there(), told(tmp_path, levers=""))
-    assert "whether node1 is left broken cannot be told, or it cannot be put back: name a file with the lever" in line
+    (left,) = put_back_left(there(), told(tmp_path, levers=""))
+    assert "left broken: node1, or whether a session has broken it cannot be told: name a file" in str(left)
+
+
+def test_a_guard_leaves_no_note_on_a_machine(options: pytest.MonkeyPatch) -> None:
+    """A later session would undo what people have done to that machine meanwhile."""
+    with subprocess.Popen([sys.executable, "-c", _BROKEN], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"broken\n"
+        assert BROKEN in pods.ask("GET", "/api/v1/nodes/node1")["metadata"]["annotations"]
+        process.send_signal(signal.SIGKILL)
+    path = "/api/v1/nodes/node1"
+    wait_until(lambda: BROKEN not in pods.ask("GET", path)["metadata"]["annotations"], "the end of the note")
+    wait_until(lambda: not marks_of("node1"), "the undo of its mark")
+
+
+_BROKEN = """
+import time
+from chaoskit.substrate.kubernetes.api import KubernetesApi
+from chaoskit.substrate.kubernetes.machines import Machines
+from chaoskit.substrate.kubernetes.options import KubernetesOptions
+from chaoskit.substrate.undo import UndoLog
+options = KubernetesOptions(machines="node1", strangers="allow")
+Machines(KubernetesApi(), "a-session", options, UndoLog()).do("taint", "node1")
+print("broken", flush=True)
+time.sleep(60)
+"""
+
+
+def test_the_machine_of_this_process_is_left_alone(options: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(HarnessError, match="node1 is left alone: the process that would have to put it back"):
+        breaker(tmp_path, own_machine="node1").do("flag", "node1")
+    breaker(tmp_path, own_machine="node1").do("flag", "node2")
 
 
 @pytest.mark.promise("the next session puts the machine back")

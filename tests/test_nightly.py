@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import hashlib
 import json
 import os
 import re
@@ -32,10 +33,11 @@ from chaoskit.history.record import AcceptedRecord, NightRecord, NightUnit, Seri
 from chaoskit.history.session import read
 from chaoskit.history.store import RunContents
 from chaoskit.nightly.faces import MARKDOWN_BYTES, report_html, report_markdown
-from chaoskit.nightly.log import NightBegan, NightEnded, NightLog, UnitDone, folders_beyond, read_log
+from chaoskit.nightly.log import NightBegan, NightEnded, NightLog, NightStopped, UnitDone, folders_beyond, read_log
 from chaoskit.nightly.outcome import NO_GOOD_NIGHT, exit_code_of, night_sentence
 from chaoskit.nightly.plan import NightWindow, Webhook, load
 from chaoskit.nightly.report import build_report, gone
+from chaoskit.nightly.watch import AbortCondition, NightAborted, command_holds, watched
 from chaoskit.nightly.webhook import post
 from chaoskit.osprocess import descendants
 from chaoskit.sla.judge import Judged, State
@@ -368,14 +370,53 @@ def test_a_torn_line_costs_its_test_alone(tmp_path: Path) -> None:
 
 
 def test_a_night_goes_on_only_with_what_it_began(tmp_path: Path) -> None:
-    log = NightLog(tmp_path / "one")
-    assert not log.so_far.is_resumable("digest", "abc")
-    log.add(NightBegan("n", "small", "digest", "abc", 1))
-    assert log.so_far.is_resumable("digest", "abc")
-    assert not log.so_far.is_resumable("another plan", "abc")
-    assert not log.so_far.is_resumable("digest", "another commit")
+    log, began_ns, hour_ns = NightLog(tmp_path / "one"), 10**18, 3600 * 10**9
+    assert not log.so_far.is_resumable("digest", "abc", began_ns)
+    log.add(NightBegan("n", "small", "digest", "abc", began_ns))
+    assert log.so_far.is_resumable("digest", "abc", began_ns + 23 * hour_ns)
+    assert not log.so_far.is_resumable("digest", "abc", began_ns + 25 * hour_ns)
+    assert not log.so_far.is_resumable("another plan", "abc", began_ns)
+    assert not log.so_far.is_resumable("digest", "another commit", began_ns)
     log.add(NightEnded(night()))
-    assert not read_log(tmp_path / "one").is_resumable("digest", "abc")
+    assert not read_log(tmp_path / "one").is_resumable("digest", "abc", began_ns)
+
+
+def test_a_night_that_was_stopped_does_not_go_on(project: Project) -> None:
+    """Where a kill came before its record: what follows ends it, and runs no test."""
+    sources = project.git("rev-parse", "HEAD")
+    plan = hashlib.sha256(msgspec.json.encode([load(project.path / "nightly.yaml"), ""])).hexdigest()[:16]
+    log = NightLog(project.path / "chaoskit-nights" / "2026-11-01-small-0000")
+    log.add(NightBegan("n", "small", plan, sources, time.time_ns()))
+    log.add(NightStopped("its condition to abort holds: pages are firing"))
+    status, _, told = finish(start(project))
+    assert status == 11, told
+    (one,) = nights(project)
+    assert (one.night, one.reason) == ("n", "its condition to abort holds: pages are firing")
+    assert one.units == []
+
+
+def test_a_night_that_is_there_twice_is_one() -> None:
+    """A kill came between its record in the history and the end of its log."""
+    first = night()
+    again = msgspec.structs.replace(first, seconds=99.0)
+    assert RunContents(nights=[first, again]).in_order().nights == [again]
+
+
+@pytest.mark.parametrize("raised", [UnicodeDecodeError("utf-8", b"\xff", 0, 1, "it is no text"), OSError("away")])
+def test_a_condition_that_cannot_be_asked_ends_the_night(raised: Exception) -> None:
+    def ask() -> str:
+        raise raised
+
+    def wait() -> None:
+        with watched([AbortCondition(ask, 0.01)]):
+            time.sleep(10)
+
+    with pytest.raises(NightAborted, match=r"its condition to abort cannot be asked: (Unicode|OSError)"):
+        wait()
+
+
+def test_what_a_condition_says_need_not_be_text() -> None:
+    assert command_holds(["sh", "-c", r"printf '\377'"]) == "its condition to abort holds: \ufffd"
 
 
 def test_folders_of_old_nights_go_and_those_of_killed_ones_stay(tmp_path: Path) -> None:

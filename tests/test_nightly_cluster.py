@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,9 +24,9 @@ from chaoskit.history.record import NightRecord
 from chaoskit.history.session import read
 from chaoskit.nightly.places import LEASE
 from chaoskit.nightly.watch import AbortCondition, NightAborted, watched
-from chaoskit.substrate.kubernetes.api import KubernetesApi
+from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
 from chaoskit.substrate.kubernetes.installation import installation
-from chaoskit.substrate.kubernetes.lease import NamespaceLease
+from chaoskit.substrate.kubernetes.lease import GIVE_UP_S, LEASE_S, NamespaceLease
 from chaoskit.substrate.kubernetes.manifests import ALLOWED, SESSION
 from chaoskit.substrate.kubernetes.nights import NIGHTLY, NightlyJob, nightly_job
 
@@ -224,36 +223,19 @@ def ignore(told: str) -> None:
     """Of no interest."""
 
 
-def lease_of(api: KubernetesApi, holder: str, lasts_s: int = 3) -> NamespaceLease:
-    return NamespaceLease(api, LEASE, holder, what="a night", lasts_s=lasts_s)
-
-
-@contextlib.contextmanager
-def renewed(lease: NamespaceLease) -> Iterator[None]:
-    """Its holder is alive."""
-    over = threading.Event()
-
-    def renew() -> None:
-        while not over.wait(0.3):
-            assert lease.renew() == ""
-
-    thread = threading.Thread(target=renew)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+def lease_of(api: KubernetesApi, holder: str, lasts_s: int = 3, job: str = "") -> NamespaceLease:
+    return NamespaceLease(api, LEASE, holder, what="a night", job=job, lasts_s=lasts_s)
 
 
 def test_a_lease_has_one_holder(api: KubernetesApi) -> None:
     first, told = lease_of(api, "one"), list[str]()
-    first.take(told.append)
-    with renewed(first), pytest.raises(BadInput, match="wait: a night of one runs there"):
+    assert first.take(told.append) == ""
+    with first.renewed(0.3), pytest.raises(BadInput, match="wait: a night of one runs there"):
         lease_of(api, "two").take(told.append)
     assert told == ["a night of one has this namespace; waiting for a sign of it, 3 s at most"]
+    assert first.trouble == ""
     first.release()
-    lease_of(api, "two").take(told.append)
+    assert lease_of(api, "two").take(told.append) == ""
     assert len(told) == 1
 
 
@@ -262,16 +244,22 @@ def test_the_lease_of_a_holder_that_died_is_taken(api: KubernetesApi) -> None:
     first, second = lease_of(api, "one"), lease_of(api, "two")
     first.take(ignore)
     began_s = time.monotonic()
-    second.take(ignore)
+    assert second.take(ignore) == "one"
     assert time.monotonic() - began_s >= 3
-    assert first.renew() == f"a night of two has taken the namespace {pods.namespace()}"
+    first.renew()
+    assert first.trouble == f"a night of two has taken the namespace {pods.namespace()}"
     first.release()
-    assert second.renew() == ""
+    second.renew()
+    assert second.trouble == ""
 
 
-def test_a_holder_goes_on_at_once_where_it_was_killed(api: KubernetesApi) -> None:
-    lease_of(api, "one", lasts_s=600).take(pytest.fail)
-    lease_of(api, "one", lasts_s=600).take(pytest.fail)
+def test_another_pod_of_a_job_goes_on_at_once(api: KubernetesApi) -> None:
+    """And the one before, on a machine that cannot be reached and so believed dead, must stop."""
+    first, second = lease_of(api, "one", 600, "uid"), lease_of(api, "two", 600, "uid")
+    first.take(pytest.fail)
+    assert second.take(pytest.fail) == "one"
+    first.renew()
+    assert first.trouble.startswith("a night of two has taken")
 
 
 def test_a_lease_that_two_want_at_once_has_one_of_them(api: KubernetesApi) -> None:
@@ -280,7 +268,41 @@ def test_a_lease_that_two_want_at_once_has_one_of_them(api: KubernetesApi) -> No
     with ThreadPoolExecutor() as pool:
         refused = [one.exception() for one in [pool.submit(one.take, ignore) for one in holders]]
     assert [type(one) for one in refused if one is not None] == [BadInput] * 3
-    assert sum(one.renew() == "" for one in holders) == 1
+    for one in holders:
+        one.renew()
+    assert sum(one.trouble == "" for one in holders) == 1
+
+
+def test_a_renewal_whose_answer_is_lost_ends_nothing(api: KubernetesApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is sent again, and refused as the Lease has changed: by itself."""
+    lease = lease_of(api, "one")
+    lease.take(ignore)
+    once = api.patch
+
+    def twice(kind: str, name: str, change: Any) -> Any:
+        once(kind, name, change)
+        return once(kind, name, change)
+
+    monkeypatch.setattr(api, "patch", twice)
+    lease.renew()
+    assert lease.trouble == ""
+
+
+def test_a_server_that_is_away_is_waited_for(api: KubernetesApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A holder stops once it could not renew for so long, and no sooner."""
+    lease = lease_of(api, "one")
+    lease.take(ignore)
+
+    def away(kind: str, name: str) -> Any:
+        raise ApiError("the API server does not answer")
+
+    monkeypatch.setattr(api, "get", away)
+    lease.renew()
+    assert lease.trouble == ""
+    monkeypatch.setattr("chaoskit.substrate.kubernetes.lease.GIVE_UP_S", 0.0)
+    lease.renew()
+    assert lease.trouble == f"the Lease {LEASE} could not be renewed for 0 s: the API server does not answer"
+    assert GIVE_UP_S + 120 < LEASE_S  # as long as pytest may take to put back what it has broken
 
 
 def test_a_night_ends_where_its_lease_is_lost(api: KubernetesApi) -> None:
@@ -288,7 +310,7 @@ def test_a_night_ends_where_its_lease_is_lost(api: KubernetesApi) -> None:
     lease.take(ignore)
 
     def lose() -> None:
-        with watched([AbortCondition(lease.renew, 0.1)]):
+        with lease.renewed(0.1), watched([AbortCondition(lambda: lease.trouble, 0.1)]):
             api.delete("Lease", LEASE)
             time.sleep(10)
 
@@ -320,7 +342,7 @@ def test_a_second_night_in_the_namespace_is_refused(api: KubernetesApi, project:
     """Of another machine, which shares no lock with it."""
     lease = lease_of(api, "another machine")
     lease.take(ignore)
-    with renewed(lease):
+    with lease.renewed(0.3):
         done = begin(project, tmp_path)
     assert done.returncode == 2
     assert "wait: a night of another machine runs there" in done.stderr

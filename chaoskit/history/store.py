@@ -85,9 +85,10 @@ class RunContents:
         return good[-1] if good else ""
 
     def in_order(self) -> RunContents:
-        """Sort the runs. A run that is there twice, as in two files, is one."""
+        """Sort the runs. A run or a night that is there twice, as in two files, is one."""
         unique = {run.run_id: run for run in self.runs}
-        self.nights.sort(key=lambda night: (night.started_unix_ns, night.night))
+        nights = {night.night: night for night in self.nights}
+        self.nights = sorted(nights.values(), key=lambda night: (night.started_unix_ns, night.night))
         self.runs = sorted(unique.values(), key=lambda run: (run.started_unix_ns, run.run_id))
         return self
 

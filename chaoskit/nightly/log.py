@@ -17,6 +17,7 @@ from chaoskit.history.finding import NumberFinding
 from chaoskit.history.record import NightRecord, NightUnit
 
 FILE_NAME = "night.jsonl"
+_RESUMABLE_NS = 24 * 3600 * 10**9
 
 
 class NightBegan(msgspec.Struct, frozen=True, tag_field="entry", tag="began"):
@@ -36,13 +37,19 @@ class UnitDone(msgspec.Struct, frozen=True, tag_field="entry", tag="unit"):
     findings: list[NumberFinding] = []
 
 
+class NightStopped(msgspec.Struct, frozen=True, tag_field="entry", tag="stopped"):
+    """It must not go on, for this reason: what follows a kill ends it."""
+
+    reason: str
+
+
 class NightEnded(msgspec.Struct, frozen=True, tag_field="entry", tag="ended"):
     """The last line."""
 
     record: NightRecord
 
 
-Entry = NightBegan | UnitDone | NightEnded
+Entry = NightBegan | UnitDone | NightStopped | NightEnded
 _decoder = msgspec.json.Decoder(Entry)
 
 
@@ -53,6 +60,7 @@ class NightSoFar:
     began: NightBegan | None = None
     units: list[NightUnit] = field(default_factory=list)
     findings: list[NumberFinding] = field(default_factory=list)
+    stopped: str = ""
     ended: NightRecord | None = None
 
     def take(self, entry: Entry) -> None:
@@ -63,6 +71,8 @@ class NightSoFar:
             case UnitDone(unit, findings):
                 self.units.append(unit)
                 self.findings += findings
+            case NightStopped(reason):
+                self.stopped = reason
             case NightEnded(record):
                 self.ended = record
 
@@ -74,9 +84,12 @@ class NightSoFar:
         """Whether it is one of this name that is not over."""
         return self.ended is None and self.began is not None and self.began.name == name
 
-    def is_resumable(self, plan: str, commit: str) -> bool:
-        """Whether it was killed while it did the same: another commit, or another plan, is another night."""
-        return self.ended is None and self.began is not None and (self.began.plan, self.began.commit) == (plan, commit)
+    def is_resumable(self, plan: str, commit: str, now_unix_ns: int) -> bool:
+        """Whether it was killed while it did the same, within a day: another plan or commit is another night."""
+        if self.ended is not None or self.began is None:
+            return False
+        is_same = (self.began.plan, self.began.commit) == (plan, commit)
+        return is_same and now_unix_ns - self.began.started_unix_ns < _RESUMABLE_NS
 
 
 def read_log(folder: Path) -> NightSoFar:

@@ -7,28 +7,33 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from chaoskit.errors import BadInput, HarnessError
+from chaoskit.nightly.outcome import LEFT_BEHIND
 from chaoskit.nightly.traces import own_traces, shared_traces
 from chaoskit.nightly.watch import AbortCondition
 from chaoskit.osprocess import user_at_host
 from chaoskit.substrate.kubernetes import rights
 from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
 from chaoskit.substrate.kubernetes.examination import examine_cluster
-from chaoskit.substrate.kubernetes.lease import HOLDER, RENEW_S, NamespaceLease
+from chaoskit.substrate.kubernetes.lease import NamespaceLease
 from chaoskit.substrate.kubernetes.machines import put_back_left
 from chaoskit.substrate.kubernetes.manifests import SESSION, STARTED_BY
+from chaoskit.substrate.kubernetes.nights import NIGHT_JOB
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
-from chaoskit.substrate.kubernetes.session import end, require_allowed, started_by
+from chaoskit.substrate.kubernetes.session import STARTED_BY_VARIABLE, end, require_allowed, started_by
 from chaoskit.substrate.undo import describe, sweep
 
 KUBERNETES = "kubernetes"
 #: The Lease of a namespace that a night holds.
 LEASE = "chaoskit-night"
-_DOCTOR_S = 120.0
+_DOCTOR_S, _ANSWER_S, _LOOK_S = 120.0, 10.0, 1.0
+#: So long a night waits for an API server that does not answer, before it begins.
+_SERVER_S = 300.0
 
 
 class NightPlace(Protocol):
@@ -53,9 +58,9 @@ class NightPlace(Protocol):
         """What tells it from others."""
 
 
-def place_of(substrate: str) -> AbstractContextManager[NightPlace]:
+def place_of(substrate: str, tell: Callable[[str], None]) -> AbstractContextManager[NightPlace]:
     """The place of a substrate's runs. Raises BadInput if it cannot have any."""
-    return _namespace() if substrate == KUBERNETES else _own_machine()
+    return _namespace(tell) if substrate == KUBERNETES else _own_machine()
 
 
 @contextmanager
@@ -103,16 +108,27 @@ class OwnMachine:
 
 
 @contextmanager
-def _namespace() -> Iterator[NightPlace]:
+def _namespace(tell: Callable[[str], None]) -> Iterator[NightPlace]:
     options = KubernetesOptions.from_environment(os.environ)
     options.require()
     api = KubernetesApi(options.context, options.namespace)
     try:
+        _await_server(api, tell)
         require_allowed(api)
         _require_lease_rights(api)
         yield ClusterNamespace(api, options)
     finally:
         api.close()
+
+
+def _await_server(api: KubernetesApi, tell: Callable[[str], None]) -> None:
+    """Wait for a server that is away for a while: a night that does not begin is a night that is lost."""
+    until_s, is_told = time.monotonic() + _SERVER_S, False
+    while not api.answers(_ANSWER_S) and time.monotonic() < until_s:
+        if not is_told:
+            tell(f"waiting for the API server {api.server}, {_SERVER_S:g} s at most")
+        is_told = True
+        time.sleep(_LOOK_S)
 
 
 def _require_lease_rights(api: KubernetesApi) -> None:
@@ -130,20 +146,28 @@ class ClusterNamespace:
 
     @contextmanager
     def held(self, tell: Callable[[str], None]) -> Iterator[list[AbortCondition]]:
-        """Hold its Lease."""
-        holder = os.environ.setdefault(HOLDER, f"{user_at_host()}, process {os.getpid()}")
-        lease = NamespaceLease(self._api, LEASE, holder, what="a night")
+        """Hold its Lease, and end what a holder has left that died."""
+        me = os.environ[STARTED_BY_VARIABLE] = f"{user_at_host()}, process {os.getpid()}"
+        lease = NamespaceLease(self._api, LEASE, me, what="a night", job=os.environ.get(NIGHT_JOB, ""))
         killed = lease.take(tell)
-        try:
-            for session in self._sessions_of(killed) if killed else ():
-                end(self._api, session)
-                tell(f"ended session {session} of {killed}, which was killed")
-            yield [AbortCondition(lease.renew, RENEW_S)]
-        finally:
+        with lease.renewed():
             try:
-                lease.release()
-            except ApiError as error:
-                tell(f"the Lease {LEASE} could not be given back, and ends by itself: {error}")
+                if killed:
+                    self._end_sessions(killed, tell)
+                yield [AbortCondition(lambda: lease.trouble, _LOOK_S)]
+            finally:
+                try:
+                    self._end_sessions(me, tell)
+                    lease.release()
+                except ApiError as error:
+                    tell(f"the Lease {LEASE} could not be given back, and ends by itself: {error}")
+
+    def _end_sessions(self, holder: str, tell: Callable[[str], None]) -> None:
+        for session in self._sessions_of(holder):
+            end(self._api, session)
+            tell(f"ended session {session} of {holder}")
+        for left in put_back_left(self._api, self._options):
+            tell(str(left))
 
     def require_fit(self) -> list[str]:
         """Ask for what a session needs. Raises HarnessError."""
@@ -154,7 +178,8 @@ class ClusterNamespace:
 
     def put_back(self) -> list[str]:
         """Of this machine, and machines that were broken."""
-        return [*map(describe, sweep()), *put_back_left(self._api, self._options)]
+        left = put_back_left(self._api, self._options)
+        return [*map(describe, sweep()), *(str(one) if one.is_back else f"{LEFT_BEHIND}: {one.told}" for one in left)]
 
     def own_traces(self) -> set[str]:
         """Of this machine, and sessions that are this night's."""

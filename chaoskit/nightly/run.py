@@ -32,7 +32,7 @@ from chaoskit.history.record import NightRecord, NightUnit, new_id
 from chaoskit.nightly.begin import alone, require_guard
 from chaoskit.nightly.faces import report_html, report_json, report_markdown
 from chaoskit.nightly.keeping import NightHistory
-from chaoskit.nightly.log import NightBegan, NightEnded, NightLog, UnitDone, folders_beyond
+from chaoskit.nightly.log import NightBegan, NightEnded, NightLog, NightStopped, UnitDone, folders_beyond
 from chaoskit.nightly.outcome import LEFT_BEHIND, NO_CONTROL, NO_GOOD_NIGHT, exit_code_of, unit_text
 from chaoskit.nightly.places import NightPlace, place_of
 from chaoskit.nightly.plan import NightPlan
@@ -44,7 +44,7 @@ from chaoskit.osprocess import adopt_orphans, reap
 from chaoskit.report.summary import plural
 from chaoskit.sla.judge import judge
 from chaoskit.sla.promises import load as load_slas
-from chaoskit.substrate.kubernetes.lease import HOLDER
+from chaoskit.substrate.kubernetes.nights import NIGHT_JOB
 from chaoskit.versions.budget import seconds_of
 from chaoskit.versions.looks import require_numbers
 from chaoskit.versions.run import VersionProgress, VersionRequest, compare_versions
@@ -90,7 +90,7 @@ class Night:
         guard = self._plan.guard
         with alone(self._root), closing(self._history):
             require_guard(guard)
-            with place_of(self._plan.substrate) as place, place.held(self._tell) as conditions:
+            with place_of(self._plan.substrate, self._tell) as place, place.held(self._tell) as conditions:
                 if guard.abort_if:
                     every_s = seconds_of(guard.every, "guard.every")
                     conditions.append(AbortCondition(lambda: command_holds(guard.abort_if), every_s))
@@ -100,16 +100,17 @@ class Night:
         """Carry it out, as no other night may begin now."""
         adopt_orphans()  # so that what outlives its pytest is seen
         log = self._log = self._open()
-        before, environment, reason = (place.own_traces(), place.shared_traces()), place.environment(), ""
+        before, environment = (place.own_traces(), place.shared_traces()), place.environment()
         try:
-            with watched(conditions):
-                self._parts(log, place)
+            if not log.so_far.stopped:
+                with watched(conditions):
+                    self._parts(log, place)
         except (NightAborted, ChaoskitError) as error:
-            reason = str(error)
+            log.add(NightStopped(str(error)))
         finally:
             self._heal(place, before)
         self._judge()
-        record = self._record(log, environment | _versions(), reason)
+        record = self._record(log, environment | _versions())
         self._history.keep([record])
         log.add(NightEnded(record))
         self._publish(record)
@@ -145,17 +146,19 @@ class Night:
     def _open(self) -> NightLog:
         """The log of a night that was killed while it did the same, or of a new one."""
         # sources without a commit are known to be the same within one Job of a cluster only
-        job = "" if self._sources.commit else os.environ.get(HOLDER, "")
+        job = "" if self._sources.commit else os.environ.get(NIGHT_JOB, "")
         plan = hashlib.sha256(msgspec.json.encode([self._plan, job])).hexdigest()[:16]
         logs = [NightLog(folder) for folder in sorted(self._root.glob("*/")) if not folder.name.startswith(".")]
         killed = [log for log in logs if log.so_far.is_open_night(self._plan.name)]
-        if killed and killed[-1].so_far.is_resumable(plan, self._sources.commit) and not self._sources.is_changed:
+        last = killed[-1].so_far if killed else None
+        is_same = last is not None and last.is_resumable(plan, self._sources.commit, time.time_ns())
+        if killed and is_same and not self._sources.is_changed:
             units = killed[-1].so_far.units
             self._before_s = sum(unit.seconds for unit in units)
             self._tell(f"going on with {killed[-1].folder.name}, which was killed: {plural(len(units), 'test')} over")
             return killed[-1]
         if killed:
-            told = "its plan or commit was another, or files were changed"
+            told = "its plan or commit was another, files were changed, or it began more than a day ago"
             self._lines.append(f"the night in {killed[-1].folder.name} was killed, and stays so: {told}")
         night = new_id()
         log = NightLog(self._root / f"{datetime.now(UTC):%Y-%m-%d}-{self._plan.name}-{night[:13]}")
@@ -277,7 +280,7 @@ class Night:
             except BadInput as error:
                 self._missing.append(f"SLA {sla.name}: {error.remedy}")
 
-    def _record(self, log: NightLog, environment: dict[str, str], reason: str) -> NightRecord:
+    def _record(self, log: NightLog, environment: dict[str, str]) -> NightRecord:
         began = log.so_far.began
         assert began is not None
         contents, today = self._history.read(), datetime.now(UTC).date()
@@ -292,7 +295,7 @@ class Night:
             started_unix_ns=began.started_unix_ns,
             seconds=round(self._before_s + time.monotonic() - self._began, 2),
             exit_code=0,
-            reason=reason,
+            reason=log.so_far.stopped,
             units=log.so_far.units,
             against=self._against,
             findings=findings,

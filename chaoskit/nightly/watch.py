@@ -27,7 +27,13 @@ def ask(command: Sequence[str]) -> tuple[int, str]:
     """
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False, start_new_session=True
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_PATIENCE_S,
+            check=False,
+            start_new_session=True,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return -1, one_line(str(error))
@@ -37,9 +43,9 @@ def ask(command: Sequence[str]) -> tuple[int, str]:
 
 @dataclass(frozen=True, slots=True)
 class AbortCondition:
-    """``ask`` says why the night must end, or "": beside the runs, every so many seconds, on a thread of its own."""
+    """``reason`` says why the night must end, or "": beside the runs, every so many seconds, on a thread of its own."""
 
-    ask: Callable[[], str]
+    reason: Callable[[], str]
     every_s: float
 
 
@@ -59,7 +65,11 @@ def watched(conditions: Sequence[AbortCondition]) -> Iterator[None]:
 
     def watch(condition: AbortCondition) -> None:
         while not over.wait(condition.every_s):
-            if (reason := condition.ask()) and not over.is_set():
+            try:
+                reason = condition.reason()
+            except Exception as error:  # noqa: BLE001 - a condition that ends unnoticed would never hold
+                reason = f"its condition to abort cannot be asked: {error!r}"
+            if reason and not over.is_set():
                 told.append(reason)
                 os.kill(os.getpid(), signal.SIGUSR1)
                 return

@@ -119,7 +119,8 @@ class _GitError(Exception):
 
 def _git(directory: Path, *arguments: str, **environment: str) -> str:
     command = ["git", "-C", str(directory), *arguments]
-    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # a hook's, of another one
+    # a hook's variables name another repository; settings, such as which directories are safe, stay
+    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or "CONFIG" in name}
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False, env=own | environment

@@ -235,7 +235,11 @@ class KubernetesApi:
     def _ask(
         self, method: str, path: str, query: list[tuple[str, str]] | None = None, body: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self._raw(method, path, query, body))
+        answer = self._raw(method, path, query, body)
+        try:
+            found: dict[str, Any] = json.loads(answer)
+        except ValueError:  # of something on the way
+            raise ApiError(f"{self.server} answers with something else than JSON: {answer[:60]!r}") from None
         return found
 
     def _raw(

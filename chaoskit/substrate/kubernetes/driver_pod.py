@@ -72,8 +72,8 @@ class DriverPod:
             link = self._reach(api, pod, token)
             api.patch("Job", self._name, {"spec": {"activeDeadlineSeconds": DEADLINE_S}})
             self._machines = Machines(api, self._name, self._options, undo)
-            for line in put_back_left(api, self._options):
-                self._tell(line)
+            for left in put_back_left(api, self._options):
+                self._tell(str(left))
         except BaseException:
             self.close()
             raise

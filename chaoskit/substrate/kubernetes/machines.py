@@ -1,10 +1,18 @@
-"""The machines of a cluster, and which of them may be broken, by commands and rights of the user's."""
+"""The machines of a cluster, and which of them may be broken, by commands and rights of the user's.
+
+``python -m chaoskit.substrate.kubernetes.machines JSON`` removes the note from one, for the undo guard of a killed
+process: behind what it puts back.
+"""
 
 from __future__ import annotations
 
+import json
+import shlex
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -16,7 +24,7 @@ from chaoskit.substrate.kubernetes import levers, manifests, marks
 from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.substrate.kubernetes.pod_state import has_ended
-from chaoskit.substrate.undo import UndoLog
+from chaoskit.substrate.undo import CommandEntry, UndoLog
 
 #: A label of machines that are never broken.
 PROTECTED = "chaoskit.dev/protect"
@@ -67,10 +75,9 @@ class Machines:
 
     def _break(self, machine: str, how: str, act: Callable[[], Callable[[], None]]) -> Callable[[], None]:
         """Break a machine, if none is broken."""
-        ours = f"{self._api.namespace}/{self._session}"
         with self._lock:
-            self._require_breakable(machine)
-            _note(self._api, machine, BrokenMachine(ours, how))
+            self._require_breakable(machine, how)
+            forget = self._note(machine, how)
             self._broken.add(machine)
             try:
                 put_back = act()
@@ -78,15 +85,34 @@ class Machines:
                 raise
             except BaseException:
                 self._broken.discard(machine)
-                _note(self._api, machine, None)
+                forget()
                 raise
 
         def done() -> None:
             put_back()
-            _note(self._api, machine, None)
+            forget()
             self._broken.discard(machine)
 
         return done
+
+    def _note(self, machine: str, how: str) -> Callable[[], None]:
+        """Write on a machine what is done to it, and how that note goes again. Gives what removes it.
+
+        A note that stayed would have a later session undo what people have done to the machine meanwhile.
+        """
+        told = json.dumps({"machine": machine, "server": self._api.server, **self._api.arguments})
+        entry = self._undo.plan(CommandEntry(shlex.join([sys.executable, "-m", __name__, told])))
+
+        def forget() -> None:
+            _annotate(self._api, machine, None)
+            entry.done()
+
+        try:
+            _annotate(self._api, machine, BrokenMachine(f"{self._api.namespace}/{self._session}", how))
+        except ApiError:
+            forget()
+            raise
+        return forget
 
     def _take(self, name: str, lever: levers.Lever, machine: str) -> Callable[[], None]:
         """Pull a lever; what puts the machine back waits until its kubelet is heard again, and pods may go there."""
@@ -129,15 +155,19 @@ class Machines:
         except ApiError:
             return False
 
-    def _require_breakable(self, machine: str) -> None:
+    def _require_breakable(self, machine: str, how: str) -> None:
         if machine not in self._options.breakable:
             raise HarnessError(f"{machine} may not be broken: name it in the option machines")
         if others := self._broken - {machine}:
             raise HarnessError(f"{machine} is left alone: {', '.join(sorted(others))} is broken still")
+        if machine == self._options.own_machine:
+            raise HarnessError(f"{machine} is left alone: the process that would have to put it back runs there")
         try:
             node = self._api.get("Node", machine)
             if PROTECTED in node["metadata"].get("labels", {}):
                 raise HarnessError(f"{machine} may not be broken: it has the label {PROTECTED}")
+            if how in marks.MARKS:
+                marks.require_unmarked(node, how)
             broken = _broken(node)
             if broken is not None and broken.session != f"{self._api.namespace}/{self._session}":
                 remedy = f"if it is whole: kubectl annotate node {machine} {BROKEN}-"
@@ -160,23 +190,32 @@ class Machines:
                 yield f"{metadata['namespace']}/{metadata['name']}"
 
 
-def put_back_left(api: KubernetesApi, options: KubernetesOptions) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class LeftMachine:
+    """What a session that is gone has left broken; whether it is put back now."""
+
+    told: str
+    is_back: bool
+
+    def __str__(self) -> str:
+        return f"{'put back' if self.is_back else 'left broken'}: {self.told}"
+
+
+def put_back_left(api: KubernetesApi, options: KubernetesOptions) -> Iterator[LeftMachine]:
     """Put back machines that sessions of this namespace have broken that are gone, as with a pod that ran pytest.
 
-    Gives a line about each. Their guards do it sooner, where these live.
+    Their guards do it sooner, where these live.
     """
-    told = []
     for machine in options.breakable:
         try:
             broken = _broken(api.get("Node", machine))
             if broken is None or not _is_gone(api, broken.session):
                 continue
             _put_back(api, options, machine, broken.how)
-            _note(api, machine, None)
-            told.append(f"put back {machine}, which session {broken.session} has left broken: {broken.how}")
+            _annotate(api, machine, None)
+            yield LeftMachine(f"{machine}, which session {broken.session} has broken: {broken.how}", is_back=True)
         except ChaoskitError as error:
-            told.append(f"whether {machine} is left broken cannot be told, or it cannot be put back: {error}")
-    return told
+            yield LeftMachine(f"{machine}, or whether a session has broken it cannot be told: {error}", is_back=False)
 
 
 def _put_back(api: KubernetesApi, options: KubernetesOptions, machine: str, how: str) -> None:
@@ -203,8 +242,8 @@ def _is_gone(api: KubernetesApi, session: str) -> bool:
     return False
 
 
-def _note(api: KubernetesApi, machine: str, broken: BrokenMachine | None) -> None:
-    """Write down that a machine is broken; None: that it is not. Raises ApiError."""
+def _annotate(api: KubernetesApi, machine: str, broken: BrokenMachine | None) -> None:
+    """Write on a machine that it is broken; None: that it is not. Raises ApiError."""
     value = None if broken is None else msgspec.json.encode(broken).decode()
     api.patch("Node", machine, {"metadata": {"annotations": {BROKEN: value}}})
 
@@ -227,3 +266,11 @@ def is_ready(node: Mapping[str, Any]) -> bool:
 
 def _is_everywhere(metadata: Mapping[str, Any]) -> bool:
     return any(one["kind"] in ("DaemonSet", "Node") for one in metadata.get("ownerReferences", ()))
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[1])
+    there = KubernetesApi(given["context"], given["namespace"], given["kubeconfig"])
+    if there.server != given["server"]:
+        sys.exit(f"the machine is of {given['server']}, and the kubeconfig is of {there.server}")
+    _annotate(there, given["machine"], None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -24,14 +24,19 @@ _KEY = "chaoskit.dev/fault"
 _TRIES = 5  # against others that change the same object
 
 
+def require_unmarked(node: Mapping[str, Any], name: str) -> None:
+    """Raises HarnessError if a machine has a mark already, which is another's doing."""
+    if _has(node, name):
+        raise HarnessError(f"{node['metadata']['name']} has a {name} already")
+
+
 def mark(api: KubernetesApi, name: str, machine: str, undo: UndoLog) -> Callable[[], None]:
     """Put a mark on, once its undo is written down. Gives what takes it off.
 
     Raises:
         HarnessError: if the machine has it already, which is another's doing. ApiError: if the server refuses it.
     """
-    if _has(api.get("Node", machine), name):
-        raise HarnessError(f"{machine} has a {name} already")
+    require_unmarked(api.get("Node", machine), name)
     told = json.dumps({"mark": name, "machine": machine, "server": api.server, **api.arguments})
     command = [sys.executable, "-m", "chaoskit.substrate.kubernetes.marks", told]
     entry = undo.plan(CommandEntry(shlex.join(command)))
@@ -52,11 +57,11 @@ def mark(api: KubernetesApi, name: str, machine: str, undo: UndoLog) -> Callable
 
 
 def take_off(api: KubernetesApi, name: str, machine: str) -> None:
-    """Take a mark off, whoever has put it on. Raises ApiError."""
+    """Take a mark off, if it is on. Raises ApiError."""
     _change(api, name, machine, on=False)
 
 
-def _has(node: dict[str, Any], name: str) -> bool:
+def _has(node: Mapping[str, Any], name: str) -> bool:
     spec = node.get("spec", {})
     if name == CORDON:
         return bool(spec.get("unschedulable"))

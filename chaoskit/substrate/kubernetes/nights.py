@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from chaoskit.substrate.kubernetes import rights
 from chaoskit.substrate.kubernetes.installation import ACCOUNT, LABELS, USERS, role
-from chaoskit.substrate.kubernetes.lease import HOLDER
 from chaoskit.substrate.kubernetes.manifests import CONTAINER_SECURITY, POD_SECURITY, Manifest
 from chaoskit.substrate.kubernetes.options import VARIABLE
 from chaoskit.vocabulary import EXIT_BAD_INPUT, Verdict
@@ -16,10 +15,12 @@ from chaoskit.vocabulary import EXIT_BAD_INPUT, Verdict
 NIGHTLY = "chaoskit-nightly"
 #: Where its volume is, whatever is in the image.
 NIGHTS = "/nights"
+#: Names the Job of a night, in its environment.
+NIGHT_JOB = "CHAOSKIT_NIGHT_JOB"
 #: Exit statuses of a night that is over: it is not begun again. One that was killed has another.
 OVER = (Verdict.FAILED.exit_code, EXIT_BAD_INPUT, Verdict.UNKNOWN.exit_code, Verdict.ERROR.exit_code)
 _OF_NIGHTS = LABELS | {"app.kubernetes.io/component": "night"}
-_GRACE_S = 60  # what it has broken is put back
+_GRACE_S = 180  # what it has broken is put back
 _LATE_S = 600  # so late it may begin
 _DEADLINE_S = 12 * 3600
 _TRIES = 6
@@ -112,8 +113,8 @@ def _pod(chosen: NightlyJob) -> Manifest:
         "env": [
             *({"name": name, "value": value} for name, value in variables.items()),
             {
-                "name": HOLDER,
-                "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['batch.kubernetes.io/job-name']"}},
+                "name": NIGHT_JOB,
+                "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['batch.kubernetes.io/controller-uid']"}},
             },
             {
                 "name": f"{VARIABLE}OWN_MACHINE",

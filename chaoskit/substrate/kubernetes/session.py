@@ -23,7 +23,6 @@ from chaoskit.errors import BadInput
 from chaoskit.osprocess import user_at_host
 from chaoskit.substrate.kubernetes import manifests, template
 from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
-from chaoskit.substrate.kubernetes.lease import HOLDER
 from chaoskit.substrate.kubernetes.machines import Machines, put_back_left
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.substrate.kubernetes.pods import Pod, SessionPods
@@ -32,6 +31,8 @@ from chaoskit.substrate.supervisor.reception import Reception
 from chaoskit.substrate.undo import CommandEntry, Undo, UndoLog
 
 START_MORE_S = 60  # beyond what pods have to start
+#: Says in the environment what starts sessions, where that is not the user at this machine: such as a night.
+STARTED_BY_VARIABLE = "CHAOSKIT_STARTED_BY"
 DEADLINE_S = 24 * 3600  # of a session whose pods run
 
 
@@ -92,8 +93,8 @@ class Session:
         self.api.create(manifests.network_policy(self.name, self._runner, self._owner))
         self.pods.await_arrivals([pod])
         self.api.patch("Job", self.name, {"spec": {"activeDeadlineSeconds": DEADLINE_S}})
-        for line in put_back_left(self.api, self._options):
-            self._tell(line)
+        for left in put_back_left(self.api, self._options):
+            self._tell(str(left))
 
     def _manifest(self, station: str, place: str) -> manifests.Manifest:
         runner, owner = f"{self._runner}:{self._reception.address[1]}", self._owner or None
@@ -141,7 +142,7 @@ def end_command(session: str, api: KubernetesApi) -> list[str]:
 
 def started_by() -> str:
     """Whose a session is, as its Job says: the night's that it is a part of, or the user's at this machine."""
-    return os.environ.get(HOLDER) or user_at_host()
+    return os.environ.get(STARTED_BY_VARIABLE) or user_at_host()
 
 
 def new_name() -> str:
