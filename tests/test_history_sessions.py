@@ -278,6 +278,7 @@ def test_bad_input_is_refused_before_a_test_runs(sessions: Sessions, options: li
 
 
 @pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.promise("`chaoskit replay --history STORE RUN` works from that alone")
 def test_commands_read_a_history(sessions: Sessions) -> None:
     assert sessions.run("--chaos-history", "history", "--chaos-seed", "3", tests="kill").ret == 0
@@ -322,6 +323,7 @@ def test_nothing():
 
 
 @pytest.mark.costly
+@pytest.mark.slow
 @pytest.mark.promise("A marker promises the same of one test")
 def test_a_test_promises_something_of_its_runs(sessions: Sessions) -> None:
     (sessions.path / "test_session.py").write_text(WITH_SLA.format(window="30 nights"))

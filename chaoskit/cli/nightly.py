@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -48,21 +49,7 @@ def run_night(
     read = load(plan)
     night = Night(read, directory=Path.cwd(), beside=plan.resolve().parent, tell=tell_on_stderr)
     if preview:
-        found = night.preview()
-        if machine:
-            print_json({part: list(tests) for part, tests in found.items()})
-        else:
-            for part, tests in found.items():
-                console().print(
-                    Text(
-                        "\n".join(
-                            [
-                                f"{part}: {plural(len(tests), 'test')}, {plural(read.repeats, 'run')} each",
-                                *(f"  {one}" for one in tests),
-                            ]
-                        )
-                    )
-                )
+        _show_preview(night.preview(), read.repeats, machine=machine)
         return 0
     record = night.run()
     if machine:
@@ -70,6 +57,16 @@ def run_night(
     else:
         console().print(Text(f"{record.name}: {night_sentence(record)}\n{night.folder / 'report.html'}"))
     return record.exit_code
+
+
+def _show_preview(found: Mapping[str, Sequence[str]], repeats: int, *, machine: bool) -> None:
+    """Print the tests of each part."""
+    if machine:
+        print_json({part: list(tests) for part, tests in found.items()})
+        return
+    for part, tests in found.items():
+        title = f"{part}: {plural(len(tests), 'test')}, {plural(repeats, 'run')} each"
+        console().print(Text("\n".join([title, *(f"  {one}" for one in tests)])))
 
 
 @app.command("report")

@@ -260,9 +260,8 @@ class Night:
         deadline = time.monotonic() + _LEAVE_S
         reap()
         try:
-            while (
-                place.own_traces() - before[0] and time.monotonic() < deadline
-            ):  # a guard may still put something back
+            # a guard may still put something back
+            while place.own_traces() - before[0] and time.monotonic() < deadline:
                 time.sleep(0.1)
                 reap()
             left, new = sorted(place.own_traces() - before[0]), sorted(place.shared_traces() - before[1])
