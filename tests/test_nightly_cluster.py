@@ -184,6 +184,7 @@ def test_a_night_whose_pod_is_killed_goes_on_in_another_one(project: Project, tm
         ("experiments", "7]", 1),
     ]
     assert night.environment["namespace"] == pods.namespace()
+    assert night.lines == []
 
 
 @pytest.mark.costly

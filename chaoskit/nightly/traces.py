@@ -11,6 +11,7 @@ from pathlib import Path
 from chaoskit.osprocess import descendants, process_name
 from chaoskit.substrate.undo import left_behind
 from chaoskit.substrate.undo.entries import PREFIX
+from chaoskit.substrate.undo.files import candidates
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _NAMESPACES = Path("/run/netns")
@@ -24,13 +25,17 @@ def own_traces() -> set[str]:
 
 
 def shared_traces() -> set[str]:
-    """Network namespaces, control groups, mounts and temporary directories that any run of chaoskit may have made."""
+    """Network namespaces, control groups, mounts and temporary directories that any run of chaoskit may have made.
+
+    Not the directory of undo files: it stays.
+    """
+    kept = {f"directory {path.name}" for path in candidates()}
     return {
         *_named(_NAMESPACES, "network namespace"),
         *_cgroups(),
         *_mounts(),
         *_named(Path(tempfile.gettempdir()), "directory"),
-    }
+    } - kept
 
 
 def _named(place: Path, what: str) -> Iterator[str]:
