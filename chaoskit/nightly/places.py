@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import secrets
 import subprocess
 import sys
 import time
@@ -147,7 +148,8 @@ class ClusterNamespace:
     @contextmanager
     def held(self, tell: Callable[[str], None]) -> Iterator[list[AbortCondition]]:
         """Hold its Lease, and end what a holder has left that died."""
-        me = os.environ[STARTED_BY_VARIABLE] = f"{user_at_host()}, process {os.getpid()}"
+        # a number of a process comes again, as in a container that is started anew
+        me = os.environ[STARTED_BY_VARIABLE] = f"{user_at_host()}, process {os.getpid()}, {secrets.token_hex(3)}"
         lease = NamespaceLease(self._api, LEASE, me, what="a night", job=os.environ.get(NIGHT_JOB, ""))
         killed = lease.take(tell)
         with lease.renewed():
