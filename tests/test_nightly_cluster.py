@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
+import re
 import subprocess
 import sys
 import time
@@ -27,8 +29,10 @@ from chaoskit.nightly.watch import AbortCondition, NightAborted, watched
 from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
 from chaoskit.substrate.kubernetes.installation import installation
 from chaoskit.substrate.kubernetes.lease import GIVE_UP_S, LEASE_S, NamespaceLease
+from chaoskit.substrate.kubernetes.machines import BROKEN
 from chaoskit.substrate.kubernetes.manifests import ALLOWED, SESSION
-from chaoskit.substrate.kubernetes.nights import NIGHTLY, NightlyJob, nightly_job
+from chaoskit.substrate.kubernetes.nights import NIGHT_JOB, NIGHTLY, NightlyJob, nightly_job
+from chaoskit.substrate.kubernetes.options import VARIABLE
 
 pytestmark = [pytest.mark.skipif(bool(pods.unavailable()), reason=f"Kubernetes: {pods.unavailable()}")]
 
@@ -175,6 +179,7 @@ def test_a_night_whose_pod_is_killed_goes_on_in_another_one(project: Project, tm
         assert nights.state() == "Complete", nights.said()
         assert len(nights.pods()) == 2
         assert "going on with" in nights.said()
+        assert re.search(r"ended session chaoskit-\w+ of \S+, process 1, \w{6}\n", nights.said())
         wait_until(lambda: not pods.pods(SESSION), "the end of what the killed one had begun", limit_s=120)
     (night,) = nights.nights()
     assert [(unit.part, unit.test.partition("[")[2], unit.runs) for unit in night.units] == [
@@ -206,6 +211,43 @@ def test_a_night_with_a_finding_is_not_begun_again(project: Project, tmp_path: P
     assert night.exit_code == 1
     assert [unit.failures for unit in night.units] == [1]
     assert night.lines == []
+
+
+TAINT = """
+from faults import TaintMachine
+
+def test_taint(chaos):
+    chaos.run("train.py", nodes=2, spares=0, steps=400, twin=False, faults=[TaintMachine(rank=1, at_step=30)])
+"""
+
+
+@pytest.mark.costly
+@pytest.mark.slow
+def test_a_night_that_is_killed_at_any_moment_leaves_nothing(project: Project, tmp_path: Path) -> None:
+    """With its guard, as where a pod ends: what it has left goes when the next one begins.
+
+    At two moments a night; CHAOSKIT_MOMENTS=10 has twenty.
+    """
+    project.write(**{"test_it.py": TAINT, "nightly.yaml": PLAN.replace("/nights", str(tmp_path))})
+    project.commit()
+    told = {"MACHINES": ",".join(pods.machines()[1:]), "STRANGERS": "allow"}
+    own = pods.environment(tmp_path) | {f"{VARIABLE}{name}": value for name, value in told.items()}
+    own |= {NIGHT_JOB: "one"}
+    alone = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    command = [*alone, sys.executable, "-m", "chaoskit", "nightly", "run", "nightly.yaml"]
+    moments = random.Random(int(os.environ.get("CHAOSKIT_MOMENTS", "1")))
+    before = set(pods.everything())
+    for _ in range(2 * int(os.environ.get("CHAOSKIT_MOMENTS", "1"))):
+        with subprocess.Popen(command, cwd=project.path, env=own, stderr=subprocess.DEVNULL) as process:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(moments.uniform(2, 60))  # it may be over by then
+            process.kill()
+    done = subprocess.run(command, cwd=project.path, env=own, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    wait_until(lambda: set(pods.everything()) <= before, "the end of all that they have made", limit_s=60, poll_s=0.5)
+    nodes = [pods.ask("GET", f"/api/v1/nodes/{machine}") for machine in pods.machines()]
+    assert [one["spec"].get("taints") for one in nodes] == [None] * len(nodes)
+    assert not any(BROKEN in one["metadata"].get("annotations", {}) for one in nodes)
 
 
 # -- one at a time ----------------------------------------------------------------------------------------------------
