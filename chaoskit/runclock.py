@@ -9,6 +9,7 @@ machine's own clock.
 from __future__ import annotations
 
 import os
+import time
 
 from chaoskit.osprocess import boot_id
 
@@ -32,6 +33,14 @@ def to_run(own_ns: int) -> int:
 def to_own(run_ns: int) -> int:
     """A time of the run's clock on this machine's CLOCK_MONOTONIC."""
     return run_ns - _ahead_ns
+
+
+def heard_ns(run_ns: int) -> int:
+    """When something happened that another machine tells of, on this machine's CLOCK_MONOTONIC.
+
+    It is no later than now: what is known of that clock may be wrong by half of a round trip.
+    """
+    return min(to_own(run_ns), time.monotonic_ns())
 
 
 def clock_id() -> str:

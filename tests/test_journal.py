@@ -303,6 +303,19 @@ def test_a_line_that_comes_again_is_read_once(tmp_path: Path) -> None:
     assert (found.records, found.repeated, found.missing, found.bad_lines) == (4, 3, 0, 0)
 
 
+def test_a_line_that_is_there_twice_is_in_its_place(tmp_path: Path) -> None:
+    """Whichever of both comes first: records of one moment are in the order in which they were written."""
+    journal = Journal(tmp_path, "one")
+    for step in range(1, 5):
+        journal.write(Event.COMMIT, step=step, t_ns=81)
+    journal.close()
+    path = tmp_path / "one.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:2], lines[3], *lines[2:]]))
+    commits = [one["step"] for one in read_journals(tmp_path) if one.event == Event.COMMIT]
+    assert commits == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("gone", [[0], [1, 2], [0, 4], [1, 3]])
 def test_records_that_are_missing_are_counted(tmp_path: Path, gone: list[int]) -> None:
     """Whichever are; but not the last ones, of which the record ``closed`` tells."""

@@ -50,7 +50,7 @@ def judged_elsewhere(outcome: Outcome, place: Path) -> Outcome:
 
 def same(outcome: Outcome, again: Outcome) -> None:
     """Equal but for paths, and for what the session knows and the run does not."""
-    apart: dict[str, Any] = {"directory": "", "session": "", "claimed": True, "test": None, "job": ""}
+    apart: dict[str, Any] = {"directory": "", "session": "", "run_id": "", "claimed": True, "test": None, "job": ""}
     plain = [json.loads(encode_outcome(msgspec.structs.replace(one, **apart))) for one in (outcome, again)]
     assert plain[1] == plain[0]
 

@@ -59,6 +59,13 @@ def test_a_record_that_was_written_is_found_again(ahead: int, tmp_path: Path) ->
     journal.close()
 
 
+def test_what_another_machine_tells_of_is_no_later_than_now(ahead: int) -> None:
+    """A detection that came after its plan would be of no incident."""
+    now_ns = time.monotonic_ns()
+    assert runclock.heard_ns(runclock.to_run(now_ns - 5)) == now_ns - 5
+    assert now_ns <= runclock.heard_ns(runclock.to_run(now_ns + 10**12)) <= time.monotonic_ns()
+
+
 def test_a_process_that_is_started_knows_it(ahead: int) -> None:
     code = "from chaoskit import runclock; print(runclock.to_run(1), runclock.to_own(1))"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

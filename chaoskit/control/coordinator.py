@@ -54,7 +54,7 @@ from chaoskit.osprocess import (
     raise_priority,
     set_name,
 )
-from chaoskit.runclock import to_own, to_run
+from chaoskit.runclock import heard_ns, to_run
 from chaoskit.vocabulary import Event
 
 #: A coordinator that ends with this status must not be started again.
@@ -257,7 +257,7 @@ class Coordinator:
         """Nodes of one host beat together: one look does for them all."""
         self._hold(self._record.check)  # one that is over must not prolong the lease of a node
         if isinstance(message, WorkerLost):  # nodes tell the run's time, and decisions are by our clock
-            message = msgspec.structs.replace(message, detected_ns=to_own(message.detected_ns))
+            message = msgspec.structs.replace(message, detected_ns=heard_ns(message.detected_ns))
         self._carry_out(self._plane.hear(message, time.monotonic()))
         if not isinstance(message, Heartbeat):
             self._tick_soon()

@@ -142,7 +142,7 @@ class _Tally:
         self._source = source
         self._bad_lines, self._torn = 0, False
         self._writers: dict[str, _WriterTally] = {}
-        self.records: list[Record] = []
+        self._lines: list[Line] = []
 
     def read(self, data: bytes) -> None:
         *whole, rest = data.split(b"\n")
@@ -161,8 +161,13 @@ class _Tally:
         if writer is None:
             writer = self._writers[line.by] = _WriterTally(line)
         if writer.take(line):
-            self.records.append(line.record)
+            self._lines.append(line)
         return True
+
+    @property
+    def records(self) -> list[Record]:
+        """By their time; those of one moment as they are numbered, as a line that is there twice may be out of place."""
+        return [line.record for line in sorted(self._lines, key=lambda line: (line.record.t_ns, line.seq))]
 
     def coverage(self) -> FileCoverage:
         found = [writer.coverage() for writer in self._writers.values()]

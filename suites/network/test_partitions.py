@@ -22,7 +22,8 @@ HEAL_S = 3.0  # three relaxed leases: by then a node that is cut off is given up
 def test_a_node_is_cut_off_from_everybody(chaos: Chaos, fault: type[Cut | Reset], phase: str) -> None:
     cut = fault(rank=2, at_step=AT, phase=phase, heal_after_s=HEAL_S)
     outcome = heals(chaos, cut, goal=happened(chaos, "lifted"))
-    assert given_up(outcome) == {"node lost"}
+    (cause,) = given_up(outcome)
+    assert cause in ("node lost", "unreachable")  # whether its lease ends first, or another node cannot reach it
 
 
 @pytest.mark.promise("leases end without a word, and the workers of the silent nodes are given up", nodes=3)
