@@ -166,7 +166,7 @@ class _Tally:
 
     @property
     def records(self) -> list[Record]:
-        """By their time; those of one moment as they are numbered, as a line that is there twice may be out of place."""
+        """By their time, and within a moment as they are numbered: a line that is there twice may be out of place."""
         return [line.record for line in sorted(self._lines, key=lambda line: (line.record.t_ns, line.seq))]
 
     def coverage(self) -> FileCoverage:
