@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -340,3 +341,18 @@ def test_what_was_accepted_for_another_number_fails(tmp_path: Path) -> None:
     options = ["--reason", "x", "--until", "2999-01-01", "--number", "step"]
     assert chaoskit("accept", f"{tmp_path}/kept", "test_kill", *options).returncode == 0
     assert chaoskit("compare", f"{tmp_path}/kept@aaaa", f"{tmp_path}/kept@cccc").returncode == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a repository to another user")
+def test_a_repository_of_another_user_is_read_where_git_is_told_so(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a pod, whose image belongs to root. Variables that name another repository, as a hook has them, are not."""
+    for path in [project.path, *project.path.rglob("*")]:
+        os.chown(path, 12345, 12345)
+    with pytest.raises(BadInput, match="dubious ownership"):
+        Repository(project.path, tmp_path)
+    for name, value in {"COUNT": "1", "KEY_0": "safe.directory", "VALUE_0": "*"}.items():
+        monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
+    monkeypatch.setenv("GIT_DIR", "/nowhere")
+    assert Repository(project.path, tmp_path).root == project.path
