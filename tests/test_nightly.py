@@ -22,7 +22,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
-from support.repository import Project
+from support.repository import CALM, KILLS, Project
 from support.runs import run
 from support.waiting import wait_until
 
@@ -58,24 +58,12 @@ version: 1
 slas:
   - {name: a lost rank, where: {fault: [Kill]}, always: [recovered, lost_steps == 0], objectives: [recovery.p95 <= 5 s]}
 """
-CALM = """
-def test_calm(chaos):
-    chaos.run("train.py", nodes=2, steps=6, twin=False)
-"""
-TWO = """
-from faults import Kill
-import pytest
-
-@pytest.mark.parametrize("at", [4, 6, 7])
-def test_kill(chaos, at):
-    chaos.run("train.py", nodes=2, steps=10, faults=[Kill(rank=1, at_step=at)], twin=False)
-"""
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
     made = Project(tmp_path / "project")
-    made.write(**{"nightly.yaml": PLAN, "sla.yaml": SLAS, "test_calm.py": CALM, "test_it.py": TWO})
+    made.write(**{"nightly.yaml": PLAN, "sla.yaml": SLAS, "test_calm.py": CALM, "test_it.py": KILLS})
     made.write(**{".gitignore": "__pycache__\nhistory\nchaoskit-nights\nabort\n"})
     made.commit()
     return made
@@ -182,7 +170,7 @@ def test_a_regression_since_the_last_good_night_is_reported(project: Project) ->
 def test_a_night_without_a_new_commit_is_no_failure(project: Project) -> None:
     """A quiet weekend: what would be compared is the last good night's own commit."""
     project.write(**{"nightly.yaml": f"{PLAN}compare: {{tests: ['test_it.py::test_kill[4]'], numbers: [recovery]}}\n"})
-    project.write(**{"test_it.py": TWO.replace("[4, 6, 7]", "[4]")})
+    project.write(**{"test_it.py": KILLS.replace("[4, 6, 7]", "[4]")})
     project.commit()
     assert finish(start(project))[0] == 0
     status, _, told = finish(start(project))

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 from support import pods
-from support.repository import Project
+from support.repository import CALM, KILLS, Project
 from support.waiting import wait_until
 
 from chaoskit.errors import BadInput
@@ -45,18 +45,6 @@ repeats: 1
 substrate: kubernetes
 directory: /nights
 history: /nights/history
-"""
-CALM = """
-def test_calm(chaos):
-    chaos.run("train.py", nodes=2, steps=6, twin=False)
-"""
-TESTS = """
-from faults import Kill
-import pytest
-
-@pytest.mark.parametrize("at", [4, 6, 7])
-def test_kill(chaos, at):
-    chaos.run("train.py", nodes=2, steps=10, faults=[Kill(rank=1, at_step=at)], twin=False)
 """
 _EVERY_MINUTE = "* * * * *"
 _BATCH = "/apis/batch/v1"
@@ -161,7 +149,7 @@ def persistent_volume(name: str, path: Path) -> Iterator[None]:
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
     made = Project(tmp_path / "project")
-    made.write(**{"nightly.yaml": PLAN, "test_calm.py": CALM, "test_it.py": TESTS})
+    made.write(**{"nightly.yaml": PLAN, "test_calm.py": CALM, "test_it.py": KILLS})
     made.commit()
     return made
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 from chaoskit.errors import BadInput, HarnessError
@@ -61,12 +61,7 @@ class NightPlace(Protocol):
 
 def place_of(substrate: str, tell: Callable[[str], None]) -> AbstractContextManager[NightPlace]:
     """The place of a substrate's runs. Raises BadInput if it cannot have any."""
-    return _namespace(tell) if substrate == KUBERNETES else _own_machine()
-
-
-@contextmanager
-def _own_machine() -> Iterator[NightPlace]:
-    yield OwnMachine()
+    return _namespace(tell) if substrate == KUBERNETES else nullcontext(OwnMachine())
 
 
 class OwnMachine:

@@ -150,19 +150,18 @@ class Night:
         plan = hashlib.sha256(msgspec.json.encode([self._plan, job])).hexdigest()[:16]
         logs = [NightLog(folder) for folder in sorted(self._root.glob("*/")) if not folder.name.startswith(".")]
         killed = [log for log in logs if log.so_far.is_open_night(self._plan.name)]
-        last = killed[-1].so_far if killed else None
-        is_same = last is not None and last.is_resumable(plan, self._sources.commit, time.time_ns())
-        if killed and is_same and not self._sources.is_changed:
-            units = killed[-1].so_far.units
-            self._before_s = sum(unit.seconds for unit in units)
-            self._tell(f"going on with {killed[-1].folder.name}, which was killed: {plural(len(units), 'test')} over")
-            return killed[-1]
-        if killed:
+        last, commit = (killed[-1] if killed else None), self._sources.commit
+        if last is not None:
+            if last.so_far.is_resumable(plan, commit, time.time_ns()) and not self._sources.is_changed:
+                units = last.so_far.units
+                self._before_s = sum(unit.seconds for unit in units)
+                self._tell(f"going on with {last.folder.name}, which was killed: {plural(len(units), 'test')} over")
+                return last
             told = "its plan or commit was another, files were changed, or it began more than a day ago"
-            self._lines.append(f"the night in {killed[-1].folder.name} was killed, and stays so: {told}")
+            self._lines.append(f"the night in {last.folder.name} was killed, and stays so: {told}")
         night = new_id()
         log = NightLog(self._root / f"{datetime.now(UTC):%Y-%m-%d}-{self._plan.name}-{night[:13]}")
-        log.add(NightBegan(night, self._plan.name, plan, self._sources.commit, time.time_ns()))
+        log.add(NightBegan(night, self._plan.name, plan, commit, time.time_ns()))
         return log
 
     # -- its parts ----------------------------------------------------------------------------------------------------

@@ -39,6 +39,19 @@ def test_kill(chaos):
 def test_plain():
     pass
 """
+#: For nights: a control, and experiments that take some seconds each.
+CALM = """
+def test_calm(chaos):
+    chaos.run("train.py", nodes=2, steps=6, twin=False)
+"""
+KILLS = """
+from faults import Kill
+import pytest
+
+@pytest.mark.parametrize("at", [4, 6, 7])
+def test_kill(chaos, at):
+    chaos.run("train.py", nodes=2, steps=10, faults=[Kill(rank=1, at_step=at)], twin=False)
+"""
 
 
 class Project:
