@@ -70,6 +70,24 @@ class Trainer(Protocol):
             BadInput: if the model cannot be trained so.
         """
 
+    def after_update(self, function: Callable[[], object]) -> Callable[[], object]:
+        """Call ``function`` at the end of each update, behind the schedulers, as a part of the commit.
+
+        The place for code that changes what is registered, such as an average of the weights: a rank that takes a step
+        over from other ranks does not call it. It runs without gradients and with the same random numbers on every
+        rank, and not for a batch that is skipped. ``trainer.step`` is the number of the step, as in the loop over its
+        shards. Several functions are called in the order in which they were given.
+
+        Args:
+            function: without arguments. It must do the same on every rank.
+
+        Returns:
+            ``function``, so that this method serves as a decorator.
+
+        Raises:
+            BadInput: if it is called before :meth:`register` or after the first transaction was entered.
+        """
+
     def transaction(self) -> Transaction:
         """One attempt at the next step: ``with trainer.transaction() as step``."""
 

@@ -194,6 +194,7 @@ class PlainTrainer:
         self._chance = random.Random(order) if order else None
         self._calls = 0
         self._shard_losses: list[Any] = []
+        self._after_update: list[Callable[[], object]] = []
 
     # -- what is trained ------------------------------------------------------------------------------------------
 
@@ -204,6 +205,11 @@ class PlainTrainer:
         schedulers = [] if scheduler is None else scheduler
         self._schedulers = list(schedulers) if isinstance(schedulers, Sequence) else [schedulers]
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    def after_update(self, function: Callable[[], object]) -> Callable[[], object]:
+        """Call ``function`` at the end of each update."""
+        self._after_update.append(function)
+        return function
 
     def transaction(self) -> PlainTransaction:
         """One step."""
@@ -281,8 +287,18 @@ class PlainTrainer:
         if self._clip_norm is not None:
             clip = clip_as_one if self._chance else clip_grad_norm_
             clip(self._parameters, self._clip_norm)
-        for one in (*self._optimizers, *self._schedulers):
-            one.step()
+        for stepped in (*self._optimizers, *self._schedulers):
+            stepped.step()
+        self._run_after_update()
+
+    def _run_after_update(self) -> None:
+        import torch
+
+        if self._after_update:
+            seed_all(self.seed, self.step, len(self._samples[self.step]))
+            with torch.no_grad():
+                for function in self._after_update:
+                    function()
 
     def _total(self, gradients: Sequence[Any]) -> Any:
         """Over the shards; one that a shard did not give counts as zeros, unless no shard gave one."""

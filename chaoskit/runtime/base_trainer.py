@@ -42,6 +42,12 @@ class Describable(Protocol):
         """The learning rate of each group of parameters."""
 
 
+class Trained(Describable, Protocol):
+    """What is trained, as far as all trainers use it alike."""
+
+    after_update: list[Callable[[], object]]
+
+
 class BaseTrainer(HookMethods, ABC):
     """One rank's view of the run.
 
@@ -57,6 +63,7 @@ class BaseTrainer(HookMethods, ABC):
         self.seed = worker.config.seed
         self.disk = worker.disk
         self.device = this_device(worker.config.device)
+        self._is_registered = self._has_begun = False
         self._over = False  # the loop over the shards of this transaction has come to its end
         self._prefetcher = worker.prefetcher
         self._calls, self._calling = CollectiveLog(), False
@@ -68,8 +75,21 @@ class BaseTrainer(HookMethods, ABC):
 
     @property
     @abstractmethod
-    def _registered(self) -> Describable:
+    def _registered(self) -> Trained:
         """What the user has registered."""
+
+    def after_update(self, function: Callable[[], object]) -> Callable[[], object]:
+        """Call ``function`` at the end of each update, behind the schedulers, as a part of the commit."""
+        name = getattr(function, "__name__", type(function).__name__)
+        if not callable(function):
+            raise BadInput("after_update", function, "pass a function without arguments")
+        if not self._is_registered:
+            raise BadInput("after_update", name, "call trainer.register(model=..., optimizer=...) first")
+        if self._has_begun:
+            remedy = "call it before the first transaction: a rank that joins would miss a later call. Look at "
+            raise BadInput("after_update", name, remedy + "trainer.step in the function for what is to begin later")
+        self._registered.after_update.append(function)
+        return function
 
     @property
     def rank(self) -> int:

@@ -116,7 +116,7 @@ class MovingBuffers:
                     "model",
                     place.name,
                     "call model.eval() before a forward pass outside of step.shards(), and model.train() after it: "
-                    "it changed this buffer",
+                    "it changed this buffer. Code that is to change it belongs into trainer.after_update",
                 )
         for place in self._fixed:
             place.tensor = _same_kind(place)
@@ -161,6 +161,13 @@ class MovingBuffers:
             committed.copy_(committed.to(difference.dtype) + difference)
         for place, value in zip(self._integral, integers, strict=True):
             self.committed[place.name].copy_(value)
+        self.reset()
+
+    @torch.no_grad()
+    def take_in(self) -> None:
+        """Commit what the job's own code wrote into moving buffers as part of an update."""
+        for place in self._moving():
+            self.committed[place.name].copy_(_same_kind(place))
         self.reset()
 
     def _moving(self) -> Iterator[_Place]:

@@ -13,6 +13,7 @@ from chaoskit.runtime.guard import AuditResult
 from chaoskit.runtime.reduction import Reduced
 from chaoskit.runtime.regroup import Formation
 from chaoskit.runtime.replica import Replica
+from chaoskit.runtime.sampling import seed_everything
 from chaoskit.runtime.shardwork import ShardWork
 from chaoskit.vocabulary import Event
 
@@ -138,10 +139,19 @@ class Committer:
             self._deal()
             replica.advance()
             replica.buffers.commit(moved.differences, moved.integers)
+            self._run_after_update()
             self._worker.hooks.injected.updated()
             write_down()
         for parameter in replica.parameters:
             parameter.grad = None
+
+
+    def _run_after_update(self) -> None:
+        replica, step = self._replica, self._replica.step
+        if replica.after_update:
+            seed_everything(self._worker.config.seed, step, self._work.shard_count)  # behind the seeds of the shards
+            replica.run_after_update()
+            replica.buffers.take_in()
 
 
 def _mean_loss(reduced: Reduced, ownership: Sequence[Sequence[int]]) -> float:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import msgspec
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -58,6 +59,7 @@ class Registered:
         self.parameter_names = [names.get(id(parameter), "") for _, parameter in self.owned()]
         self.step = 0
         self.following: Following | None = None
+        self.after_update: list[Callable[[], object]] = []
         self._updating = False
         for one in self.optimizers:
             one.register_step_pre_hook(self._before_step)
@@ -89,6 +91,13 @@ class Registered:
             yield
         finally:
             self._updating = False
+
+    @torch.no_grad()
+    def run_after_update(self) -> None:
+        """Call the functions that the job has given for the end of each update. None of them runs an optimizer."""
+        self._updating = False
+        for function in self.after_update:
+            function()
 
     def owned(self) -> list[tuple[Optimizer, Tensor]]:
         """Every parameter with its optimizer; numbered through all optimizers."""

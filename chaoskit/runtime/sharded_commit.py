@@ -11,6 +11,7 @@ from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.copies import Copies
 from chaoskit.runtime.piece_check import PieceCheck
 from chaoskit.runtime.regroup import Formation
+from chaoskit.runtime.sampling import seed_everything
 from chaoskit.runtime.sharding import ShardedState
 from chaoskit.vocabulary import Event
 
@@ -43,6 +44,7 @@ class ShardedCommitter:
         def act() -> None:
             with self._state.running_optimizers():
                 self._state.advance()
+            self._run_after_update()
             self._check.updated()
             self._worker.hooks.injected.updated()
             self._worker.journal.write(
@@ -97,6 +99,13 @@ class ShardedCommitter:
         state.forget_gradients()
         self._copies.begin(state.step, formation.plan.generation)
         worker.board.progress(state.step, loss)
+
+
+    def _run_after_update(self) -> None:
+        state, config = self._state, self._worker.config
+        if state.after_update:
+            seed_everything(config.seed, state.step, config.shard_count)  # behind the seeds of the shards
+            state.run_after_update()
 
 
 def _mean_loss(rows: Sequence[Row]) -> float:

@@ -142,6 +142,7 @@ class ShardedTrainer(BaseTrainer):
         if self._state is not None:
             raise BadInput("register", type(model).__name__, "call trainer.register once")
         self._state, self._clip_norm = ShardedState(model, optimizer, scheduler), clip_norm
+        self._is_registered = True
         if self._formation is not None:
             self._take_over(self._formation, self._state)
 
@@ -287,7 +288,7 @@ class ShardedTrainer(BaseTrainer):
         return members[(self.rank + self._shift) % len(members)].shards
 
     def _begin(self) -> None:
-        self._over = False
+        self._over, self._has_begun = False, True
         if self._formation is None:
             self._began_ns = time.monotonic_ns()
         elif not self._told:

@@ -121,6 +121,7 @@ class ReplicatedTrainer(BaseTrainer):
         self._committer = Committer(self._worker, self._replica, self._work, clip_norm)
         self._compilations = Compilations(self._worker.board)
         self._stopwatch = Stopwatch(self._worker.board, self.device)
+        self._is_registered = True
 
     def transaction(self) -> Transaction:
         """One attempt at the next step. See the module's example."""
@@ -255,7 +256,7 @@ class ReplicatedTrainer(BaseTrainer):
     # -- begin --------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        step, self._over = self.step, False
+        step, self._over, self._has_begun = self.step, False, True
         self._work.abandon()  # what the transaction before left, if the user's code caught an exception of its loop
         self._calls.close(step)
         if self._rehearsed:
