@@ -32,6 +32,7 @@ def rows(world: int, shift: int, bad: set[int], *, healthy: bool = True) -> list
             state=1,
             torn=False,
             heir=False,
+            written=0,
             losses=[(math.nan if s in bad else 1.0) if s in owners(world, shift)[rank] else None for s in range(world)],
         )
         for rank in range(world)
@@ -97,7 +98,17 @@ def test_every_step_begins_without_a_suspicion() -> None:
 
 @pytest.mark.parametrize("loss", [0.1, -math.inf, math.inf, 1e300, 5e-324])
 def test_a_row_comes_through_as_it_was(loss: float) -> None:
-    row = Row(True, False, -1, digest=DIGEST - 1, state=DIGEST - 2, torn=True, heir=False, losses=[loss, None])
+    row = Row(
+        True,
+        False,
+        -1,
+        digest=DIGEST - 1,
+        state=DIGEST - 2,
+        torn=True,
+        heir=False,
+        written=DIGEST - 3,
+        losses=[loss, None],
+    )
     assert share(None, row) == [row]
 
 

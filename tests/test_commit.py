@@ -28,6 +28,7 @@ from chaoskit.runtime.piece_check import PieceCheck
 from chaoskit.runtime.regroup import Formation, Regrouper
 from chaoskit.runtime.rendezvous import GenerationSuperseded
 from chaoskit.runtime.replica import Replica
+from chaoskit.runtime.script_writes import ScriptWrites
 from chaoskit.runtime.sharded_commit import ShardedCommitter
 from chaoskit.runtime.sharding import ShardedState
 from chaoskit.vocabulary import Event, Phase
@@ -96,7 +97,7 @@ def test_of_a_piece(worker: WorkerContext, lease_s: float, outcome: type[Excepti
     copies.hold(state, 0, 1)
     give_lease(worker, lease_s)
     check = PieceCheck(state, worker.config, 1, heir=False)
-    committer = ShardedCommitter(worker, copies, state, 0, check)
+    committer = ShardedCommitter(worker, copies, ScriptWrites(), state, 0, check)
     with pytest.raises(outcome):
         committer.skip(FORMATION, [0], [0])
     copies.drop()

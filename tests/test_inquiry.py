@@ -20,6 +20,7 @@ from chaoskit.runtime.integrity import Integrity
 from chaoskit.runtime.reduction import CorruptSegment
 from chaoskit.runtime.regroup import Formation
 from chaoskit.runtime.replica import Replica
+from chaoskit.runtime.script_writes import ScriptWrites
 from chaoskit.runtime.voting import Seal
 from chaoskit.vocabulary import Event
 
@@ -60,7 +61,7 @@ def test_who_cannot_read_all_complaints_accuses_only_whom_two_name(
     )
     model = nn.Linear(2, 1)
     replica = Replica(model, torch.optim.SGD(model.parameters(), lr=0.1), None, shared=False)
-    inquiry = Inquiry(context, replica, NonFiniteGuard(config), Integrity(replica, config))
+    inquiry = Inquiry(context, replica, NonFiniteGuard(config), Integrity(replica, config, ScriptWrites()))
     endpoint = Endpoint("", "", 0, 0, -1)
     members = tuple(Member(rank, f"w{rank}", f"node{rank}", endpoint, (rank,)) for rank in range(WORLD))
     seals = [Seal() if rank in unread else Seal(complaint=1 + named) for rank, named in enumerate(complaints)]

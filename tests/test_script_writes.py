@@ -1,18 +1,25 @@
-"""Functions that a job gives to `trainer.after_update`."""
+"""Scripts that change registered state between two steps: the state of a step is that of the next transaction."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from jobs.averaging import PLACES
+from torch import nn
 
+from chaoskit.elastic.settings import ElasticPolicy
 from chaoskit.errors import BadInput
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import plan_experiment
 from chaoskit.pytest_plugin import Chaos
+from chaoskit.runtime.replica import Replica
+from chaoskit.runtime.script_writes import ABSTAINS, Change, ScriptWrites, require_even_writes
 from chaoskit.vocabulary import Verdict
-from faults import Kill
+from faults import Hang, Kill, Scale
 
 JOB = str(Path(__file__).parent / "jobs" / "averaging.py")
 STEPS = 20
@@ -41,9 +48,32 @@ def run(
     return outcome
 
 
-@pytest.mark.parametrize("how", ["hook", "statistics"])
-def test_changes_in_the_commit_survive_a_loss(chaos: Chaos, tmp_path: Path, how: str) -> None:
+@pytest.mark.promise(
+    "the state of a step is what is registered when the next transaction is entered", sharded=False, place="written"
+)
+@pytest.mark.slow(sharded=True)
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_rank_ends_while_the_script_writes(chaos: Chaos, tmp_path: Path, place: str, sharded: bool) -> None:
+    options = {"fatal": {"7": [1], "13": [0]}, "place": place}
+    run(chaos, tmp_path, sharded=sharded, most_lost=2 if sharded else 0, options=options)
+
+
+@pytest.mark.parametrize("how", ["hook", "statistics", "data", "replaced", "rate", "mask", "nothing"])
+def test_every_kind_of_write_survives_a_loss(chaos: Chaos, tmp_path: Path, how: str) -> None:
     run(chaos, tmp_path, options={"how": how, "fatal": {"8": [1]}, "place": "written"})
+
+
+@pytest.mark.parametrize("place", ["within", "after"])
+def test_every_rank_ends_while_the_script_writes(chaos: Chaos, tmp_path: Path, place: str) -> None:
+    """The step is computed again, with the same bits."""
+    options = {"fatal": {"9": [0, 1, 2]}, "place": place}
+    outcome = run(chaos, tmp_path, copies="every_step", options=options)
+    assert len(outcome.steps) == STEPS
+
+
+def test_a_script_that_begins_to_write_late(chaos: Chaos, tmp_path: Path) -> None:
+    run(chaos, tmp_path, options={"first": 8, "fatal": {"9": [1], "10": [0]}, "place": "within"})
 
 
 @pytest.mark.promise("at the end of the update, behind the schedulers, once for each committed step")
@@ -57,3 +87,127 @@ def test_plain_pytorch_changes_the_same(chaos: Chaos) -> None:
 def test_a_function_that_comes_too_late_is_refused(chaos: Chaos) -> None:
     with pytest.raises(BadInput, match="after_update='change': call it before the first transaction"):
         chaos.run(JOB, nodes=1, spares=0, steps=4, twin=False, check=False, options={"how": "late"})
+
+
+def test_a_hang_and_a_kill(chaos: Chaos, tmp_path: Path) -> None:
+    run(
+        chaos,
+        tmp_path,
+        most_detected=2,
+        spares=2,
+        faults=[Kill(rank=0, at_step=6, phase="optimizer"), Hang(rank=1, at_step=12)],
+    )
+
+
+def test_a_resized_world(chaos: Chaos, tmp_path: Path) -> None:
+    elastic = ElasticPolicy(min_replicas=1, max_replicas=3, scaling_timeout_s=0.0)
+    faults = [Scale(to=2, at_step=5), Scale(to=3, at_step=12)]
+    run(chaos, tmp_path, spares=0, elastic=elastic, faults=faults, options={"step_s": 0.05}, steps=40)
+
+
+def test_only_the_disk_has_it(chaos: Chaos, tmp_path: Path) -> None:
+    """Without copies in memory, ranks that all end go on from the newest stored state."""
+    disk = {"target": str(tmp_path / "disk"), "every_steps": 1}
+    options = {"fatal": {"9": [0, 1, 2]}, "place": "within", "step_s": 0.1}
+    run(chaos, tmp_path, memory_copies=0, disk=disk, most_lost=STEPS, options=options)
+
+
+def test_writes_on_some_ranks_only_are_refused(chaos: Chaos, tmp_path: Path) -> None:
+    refusal = r"changed on ranks \[0\] and not on ranks \[1, 2\] between steps 0 and 1.*trainer.after_update"
+    with pytest.raises(BadInput, match=refusal):
+        chaos.run(JOB, nodes=3, steps=STEPS, twin=False, check=False, options={"ranks": [0]})
+
+
+def test_writes_that_differ_are_refused(chaos: Chaos, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"changed to other values on each of the ranks \[0, 1\] between steps 0 and 1"):
+        chaos.run(JOB, nodes=2, steps=STEPS, twin=False, check=False, options={"how": "differently"})
+
+
+# -- without processes ------------------------------------------------------------------------------------------------
+
+
+def made(*, shared: bool) -> tuple[nn.Module, torch.optim.Optimizer, Replica, ScriptWrites]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 40), nn.BatchNorm1d(40))
+    optimizer = torch.optim.AdamW(model.parameters())
+    replica = Replica(model, optimizer, None, shared=shared)
+    for parameter in replica.parameters:
+        parameter.grad = torch.ones_like(parameter)
+    with replica.update():
+        replica.advance()
+    writes = ScriptWrites()
+    writes.watch(replica, replica.arena)
+    return model, optimizer, replica, writes
+
+
+def write_through_numpy(model: nn.Module, _: torch.optim.Optimizer) -> None:
+    model[0].weight.detach().numpy()[:] *= 2  # type: ignore[index]
+
+
+WRITES: dict[str, Callable[[Any, Any], object]] = {
+    "in place": lambda model, optimizer: model[0].weight.detach().add_(1),
+    "through .data": lambda model, optimizer: model[0].weight.data.add_(1),
+    "through NumPy": write_through_numpy,
+    "by a new tensor": lambda model, optimizer: setattr(model[0].weight, "data", model[0].weight.data + 1),
+    "into the state of the optimizer": lambda model, optimizer: next(iter(optimizer.state.values()))["exp_avg"].zero_(),
+    "by a rate": lambda model, optimizer: optimizer.param_groups[0].update(lr=0.5),
+}
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("name", WRITES)
+def test_a_write_is_noticed(name: str, shared: bool) -> None:
+    model, optimizer, _, writes = made(shared=shared)
+    writes.remember()
+    WRITES[name](model, optimizer)
+    change = writes.look()
+    without_trace = not shared and name in ("through .data", "through NumPy")
+    assert change is (Change.POSSIBLE if without_trace else Change.CERTAIN)
+    assert writes.at_entry
+
+
+def test_damage_of_one_word_is_no_certain_write() -> None:
+    model, _, _, writes = made(shared=True)
+    writes.remember()
+    model[0].weight.data.view(torch.int32)[3, 3] ^= 1  # type: ignore[index, operator]
+    assert writes.look() is Change.POSSIBLE
+
+
+def test_a_script_that_writes_nothing_keeps_the_commit_as_its_boundary() -> None:
+    model, _, _, writes = made(shared=True)
+    assert writes.at_entry, "until the first transaction has shown that the script writes nothing"
+    writes.remember()
+    model.eval()(torch.randn(4, 40)).sum().backward()
+    assert writes.look() is Change.NONE
+    assert not writes.at_entry
+    assert writes.word == 0
+
+
+def test_once_written_the_boundary_stays_at_the_entry() -> None:
+    model, optimizer, _, writes = made(shared=True)
+    for name in ("in place", ""):
+        writes.remember()
+        WRITES.get(name, lambda model, optimizer: None)(model, optimizer)
+        writes.look()
+        assert writes.at_entry
+
+
+@pytest.mark.parametrize(
+    ("words", "state_words", "refused"),
+    [
+        ([0, 0, 0], [0, 0, 0], ""),
+        ([5, 5, ABSTAINS], [9, 9, 0], ""),
+        ([5, 4, 5], [9, 9, 9], ""),  # a certain change and a possible one
+        ([5, 0, 5], [9, 0, 9], r"changed on ranks \[0, 2\] and not on ranks \[1\]"),
+        ([5, 7, 5], [9, 9, 9], r"changed to other values"),
+        ([5, 5, 5], [9, 8, 9], r"changed to other values"),
+        ([5, 5, 5], [9, 0, 9], ""),  # the second rank has shown its state before
+        ([4, 0, 0], [9, 0, 0], ""),  # possible: damage, which the vote about corrupt ranks finds
+    ],
+)
+def test_uneven_writes(words: list[int], state_words: list[int], refused: str) -> None:
+    if not refused:
+        require_even_writes(3, words, state_words)
+        return
+    with pytest.raises(BadInput, match=refused):
+        require_even_writes(3, words, state_words)

@@ -12,6 +12,7 @@ from chaoskit.job import JobSpec
 from chaoskit.messages import Endpoint, Member, Plan
 from chaoskit.runtime.integrity import Integrity
 from chaoskit.runtime.replica import Replica
+from chaoskit.runtime.script_writes import ScriptWrites
 from chaoskit.runtime.slices import ArenaSlices
 from chaoskit.runtime.voting import Seal, Suspicion, examine
 
@@ -41,7 +42,8 @@ def train(replica: Replica) -> None:
 
 
 def rank(replica: Replica) -> Integrity:
-    return Integrity(replica, RunConfig(job=JobSpec("job.py"), nodes=WORLD, state_hash_steps=PARTS))
+    config = RunConfig(job=JobSpec("job.py"), nodes=WORLD, state_hash_steps=PARTS)
+    return Integrity(replica, config, ScriptWrites())
 
 
 def share(ranks: list[Integrity]) -> Suspicion | None:

@@ -37,6 +37,7 @@ _SCALARS_BYTES = 8 * 2**20
 DATA_OFFSET = HEADER_BYTES + _INDEX_BYTES + _SCALARS_BYTES
 _ALIGN_BYTES = 64
 _SEQUENCE, _STEP, _INDEX_SIZE, _SCALARS_SIZE, _DATA_SIZE, _GENERATION, _CHECKSUM, _CHECKSUM_END, _SEALED = range(9)
+_AT_ENTRY, _ENTERED, _IN_CALL = range(9, 12)  # behind the words of a seal: copies have none of them
 SEAL_OFFSET = 8 * _CHECKSUM  # in the header
 _CHECKSUM_WORDS = struct.Struct("=qq")
 _WORD = struct.Struct("=q")
@@ -131,6 +132,21 @@ class ArenaView:
     def generation(self) -> int:
         """The last generation in which this state was trained on; 0 before the first."""
         return self._header[_GENERATION]
+
+    @property
+    def at_entry(self) -> bool:
+        """Whether the state of a step counts only once its writer has entered the next transaction."""
+        return bool(self._header[_AT_ENTRY])
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the script of the writer is done with the state of this step. True for every copy."""
+        return not self.at_entry or self._header[_ENTERED] >= self._header[_STEP]
+
+    @property
+    def in_call(self) -> bool:
+        """Whether the writer waits in a collective between two steps, so that it writes nothing now."""
+        return bool(self._header[_IN_CALL])
 
     @property
     def checksum(self) -> str:
@@ -249,6 +265,18 @@ class Arena(ArenaView):
     def stand_in(self, generation: int) -> None:
         """The state is the one that ``generation`` trains on."""
         self._header[_GENERATION] = generation
+
+    def count_at_entry(self, at_entry: bool) -> None:
+        """Set :attr:`at_entry`."""
+        self._header[_AT_ENTRY] = at_entry
+
+    def enter(self, step: int) -> None:
+        """Show that the script has entered the transaction behind ``step`` committed steps."""
+        self._header[_ENTERED] = step
+
+    def call(self, in_call: bool) -> None:
+        """Set :attr:`in_call`."""
+        self._header[_IN_CALL] = in_call
 
     def begin_write(self) -> None:
         self._header[_SEQUENCE] += 1

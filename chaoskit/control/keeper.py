@@ -73,6 +73,7 @@ class Keeper(NodeKeeper):
         self._tier = MemoryTier(self.breakpoints.reach)
         self._source = ""  # whose commits are copied
         self._copied_of = ""  # whose state the newest copy is
+        self._copied_sequence = -1  # of that state when it was copied
         self._budget = CopyBudget(every_step=self._config.copies == "every_step")
         self._told_interval = 0, 0  # between copies, as the journal knows it: generation and commits
         self._stored_from = ""  # whose commits this node's share of a stored snapshot is copied from
@@ -135,6 +136,8 @@ class Keeper(NodeKeeper):
     def _committed(self, worker: str) -> None:
         """A worker has committed a state: copy what is wanted of it, and let it go on."""
         kept = self._kept[worker]
+        if not kept.view.is_complete:
+            return  # it rings again when its script is done with this state
         step, until = kept.view.step, math.inf
         dues: list[int] = []  # steps for whose copies it may be waited for longer
         if worker == self._source:
@@ -177,7 +180,8 @@ class Keeper(NodeKeeper):
         return [Portion(step, generation, number, count, world, not number, tuple(boxes), scalars, last)]
 
     def _last(self) -> list[Portion]:
-        plan, views = self._plan, [kept.view for kept in self._kept.values() if kept.view.generation]
+        views = [kept.view for kept in self._kept.values() if kept.view.generation and kept.view.is_complete]
+        plan = self._plan
         views += [self._left[1]] if self._left is not None else []
         if plan is None or not views or all(member.node != self._node for member in plan.members):
             return []
@@ -193,10 +197,11 @@ class Keeper(NodeKeeper):
 
     def _copy(self, kept: _Kept) -> None:
         """Copy the state that was just committed, if its turn has come. Training never waits long for it."""
-        step = kept.view.step
-        if not self._budget.wants(step, kept.view.generation, time.monotonic()):
+        step, has = kept.view.step, self._has(kept.view.step)
+        is_stale = has and self._copied_sequence != kept.view.sequence  # the script wrote into it since
+        if not self._budget.wants(step, kept.view.generation, time.monotonic()) and not is_stale:
             return
-        if self._has(step):  # a new generation of the same state
+        if has and not is_stale:  # a new generation of the same state
             self._budget.copied(step, None)
         elif not self._try_to_copy(kept.view, step):
             return
@@ -207,6 +212,7 @@ class Keeper(NodeKeeper):
 
     def _try_to_copy(self, view: ArenaView, step: int) -> bool:
         """Whether a copy was made. Training never ends because of it."""
+        sequence = view.sequence
         began_s = time.thread_time()  # not wall time: while this thread waits for a CPU, it takes nothing from training
         try:
             sealed = self._tier.save(view)
@@ -215,7 +221,7 @@ class Keeper(NodeKeeper):
             reason = f"{type(error).__name__}: {error}"
             self._journal.write(Event.COPY_FAILED, worker=self._source, step=step, reason=reason)
             return False
-        self._copied_of = self._source
+        self._copied_of, self._copied_sequence = self._source, sequence
         self._budget.copied(sealed.step, time.thread_time() - began_s)
         return True
 
@@ -262,16 +268,21 @@ class Keeper(NodeKeeper):
         os.close(kept.board.bell)
         if not kept.view.generation:
             return  # it never had the state of the training
-        if kept.view.sequence % 2:
+        if kept.view.sequence % 2 or not kept.view.is_complete:
             self._note_torn(worker, kept)
             return
         if self._left is None or _age(self._left[1]) <= _age(kept.view):
             self._left = worker, kept.view
 
     def _note_torn(self, worker: str, kept: _Kept) -> None:
-        """A worker has ended while its state was written: in an update, unless it took over a newer generation's."""
+        """A worker has ended while its state was written: in an update, unless it took over a newer generation's.
+
+        Or between two steps, in code that writes into the state: then the last step counts as not committed.
+        """
         if kept.view.generation == kept.board.generation:
             step, generation = kept.board.step, kept.view.generation
+            if not kept.view.sequence % 2:
+                step -= 1
             self._journal.write(Event.TORN, worker=worker, step=step, generation=generation)
 
     def _forget_older(self, step: int) -> None:

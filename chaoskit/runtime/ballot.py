@@ -33,6 +33,8 @@ class Row(NamedTuple):
         digest: of its part of the gradient, below ``DIGEST``.
         state, torn, heir: as in :class:`~chaoskit.runtime.voting.Seal`, ``state`` below ``DIGEST``; 0 where no other
             rank holds the same piece.
+        written: what its script wrote since the last commit, below ``DIGEST``; see
+            :class:`~chaoskit.runtime.script_writes.ScriptWrites`.
         losses: by shard; None for those that it did not compute.
     """
 
@@ -43,6 +45,7 @@ class Row(NamedTuple):
     state: int
     torn: bool
     heir: bool
+    written: int
     losses: Sequence[float | None]
 
 
@@ -100,9 +103,18 @@ def gather_unequal(group: Group | None, value: bytes, device: torch.device = _CP
 
 
 def _row(line: list[float]) -> Row:
-    healthy, finite, protected, digest, state, torn, heir, *losses = line
-    found = [None if loss == _MISSING else loss for loss in losses]
-    return Row(bool(healthy), bool(finite), int(protected), int(digest), int(state), bool(torn), bool(heir), found)
+    healthy, finite, protected, digest, state, torn, heir, written, *losses = line
+    return Row(
+        healthy=bool(healthy),
+        finite=bool(finite),
+        protected=int(protected),
+        digest=int(digest),
+        state=int(state),
+        torn=bool(torn),
+        heir=bool(heir),
+        written=int(written),
+        losses=[None if loss == _MISSING else loss for loss in losses],
+    )
 
 
 @dataclass(frozen=True, slots=True)

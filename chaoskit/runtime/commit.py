@@ -96,7 +96,8 @@ class Committer:
             act()
             worker.regrouper.step = replica.step
         worker.board.progress(replica.step, loss)
-        worker.board.announce()
+        if not replica.at_entry:
+            worker.board.announce()
 
     def _await_copy(self) -> None:
         """Let the keeper finish its copy. Shown as waiting: a slow keeper does not make this a rank that hangs."""
@@ -144,7 +145,6 @@ class Committer:
             write_down()
         for parameter in replica.parameters:
             parameter.grad = None
-
 
     def _run_after_update(self) -> None:
         replica, step = self._replica, self._replica.step

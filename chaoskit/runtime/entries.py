@@ -20,6 +20,7 @@ from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.copies import Copies
 from chaoskit.runtime.regroup import Dismissed, Formation
 from chaoskit.runtime.rendezvous import GenerationSuperseded
+from chaoskit.runtime.script_writes import ScriptWrites
 from chaoskit.runtime.sharded_trainer import Reentry, ShardedTrainer
 from chaoskit.vocabulary import Event, Phase
 
@@ -42,6 +43,7 @@ class Entries:
         at = worker.hooks.injected.breakpoints.reach
         self._compilations = Compilations(worker.board)  # one for all entries: each would restore what it has seen
         self._copies = Copies(worker.name, worker.board, worker.journal, worker.send, at)
+        self._writes = ScriptWrites()  # one for all entries: what the script does is the same in each
         self._last: Formation | None = None  # the generation of the newest entry
         self._cause = ""  # why the last entry was left
         self._barren = 0.0  # entries in a row that committed nothing and failed here; half where another rank was first
@@ -124,11 +126,13 @@ class Entries:
                 group = worker.regrouper.group(formation)
                 worker.board.enter(Phase.OUTSIDE)
             alone = formation is None or len(formation.plan.members) == 1
-            trainer = ShardedTrainer(worker, self._copies, self._compilations, formation, None if alone else group)
+            parts = self._copies, self._compilations, self._writes
+            trainer = ShardedTrainer(worker, *parts, formation, None if alone else group)
             self._train(trainer)
             if formation is None:
                 remedy = "enter `with trainer.transaction()` at least once: it never trained"
                 raise BadInput("job", worker.config.job.path, remedy)
+            trainer.finish()
             digests = trainer.agree_on_end()
             trainer.copy_last()
             return trainer.step, *digests

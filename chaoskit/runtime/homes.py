@@ -15,6 +15,9 @@ class Homes:
 
     Args:
         committed: tensors that stand for buffers of the model.
+
+    Attributes:
+        tensors: all of them, and the buffers for which others stand.
     """
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], committed: Mapping[str, Tensor]) -> None:
@@ -28,8 +31,8 @@ class Homes:
             self._hold(optimizer.state)
             for state in optimizer.state.values():
                 self._hold(state)
-        self._tensors = [value for _, values in self._held for value in values if isinstance(value, Tensor)]
-        self._addresses = _addresses(self._tensors)
+        self.tensors = [value for _, values in self._held for value in values if isinstance(value, Tensor)]
+        self._addresses = _addresses(self.tensors)
 
     def _hold(self, held: Mapping[Any, Any]) -> None:
         self._held.append((held, list(held.values())))
@@ -42,7 +45,7 @@ class Homes:
                 for one, state, groups, parameters in self._optimizers
             )
             and all(_same(held.values(), values) for held, values in self._held)
-            and _addresses(self._tensors) == self._addresses
+            and _addresses(self.tensors) == self._addresses
         )
 
 

@@ -19,6 +19,7 @@ from chaoskit.runtime.mistakes import Mistakes
 from chaoskit.runtime.reduction import CorruptSegment, Reduced
 from chaoskit.runtime.regroup import Formation
 from chaoskit.runtime.replica import Replica
+from chaoskit.runtime.script_writes import require_even_writes
 from chaoskit.runtime.voting import Seal, blamed, examine
 from chaoskit.vocabulary import Event
 
@@ -72,8 +73,11 @@ class Inquiry:
 
         Raises:
             JobFailed: if the ranks contradict each other, and nobody can tell who is right.
+            BadInput: if the script changed the state between two steps, and not alike on all ranks.
         """
         self._others_were_fine()
+        written = [seal.written for seal in seals], [seal.written_state for seal in seals]
+        require_even_writes(self._replica.step, *written)
         if suspicion := examine(self._integrity.comparable(seals)):
             verdict = "rank" if suspicion.ranks else "undecided"
             self._note(formation, suspicion.what, suspicion.involved, verdict)

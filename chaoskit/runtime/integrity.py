@@ -11,6 +11,7 @@ from chaoskit.messages import Plan
 from chaoskit.runtime.checksums import checksum, join, slice_checksum
 from chaoskit.runtime.mistakes import Mistakes
 from chaoskit.runtime.replica import Replica
+from chaoskit.runtime.script_writes import Change, ScriptWrites
 from chaoskit.runtime.slice_memory import SliceMemory
 from chaoskit.runtime.slices import ArenaSlices
 from chaoskit.runtime.voting import Pair, Seal, audit_at, audited_shard
@@ -27,8 +28,8 @@ class Integrity:
     alike; else tensor by tensor.
     """
 
-    def __init__(self, replica: Replica, config: RunConfig) -> None:
-        self._replica, self._config = replica, config
+    def __init__(self, replica: Replica, config: RunConfig, writes: ScriptWrites) -> None:
+        self._replica, self._config, self._writes = replica, config, writes
         self._memory = SliceMemory()
         self._remembered_by_range = False  # how what is remembered was read
         self._compared = -1  # the slice that was compared in this step
@@ -54,8 +55,17 @@ class Integrity:
         self._gradient = (grad_sum or 1) if late else 0
         if world == 2 and self._config.state_hash_steps:
             self._torn_by_script |= self._memory.settle(self._compared)
-            self._memory.remember(step, {part: self._state_slice(self._by_range, part) for part in self._own_parts()})
-            self._remembered_by_range = self._by_range
+            self._remember()
+
+    def _remember(self) -> None:
+        parts = {part: self._state_slice(self._by_range, part) for part in self._own_parts()}
+        self._memory.remember(self._replica.step, parts)
+        self._remembered_by_range = self._by_range
+
+    def entered(self, change: Change, world: int) -> None:
+        """The next transaction is entered. A certain ``change`` is the script's own, and no sign of damage."""
+        if change is Change.CERTAIN and world == 2 and self._config.state_hash_steps:
+            self._remember()
 
     def adopted(self) -> None:
         """The state is a peer's now."""
@@ -109,7 +119,8 @@ class Integrity:
             layout = self._slices.layout if self._slices is not None else 0
         shard = self._shards.get(pair.shard, 0) if pair else 0
         heir = int(self._replica.step < self._heir_until)
-        return Seal(state, self._gradient, int(torn), self._complaint(plan, rank), shard, heir, layout)
+        written = self._writes.word, self._writes.state_word
+        return Seal(state, self._gradient, int(torn), self._complaint(plan, rank), shard, heir, layout, *written)
 
     def comparable(self, seals: Sequence[Seal]) -> Sequence[Seal]:
         """The seals of all ranks, without the words on their states if these were read as ranges that differ.

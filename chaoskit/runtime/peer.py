@@ -42,9 +42,16 @@ class Corrupt(ChaoskitError):
     """What was read is not what was sealed. The replica is then incomplete and must read another copy."""
 
 
+class NotComplete(ChaoskitError):
+    """The script of the peer may still write into the state of this step. It can be read a little later."""
+
+
 class _Offer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sequence: int
     step: int
+    at_entry: bool
+    complete: bool
+    in_call: bool
     index: bytes
     scalars: bytes
     size_bytes: int
@@ -55,12 +62,19 @@ _offers = msgspec.msgpack.Decoder(_Offer)
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """What was received: the step of the state, its size, by which way it came, and its checksum if it was sealed."""
+    """What was received: the step of the state, its size, by which way it came, and its checksum if it was sealed.
+
+    Attributes:
+        at_entry: the state of a step counts, for the peer, from the entry of the next transaction on.
+        complete: the peer had entered that transaction.
+    """
 
     step: int
     size_bytes: int
     transport: str
     checksum: str = ""
+    at_entry: bool = False
+    complete: bool = True
 
 
 class StateServer:
@@ -98,6 +112,7 @@ class StateServer:
         arena = state if isinstance(state, ArenaView) else state.arena
         while sequence != state.sequence:  # what was read during a write fits nothing
             sequence = _even_sequence(state, patience_s=0.0 if isinstance(state, ArenaView) else _SILENT_S)
+            flags = state.at_entry, state.is_complete, state.in_call  # before the data: what is complete stays so
             if arena is not None:
                 step, index, scalars, data = arena.step, arena.index_bytes(), arena.scalars_bytes(), arena.data()
             else:
@@ -105,7 +120,7 @@ class StateServer:
                 step = state.step
                 index, scalars, packed = state.pack()
                 data = memoryview(packed)
-        body = msgspec.msgpack.encode(_Offer(sequence, step, index, scalars, len(data)))
+        body = msgspec.msgpack.encode(_Offer(sequence, step, *flags, index, scalars, len(data)))
         connection.sendall(_SEQUENCE.pack(len(body)) + body)
         connection.sendall(data)
         connection.sendall(_SEQUENCE.pack(state.sequence))
@@ -129,6 +144,7 @@ def pull(
     transport: str,
     sealed: str = "",
     *,
+    entering: int = -1,
     silent_s: float = _SILENT_S,
     probe: Probe = lambda done_bytes: None,
 ) -> Pulled:
@@ -137,6 +153,8 @@ def pull(
     Args:
         transport: ``auto`` (shared memory where the peer is on this host, else TCP) or ``tcp``.
         sealed: the checksum that the state must have; "" for that of a peer that trains.
+        entering: the step whose next transaction this rank enters: only the complete state of it will do. Of another
+            step the state is taken from a peer that waits in a collective, too, as that may wait for this rank.
         silent_s: a peer that sends nothing for so long, or writes all the time, is lost.
         probe: told after each part of the data how many bytes are there, for tests that let the peer go on there.
 
@@ -144,13 +162,14 @@ def pull(
         PeerLost: if the peer ended meanwhile. A replica that had no state is then incomplete and must pull again; one
             that had keeps it.
         Corrupt: if the state has another checksum. The same holds.
+        NotComplete: if the script of the peer may still write into it. The replica keeps what it has.
     """
     while True:
         try:
             if transport == "auto" and peer.arena_fd >= 0 and peer.host_id == host_id():
-                pulled = _pull_shared(replica, peer, sealed, silent_s, probe)
+                pulled = _pull_shared(replica, peer, sealed, entering, silent_s, probe)
             else:
-                pulled = _pull_tcp(replica, peer, token, sealed, silent_s, probe)
+                pulled = _pull_tcp(replica, peer, token, sealed, entering, silent_s, probe)
         except (OSError, Refused) as error:
             raise PeerLost(f"peer at {peer.address}:{peer.port} (pid {peer.pid}): {error}") from error
         except ChaoskitError as error:
@@ -182,11 +201,21 @@ def fetch(peer: Endpoint, token: str) -> tuple[int, bytes, bytes, bytearray]:
     return offer.step, offer.index, offer.scalars, data
 
 
-def _pull_shared(replica: Replica, peer: Endpoint, sealed: str, silent_s: float, probe: Probe) -> Pulled | None:
+def _require_complete(step: int, complete: bool, in_call: bool, entering: int) -> None:
+    if not complete and not (in_call and step != entering):
+        raise NotComplete(f"the script of the peer is not done with the state of step {step}")
+
+
+def _pull_shared(
+    replica: Replica, peer: Endpoint, sealed: str, entering: int, silent_s: float, probe: Probe
+) -> Pulled | None:
     view = ArenaView.open(f"/proc/{peer.pid}/fd/{peer.arena_fd}")
     try:
         sequence = _even_sequence(view, peer.pid, 0.0 if sealed else silent_s)
         index, scalars, step, size_bytes = view.index_bytes(), view.scalars_bytes(), view.step, view.size_bytes
+        at_entry, complete = view.at_entry, view.is_complete
+        if not sealed:
+            _require_complete(step, complete, view.in_call, entering)
         if view.sequence != sequence:
             return None  # what was read during a write fits nothing
         direct = _has_none_to_lose(replica)
@@ -200,7 +229,7 @@ def _pull_shared(replica: Replica, peer: Endpoint, sealed: str, silent_s: float,
             receive_into(replica, index, size_bytes)[:] = packed
         replica.load_scalars(scalars, step)
         publish(replica, scalars)
-        return Pulled(step, size_bytes, "shared memory", found)
+        return Pulled(step, size_bytes, "shared memory", found, at_entry, complete)
     finally:
         view.close()
 
@@ -226,13 +255,15 @@ def _verify(sealed: str, step: int, index: bytes, scalars: bytes, data: memoryvi
 
 
 def _pull_tcp(
-    replica: Replica, peer: Endpoint, token: str, sealed: str, silent_s: float, probe: Probe
+    replica: Replica, peer: Endpoint, token: str, sealed: str, entering: int, silent_s: float, probe: Probe
 ) -> Pulled | None:
     with wire.connect((peer.address, peer.port), token, made=disown) as connection:
         connection.settimeout(silent_s)
         try:
             (length,) = _SEQUENCE.unpack(wire.receive_exactly(connection, _SEQUENCE.size))
             offer = _read_offer(wire.receive_exactly(connection, length))
+            if not sealed:
+                _require_complete(offer.step, offer.complete, offer.in_call, entering)
             direct = replica.arena is not None and _has_none_to_lose(replica)
             packed = bytearray(0 if direct else offer.size_bytes)
             target = receive_into(replica, offer.index, offer.size_bytes) if direct else memoryview(packed)
@@ -250,7 +281,7 @@ def _pull_tcp(
         receive_into(replica, offer.index, offer.size_bytes)[:] = packed
     replica.load_scalars(offer.scalars, offer.step)
     publish(replica, offer.scalars)
-    return Pulled(offer.step, offer.size_bytes, "tcp", found)
+    return Pulled(offer.step, offer.size_bytes, "tcp", found, offer.at_entry, offer.complete)
 
 
 def _read_offer(body: bytes) -> _Offer:

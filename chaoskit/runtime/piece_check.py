@@ -53,6 +53,10 @@ class PieceCheck:
         """The optimizers have run: the state is the one after the next commit, and nothing else has touched it yet."""
         self._remember(self._state.step + 1)
 
+    def written(self) -> None:
+        """The script has written into the state behind the newest commit."""
+        self._remember(self._state.step)
+
     def _remember(self, step: int) -> None:
         """Keep digests of the state after ``step`` steps: of the slice due next, and of others if they are small."""
         if self._memory is None:

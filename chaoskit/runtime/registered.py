@@ -99,6 +99,20 @@ class Registered:
         for function in self.after_update:
             function()
 
+    def versioned(self) -> list[Tensor]:
+        """Return every registered tensor as the script has it, whose version counter tells writes in place."""
+        states = [
+            value
+            for optimizer, parameter in self.owned()
+            for value in optimizer.state.get(parameter, {}).values()
+            if isinstance(value, Tensor)
+        ]
+        return [*self.model.parameters(), *self.model.buffers(), *states]
+
+    def memories(self) -> list[Tensor]:
+        """Return the memory of every registered tensor that this process holds."""
+        return [tensor.detach() for tensor in self.versioned()]
+
     def owned(self) -> list[tuple[Optimizer, Tensor]]:
         """Every parameter with its optimizer; numbered through all optimizers."""
         return [

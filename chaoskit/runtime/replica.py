@@ -43,7 +43,8 @@ class Replica(Registered):
         total = sum(tensor.numel() * tensor.element_size() for _, tensor in self._model_tensors())
         shared = shared and self.device.type == "cpu"
         self.arena = Arena(capacity_bytes=16 * total + 64 * 2**20) if shared else None
-        self._sequence = 0  # of a replica without an arena
+        self._sequence = 0  # of a replica without an arena, as the next three
+        self._at_entry, self._in_call, self._entered = False, False, 0
         self._homed: list[str] = []
         self._homes: Homes | None = None
         self.rehome()
@@ -55,6 +56,16 @@ class Replica(Registered):
             yield MODEL + name, parameter.data
         for name, buffer in self.model.named_buffers():
             yield MODEL + name, self.buffers.committed.get(name, buffer)
+
+    def versioned(self) -> list[Tensor]:
+        """See :meth:`Registered.versioned`."""
+        if self._homes is not None and self._homes.are_unchanged():
+            return self._homes.tensors  # without a walk through all modules
+        return super().versioned()
+
+    def memories(self) -> list[Tensor]:
+        """See :meth:`Registered.memories`. Buffers that move are here as they were committed."""
+        return [tensor.detach() for _, tensor in self.tensors()]
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of the state, as it was committed, under a path that is the same on all ranks."""
@@ -116,11 +127,65 @@ class Replica(Registered):
         with self.running_optimizers():
             yield
         self.step += 1
+        self._publish()
+        self.end_write()
+
+    def _publish(self) -> None:
         if self.arena is not None:
             if not self._is_at_home(self.arena):
                 self._move_in()
             self.arena.publish(self._homed, self.scalars(), self.step)
+
+    def publish_again(self) -> None:
+        """Show peers what the script has written since the commit. They read again what they have read."""
+        self.begin_write()
+        self._publish()
         self.end_write()
+
+    # -- when a state counts --------------------------------------------------------------------------------------
+
+    @property
+    def at_entry(self) -> bool:
+        """Whether the state of a step counts only once the next transaction is entered."""
+        return self.arena.at_entry if self.arena is not None else self._at_entry
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the script is done with the state of this step."""
+        if self.arena is not None:
+            return self.arena.is_complete
+        return not self._at_entry or self._entered >= self.step
+
+    @property
+    def in_call(self) -> bool:
+        """Whether this rank waits in a collective between two steps."""
+        return self.arena.in_call if self.arena is not None else self._in_call
+
+    def count_at_entry(self, at_entry: bool) -> None:
+        """Set :attr:`at_entry`."""
+        self._at_entry = at_entry
+        if self.arena is not None:
+            self.arena.count_at_entry(at_entry)
+
+    def enter(self) -> None:
+        """Show that the next transaction is entered: what is registered now is the state of this step."""
+        self._entered = self.step
+        if self.arena is not None:
+            self.arena.enter(self.step)
+
+    @contextmanager
+    def calling(self) -> Iterator[None]:
+        """Show that the block waits in a collective between two steps, and writes nothing."""
+        self._call(True)
+        try:
+            yield
+        finally:
+            self._call(False)
+
+    def _call(self, in_call: bool) -> None:
+        self._in_call = in_call
+        if self.arena is not None:
+            self.arena.call(in_call)
 
     def stand_in(self, generation: int) -> None:
         """Mark the state as the one that ``generation`` trains on."""
@@ -185,7 +250,7 @@ class Replica(Registered):
 
     def layout_matches(self, index: bytes) -> bool:
         """Whether a peer's data can be copied into this arena as one block, without touching any object."""
-        return self.arena is not None and self.arena.index_bytes() == index
+        return self.arena is not None and self.arena.index_bytes() == index and self._is_at_home(self.arena)
 
     def prepare_layout(self, index: bytes, size_bytes: int) -> None:
         """Give every tensor named in a peer's index the same place, and drop those that it does not name."""

@@ -38,9 +38,11 @@ class Source:
 def sources(formation: Generation) -> list[Source]:
     """Everything that has the step that this generation trains next; each rank begins with another one. Pure."""
     plan, goal, me = formation.plan, formation.goal_step, formation.me.rank
-    ahead = [standing.rank for standing in formation.standings or () if standing.step == goal]
+    ahead = [other.rank for other in formation.standings or () if other.step == goal and other.rank != me]
     if ahead:
         found = [Source(plan.members[rank].worker, plan.members[rank].endpoint, rank) for rank in ahead]
+    elif not plan.restore:
+        return []
     else:
         newest = max(snapshot.age for snapshot in plan.restore)
         copies = [snapshot for snapshot in plan.restore if snapshot.age == newest]

@@ -12,6 +12,7 @@ from chaoskit.runtime.copies import Copies
 from chaoskit.runtime.piece_check import PieceCheck
 from chaoskit.runtime.regroup import Formation
 from chaoskit.runtime.sampling import seed_everything
+from chaoskit.runtime.script_writes import ScriptWrites
 from chaoskit.runtime.sharding import ShardedState
 from chaoskit.vocabulary import Event
 
@@ -20,14 +21,26 @@ class ShardedCommitter:
     """Moves the piece of one rank to the next step.
 
     Args:
+        writes: whether a state counts only once the next transaction is entered.
         number: of the piece.
         check: of what replicas of the piece compare.
+
+    Attributes:
+        awaits_entry: the copy of the newest state begins when the next transaction is entered.
     """
 
     def __init__(
-        self, worker: WorkerContext, copies: Copies, state: ShardedState, number: int, check: PieceCheck
+        self,
+        worker: WorkerContext,
+        copies: Copies,
+        writes: ScriptWrites,
+        state: ShardedState,
+        number: int,
+        check: PieceCheck,
     ) -> None:
-        self._worker, self._copies, self._state, self._number, self._check = worker, copies, state, number, check
+        self._worker, self._copies, self._writes = worker, copies, writes
+        self._state, self._number, self._check = state, number, check
+        self.awaits_entry = False
         self._stall_ms = 0.0  # for copies of the state, before the newest commit
 
     def commit(self, formation: Formation, rows: Sequence[Row]) -> None:
@@ -97,9 +110,10 @@ class ShardedCommitter:
             state.step += 1
             worker.regrouper.step = state.step
         state.forget_gradients()
-        self._copies.begin(state.step, formation.plan.generation)
+        self.awaits_entry = self._writes.at_entry
+        if not self.awaits_entry:
+            self._copies.begin(state.step, formation.plan.generation)
         worker.board.progress(state.step, loss)
-
 
     def _run_after_update(self) -> None:
         state, config = self._state, self._worker.config

@@ -49,6 +49,7 @@ from chaoskit.runtime.regroup import Formation
 from chaoskit.runtime.rendezvous import GenerationSuperseded, RendezvousStore
 from chaoskit.runtime.restore import report_copy
 from chaoskit.runtime.sampling import Sampler, seed_everything
+from chaoskit.runtime.script_writes import Change, ScriptWrites, require_even_writes
 from chaoskit.runtime.sharded_commit import ShardedCommitter
 from chaoskit.runtime.sharding import ShardedState, are_finite
 from chaoskit.runtime.shardwork import Shard
@@ -75,11 +76,12 @@ class ShardedTrainer(BaseTrainer):
         worker: WorkerContext,
         copies: Copies,
         compilations: Compilations,
+        writes: ScriptWrites,
         formation: Formation | None,
         group: Group | None,
     ) -> None:
         super().__init__(worker, formation)
-        self._copies, self._compilations, self._group = copies, compilations, group
+        self._copies, self._compilations, self._writes, self._group = copies, compilations, writes, group
         self._told = False  # the hooks of this entry, what has led to it
         self._state: ShardedState | None = None
         self._world: World | None = None
@@ -142,6 +144,7 @@ class ShardedTrainer(BaseTrainer):
         if self._state is not None:
             raise BadInput("register", type(model).__name__, "call trainer.register once")
         self._state, self._clip_norm = ShardedState(model, optimizer, scheduler), clip_norm
+        self._writes.watch(self._state)
         self._is_registered = True
         if self._formation is not None:
             self._take_over(self._formation, self._state)
@@ -151,6 +154,11 @@ class ShardedTrainer(BaseTrainer):
         if self._state is None:
             raise BadInput("transaction", "", "call trainer.register(model=..., optimizer=...) first")
         return Transaction(self)
+
+    def finish(self) -> None:
+        """The train function has returned: what is registered now is the final state."""
+        if self._formation is not None:
+            self._complete_step(self._formation)
 
     def elastic_event_detected(self) -> bool:
         """Whether this entry is over, as another world has been planned.
@@ -214,7 +222,7 @@ class ShardedTrainer(BaseTrainer):
         heir = any(source.worker != worker.name for source in sources)
         self._check = PieceCheck(state, self.config, pieces.count(number), heir=heir)
         self._suspicion = Suspicion(pieces, self.config.hash_every)
-        self._committer = ShardedCommitter(worker, self._copies, state, number, self._check)
+        self._committer = ShardedCommitter(worker, self._copies, self._writes, state, number, self._check)
         self._copies.hold(state, number, count)
         self._copies.go_back(state.step)
         if self.will_restore:
@@ -291,11 +299,24 @@ class ShardedTrainer(BaseTrainer):
         self._over, self._has_begun = False, True
         if self._formation is None:
             self._began_ns = time.monotonic_ns()
-        elif not self._told:
-            self._told = True
-            self._callbacks.enter(self._formation.plan, self.step)
+        else:
+            self._complete_step(self._formation)
+            if not self._told:
+                self._told = True
+                self._callbacks.enter(self._formation.plan, self.step)
         self._compilations.watch()
         self._begin_attempt()
+
+    def _complete_step(self, formation: Formation) -> None:
+        """What is registered now is the state of this step: the script enters the next transaction, or returns."""
+        change = self._writes.look()
+        if change is Change.CERTAIN:
+            self._check.written()
+        if change and not self._committer.awaits_entry:  # the copy was begun while the script wrote
+            self._copies.go_back(self.step - 1)
+        if change or self._committer.awaits_entry:
+            self._copies.begin(self.step, formation.plan.generation)
+        self._committer.awaits_entry = False
 
     def _begin_attempt(self) -> None:
         if self._formation is not None and self._formation.broken:
@@ -322,6 +343,7 @@ class ShardedTrainer(BaseTrainer):
             with self._plain_numbers():
                 decided = self._attempt(formation)
         self._over = True
+        self._writes.remember()
         self._worker.board.enter(Phase.OUTSIDE)
 
     def _compute(self, dataset: Any, batch_size: int, prefetch: bool) -> Iterator[Shard]:
@@ -413,6 +435,7 @@ class ShardedTrainer(BaseTrainer):
         gradients = state.gradients()
         worker.hooks.injected.received(gradients)
         rows = share(self._group, self._row(formation, gradients))
+        require_even_writes(self.step, [row.written for row in rows])
         decision = self._suspicion.decide(self.step, owners, rows)
         if decision.verdict == "commit":
             self._commit(formation, rows)
@@ -433,6 +456,7 @@ class ShardedTrainer(BaseTrainer):
             state=seal.state % DIGEST,
             torn=bool(seal.torn),
             heir=bool(seal.heir),
+            written=self._writes.word % DIGEST,
             losses=losses,
         )
 

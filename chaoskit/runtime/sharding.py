@@ -74,6 +74,10 @@ class ShardedState(Registered):
         """Path -> this rank's memory, the shape of the whole tensor, and the box that the memory holds."""
         return {path: local_part(tensor) for path, tensor in self.tensors()}
 
+    def memories(self) -> list[Tensor]:
+        """See :meth:`Registered.memories`."""
+        return [_memory(tensor) for tensor in self.versioned()]
+
     def piece(self) -> list[Tensor]:
         """This rank's memory of the parameters that are spread over ranks, and of the optimizers' state for them.
 

@@ -37,7 +37,7 @@ from chaoskit.runtime.group import Group
 from chaoskit.runtime.guard import AuditResult, NonFiniteGuard, accuse
 from chaoskit.runtime.inquiry import Inquiry
 from chaoskit.runtime.integrity import Integrity
-from chaoskit.runtime.peer import Corrupt, PeerLost, Pulled, pull
+from chaoskit.runtime.peer import Corrupt, NotComplete, PeerLost, Pulled, pull
 from chaoskit.runtime.reduction import CorruptSegment, DoubtfulSum, Reduced
 from chaoskit.runtime.registered import Scheduler
 from chaoskit.runtime.regroup import Dismissed, Formation
@@ -45,10 +45,13 @@ from chaoskit.runtime.rendezvous import GenerationSuperseded
 from chaoskit.runtime.replica import Replica
 from chaoskit.runtime.restore import Source, restore
 from chaoskit.runtime.sampling import Sampler, seed_everything
+from chaoskit.runtime.script_writes import Change, ScriptWrites
 from chaoskit.runtime.shardwork import Shard, ShardWork
 from chaoskit.runtime.stopwatch import Lap, Stopwatch
 from chaoskit.runtime.transaction import Transaction
 from chaoskit.vocabulary import Event, Phase
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.1  # between two looks at a peer whose script is still writing
 
 
 class TrainingOver(BaseException):
@@ -78,6 +81,8 @@ class ReplicatedTrainer(BaseTrainer):
         self._moves = False  # all ranks have agreed, after the last step, that the next one has another world
         self._unhealed = 0  # generations in a row in which no source has given it the state
         self._void = False  # there is nothing to compute: the step has changed since the caller decided to enter it
+        self._entering = -1  # the step behind which a transaction is just being entered
+        self._adopted: Pulled | None = None  # of a step whose state was taken over: the code behind it still runs
 
     # -- what users call ----------------------------------------------------------------------------------------
 
@@ -116,7 +121,10 @@ class ReplicatedTrainer(BaseTrainer):
             self._replica.following = Following(self.config, self._replica.optimizers)
         self._work = ShardWork(self._replica, self.config)
         self._guard = NonFiniteGuard(self.config)
-        self._integrity = Integrity(self._replica, self.config)
+        self._replica.count_at_entry(True)  # until the first transactions have shown that the script writes nothing
+        self._writes = ScriptWrites()
+        self._writes.watch(self._replica, self._replica.arena)
+        self._integrity = Integrity(self._replica, self.config, self._writes)
         self._inquiry = Inquiry(self._worker, self._replica, self._guard, self._integrity)
         self._committer = Committer(self._worker, self._replica, self._work, clip_norm)
         self._compilations = Compilations(self._worker.board)
@@ -136,6 +144,18 @@ class ReplicatedTrainer(BaseTrainer):
         entered. A script that saves its state and returns then ends the run, at the same step everywhere.
         """
         return self._moves
+
+    def finish(self) -> None:
+        """The train function has returned: what is registered now is the final state.
+
+        Raises:
+            TrainingOver: if the state of another rank had to be taken over, and that rank has finished.
+        """
+        if self._replica is not None and self._rehearsed:
+            self._entering = self.step
+            self._complete_step()
+            if self._formation is None:
+                self._settle()
 
     # -- the inventory of one step ------------------------------------------------------------------------------
 
@@ -191,7 +211,7 @@ class ReplicatedTrainer(BaseTrainer):
     def _take_step(self, dataset: Any, batch_size: int, prefetch: bool) -> Iterator[Shard]:
         """Give shards to the user's code until the step is committed or skipped, or another rank's state adopted."""
         if self._over or self._void:
-            self._over = True
+            self._leave_step()
             return
         sampler, step = self._work.sampler(len(dataset), batch_size), self.step
         self._dataset_size = len(dataset)
@@ -208,8 +228,13 @@ class ReplicatedTrainer(BaseTrainer):
                 self._complete()
                 if self.step == step:
                     self._cut(self._settle())
-        self._over = True
+        self._leave_step()
         self._worker.board.enter(Phase.OUTSIDE)
+
+    def _leave_step(self) -> None:
+        """The loop over the shards is over: the script goes on behind the step."""
+        self._over = True
+        self._writes.remember()
 
     def _compute(self, dataset: Any, sampler: Sampler, wanted: Sequence[int], prefetch: bool) -> Iterator[Shard]:
         work = self._work
@@ -260,12 +285,59 @@ class ReplicatedTrainer(BaseTrainer):
         self._work.abandon()  # what the transaction before left, if the user's code caught an exception of its loop
         self._calls.close(step)
         if self._rehearsed:
+            self._entering = step
+            self._complete_step()
             self._cut(self._settle())
+            self._entering = -1
         else:
             self._began_ns = time.monotonic_ns()
         self._void = self.step != step
         self._compilations.watch()
         self._worker.board.enter(Phase.FORWARD)
+
+    def _complete_step(self) -> None:
+        """What is registered now is the state of this step: the script enters the next transaction, or returns.
+
+        A rank that took the state over has run the code behind the step a second time. If that code writes into the
+        state, this rank takes the state over once more, from a rank that is as far.
+        """
+        change, adopted = self._writes.look(), self._adopted
+        if adopted is not None:
+            self._writes.abstain()
+        if adopted is not None and (change or not adopted.complete):
+            self._forget_state()
+        elif self._has_confirmed(adopted):
+            self._publish_step(change)
+
+    def _publish_step(self, change: Change) -> None:
+        replica, self._adopted = self.replica, None
+        was_shown = replica.is_complete
+        if change:
+            replica.publish_again()
+        replica.count_at_entry(self._writes.at_entry)
+        replica.enter()
+        self._integrity.entered(change, self.world)
+        if change or not was_shown:
+            self._worker.board.announce()
+
+    def _has_confirmed(self, adopted: Pulled | None) -> bool:
+        """Report the step of a state that counts only now, and return whether it could be reported."""
+        formation, regrouper = self._formation, self._worker.regrouper
+        if adopted is None or not adopted.at_entry or formation is None:
+            return True
+        try:
+            with regrouper.advance(formation):
+                regrouper.step = self.step
+        except GenerationSuperseded:  # which was told that this rank has no state
+            self._forget_state()
+            return False
+        self._stand_in(formation)
+        return True
+
+    def _forget_state(self) -> None:
+        """Have the next membership, or this one once more, give this rank a state."""
+        self._adopted = self._formation = None
+        self.replica.step = self._worker.regrouper.step = -1
 
     def _settle(self, *, calling: bool = False) -> Formation:
         """Stand in the newest generation, at its step.
@@ -287,6 +359,8 @@ class ReplicatedTrainer(BaseTrainer):
                 return formation
             if calling and formation.goal_step > self.step:
                 raise PeerLost(f"the others have gone on to step {formation.goal_step}, past a collective of this rank")
+            if calling and self._is_provisional and formation.goal_step != self.step:
+                raise PeerLost("the ranks whose state this rank took over between two steps were lost")
             board.place(formation.plan.generation, formation.me.rank)
             if (move := formation.first_move(self.step)) is FirstMove.HEAL:
                 behind = True
@@ -325,6 +399,16 @@ class ReplicatedTrainer(BaseTrainer):
         self._integrity.enter()
         self._cut(formation)
         self._work.keep_only(self._mine())
+        if not self._is_provisional:
+            self._stand_in(formation)
+
+    @property
+    def _is_provisional(self) -> bool:
+        """Whether this rank took over a state that counts only when it enters the next transaction."""
+        return self._adopted is not None and self._adopted.at_entry
+
+    def _stand_in(self, formation: Formation) -> None:
+        """Tell the node and the coordinator that this rank has the state of its step."""
         generation = formation.plan.generation
         self.replica.stand_in(generation)
         self._worker.board.announce()
@@ -363,17 +447,46 @@ class ReplicatedTrainer(BaseTrainer):
                 if source.snapshot is not None and source.snapshot.path:
                     pulled = pull_stored(replica, source.snapshot)
                 else:
-                    pulled = pull(replica, source.endpoint, worker.token, self.config.transport, source.checksum)
+                    pulled = self._pull_complete(formation, source)
                 if not replica.is_finite():
                     replica.step = -1
                     if source.snapshot is not None:
                         raise Corrupt("its weights are not finite")
                     accuse(formation.plan, (source.rank,), worker.name, pulled.step, worker.send)
                     raise PeerLost(f"the weights of rank {source.rank} are not finite")
+                self._adopt(pulled)
                 return pulled
             finally:
-                worker.regrouper.step = replica.step
+                worker.regrouper.step = -1 if self._is_provisional else replica.step
                 self._integrity.adopted()
+
+    def _pull_complete(self, formation: Formation, source: Source) -> Pulled:
+        """Pull from a live rank or a sealed copy, once the script of that rank is done with its state."""
+        worker, pause_s = self._worker, _FIRST_PAUSE_S
+        while True:
+            try:
+                return pull(
+                    self.replica,
+                    source.endpoint,
+                    worker.token,
+                    self.config.transport,
+                    source.checksum,
+                    entering=self._entering,
+                )
+            except NotComplete as error:
+                with worker.board.waiting():
+                    if worker.regrouper.wait_newer(formation, pause_s):
+                        raise PeerLost(str(error)) from error
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _adopt(self, pulled: Pulled) -> None:
+        """The state is a peer's. It is this rank's own already if the code behind its step has run."""
+        replica = self.replica
+        replica.count_at_entry(replica.at_entry or pulled.at_entry)
+        self._adopted = pulled
+        if pulled.step == self._entering:
+            self._publish_step(Change.NONE)
+            self._writes.abstain()
 
     def _forget_step(self) -> None:
         self._work.forget()
@@ -481,6 +594,10 @@ class ReplicatedTrainer(BaseTrainer):
     # -- collectives of the user's code -------------------------------------------------------------------------
 
     def _make(self, call: Call) -> None:
+        with self.replica.calling():
+            self._make_once(call)
+
+    def _make_once(self, call: Call) -> None:
         board, step = self._worker.board, self.step
         with board.waiting():
             formation = self._settle(calling=True)

@@ -20,6 +20,8 @@ class Seal(NamedTuple):
         heir: 1 if it copied its state from a peer so lately that not every slice was compared since: it may have copied
             what was corrupt already, so it is no second witness.
         layout: digest of what lies where in its arena; 0 if its state is in none.
+        written, written_state: what its script wrote into the state since the last commit, as
+            :class:`~chaoskit.runtime.script_writes.ScriptWrites` shows it.
     """
 
     state: int = 0
@@ -29,6 +31,8 @@ class Seal(NamedTuple):
     shard: int = 0
     heir: int = 0
     layout: int = 0
+    written: int = 0
+    written_state: int = 0
 
 
 @dataclass(frozen=True, slots=True)

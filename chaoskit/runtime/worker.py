@@ -268,6 +268,7 @@ def _train(spec: WorkerSpec, control: Control, board: Board) -> int:
     trainer, cut_short_by = ReplicatedTrainer(context), ""
     try:
         train(trainer, **job.options)
+        trainer.finish()
     except TrainingOver as over:
         cut_short_by = over.cut_short_by
     if not trainer.took_part:
