@@ -70,9 +70,8 @@ class Event(StrEnum):
     LEFT = "left"  # at a step boundary, as the world is to be without this worker: step, generation, rank
     HOOK_CALLED = "hook_called"  # one of the job's own: hook, seconds, error, and what it was told
     LONG_PHASE = "long_phase"
-    HOOK_STOPPED = (
-        "hook_stopped"  # it stands where a fault is due, until that is in: fault, step, generation, rank, phase
-    )
+    HOOK_STOPPED = "hook_stopped"  # it stands where a fault is due, until that is in: fault, step, generation, rank,
+    # phase; peer: the worker from which it is about to take its state, or ""
     LEVER = "lever"  # an in-process fault acted: fault, effective, observed: as read back
     STATE = "state"  # step, generation, scalars, rates, tensors: path -> start, extent of the box, numbers (sketch.py)
     FINISHED = "finished"  # step, weights_digest, state_digest, cut_short_by, sources: path -> digest of the code

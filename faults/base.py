@@ -131,6 +131,8 @@ class Fault:
     cost: ClassVar[Literal["nothing", "process", "node"]] = "node"
     #: Fields -> values from which random plans draw it; None: only if :mod:`faults.strategies` has a recipe for it.
     drawn: ClassVar[Mapping[str, Sequence[Any]] | None] = None
+    #: Whether its rank has no meaning: each rank that comes to its moment stops there.
+    every_rank: ClassVar[bool] = False
     #: Whether it strikes a whole node, so that the loss of each of its workers is its doing.
     whole_node: ClassVar[bool] = False
     #: Whether it takes the node away for good: what ran there is not expected to end well.
@@ -266,10 +268,15 @@ class Fault:
     @property
     def place_of_rank(self) -> tuple[int, str]:
         """The rank that it strikes, or -1 and its role."""
+        if self.every_rank:
+            return -1, ""
         return (-1, self.rank) if isinstance(self.rank, str) else (self.rank, "")
 
     def trigger(self, fault_id: str) -> Trigger | None:
-        """Where a rank stops and waits; None if that cannot be said before the run."""
+        """Where a rank stops and waits; None if that cannot be said before the run.
+
+        The judge compares what was struck with the fields of the fault, and never asks this method.
+        """
         rank, role = self.place_of_rank
         if self.at_step is not None:
             return Trigger(fault_id, rank, self.at_step, self.phase, role=role)
@@ -292,3 +299,27 @@ class Fault:
             ProcessLookupError: before the first ``yield``, if the target ended by itself meanwhile.
         """
         raise NotImplementedError
+
+
+#: Fields that say when a fault strikes.
+_MOMENT = ("at_step", "phase", "after_s", "during", "recovery")
+
+
+def draw_ranks(faults: Sequence[Fault], nodes: int, seed: int) -> tuple[Fault, ...]:
+    """Return the faults of a run, one a rank: roles are drawn from the run's seed and the place of the fault.
+
+    Raises:
+        BadInput: if a fault makes something else of itself than its fields say.
+    """
+    drawn: list[Fault] = []
+    for place, fault in enumerate(faults):
+        singles = fault.expand(nodes, Random(f"{seed}/{place}"))
+        if fault.rank not in DRAWN_ROLES and singles != (fault,):
+            made = ", ".join(map(str, singles)) or "nothing"
+            remedy = f"have expand() return the fault itself, not {made}: it has a rank already"
+            raise BadInput("faults", str(fault), remedy)
+        for single in singles:
+            if any(getattr(single, name) != getattr(fault, name) for name in _MOMENT):
+                raise BadInput("faults", str(fault), f"have expand() change the rank only, not make it {single}")
+        drawn += singles
+    return tuple(drawn)

@@ -6,10 +6,8 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import msgspec
-
 from chaoskit.errors import BadInput
-from chaoskit.messages import ActReport, AtHook, Trigger
+from chaoskit.messages import ActReport, AtHook
 from chaoskit.vocabulary import HUNG_CAUSES, LOG_RULE
 from faults import incidents
 from faults.base import Fault
@@ -80,6 +78,7 @@ class BadBatch(_DataFault):
     value: str = "nan"
 
     family: ClassVar[str] = "numbers"
+    every_rank: ClassVar[bool] = True
     blameless: ClassVar[bool] = True
     effect: ClassVar[str] = "the data of one shard is bad on every rank that reads it"
     evidence: ClassVar[str] = "values that are not finite, counted in the batch before and after"
@@ -102,11 +101,6 @@ class BadBatch(_DataFault):
             raise BadInput("shard", self.shard, "use 0 or more, below the run's number of shards")
         if self.value not in VALUES:
             raise BadInput("value", self.value, f"use one of {', '.join(VALUES)}")
-
-    def trigger(self, fault_id: str) -> Trigger | None:
-        """Every rank stops at it."""
-        trigger = super().trigger(fault_id)
-        return None if trigger is None else msgspec.structs.replace(trigger, rank=-1, role="")
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         heard, bad = target.listen(AtHook, ActReport), {"shard": self.shard, "value": self.value}

@@ -87,6 +87,16 @@ class _Witnesses:
         stood = self._generations.get(hook["generation"], []) if hook is not None else []
         return [*self.plans[max(0, count - 1) : count], *stood]
 
+    def memberships_of_role(self, hook: Record | None, struck: Struck) -> list[Record]:
+        """Return the memberships by which a role may have been resolved: that of the rank at the hook.
+
+        Without a hook these are the two newest, since the harness may not have heard of the newest one.
+        """
+        if hook is not None:
+            return [plan for plan in self._generations.get(hook["generation"], []) if plan["members"]]
+        count = bisect_right(self.plans, struck.injected_ns, key=lambda plan: plan.t_ns)
+        return [plan for plan in self.plans[max(0, count - 2) : count] if plan["members"]]
+
 
 def audit(injections: Sequence[InjectionRecord], records: Sequence[Record]) -> list[Check]:
     """Return an error for each fault that struck something else, and unknown for each of which that is not told."""
@@ -104,8 +114,7 @@ def audit(injections: Sequence[InjectionRecord], records: Sequence[Record]) -> l
 
 def _mismatches(one: InjectionRecord, struck: Struck, witnesses: _Witnesses) -> Iterator[str]:
     fault, plans = one.fault, witnesses.memberships(one, struck)
-    if _names_a_rank(one) and struck.rank != fault.rank:
-        yield f"it struck rank {struck.rank}, not rank {fault.rank}"
+    yield from _another_rank(one, struck, witnesses)
     if plans and struck.rank not in {_rank_in(plan, struck.worker) for plan in plans}:
         yield f"{struck.worker} did not have rank {struck.rank} then"
     if (hook := witnesses.hook(one, struck)) is not None:
@@ -131,6 +140,30 @@ def _mismatches(one: InjectionRecord, struck: Struck, witnesses: _Witnesses) -> 
         yield f"its evidence is of another tensor: {one.observed}"
     if _is_of_one_step(fault) and (bad := witnesses.first_bad(struck)) and bad["step"] != fault.at_step:
         yield f"numbers were bad in step {bad['step']}, not in step {fault.at_step}"
+
+
+def _another_rank(one: InjectionRecord, struck: Struck, witnesses: _Witnesses) -> Iterator[str]:
+    """Yield which rank was struck, if the field of the plan names another one.
+
+    The fault's own methods are not asked: they have chosen what was struck.
+    """
+    wanted = one.fault.rank
+    hook = witnesses.hook(one, struck)
+    if one.fault.every_rank:
+        return
+    if isinstance(wanted, int) and struck.rank != wanted:
+        yield f"it struck rank {struck.rank}, not rank {wanted}"
+    if wanted == "most_shards":
+        heaviest = {_heaviest(plan) for plan in witnesses.memberships_of_role(hook, struck)}
+        if heaviest and struck.rank not in heaviest:
+            yield f"it struck rank {struck.rank}, and rank {max(heaviest)} had most shards"
+    if wanted == "healer" and hook is not None and struck.worker != hook.get("peer", struck.worker):
+        yield f"it struck {struck.worker}, and {struck.waiting} was about to take its state from {hook['peer']}"
+
+
+def _heaviest(plan: Record) -> int:
+    """Return the rank with most shards; the lowest of them on a tie."""
+    return int(max(plan["members"], key=lambda member: (len(member["shards"]), -member["rank"]))["rank"])
 
 
 def _ends_its_rank(one: InjectionRecord) -> bool:
@@ -177,16 +210,14 @@ def _elsewhere(one: InjectionRecord, struck: Struck, hook: Record) -> Iterator[s
         yield f"{place} {hook['phase']} of step {hook['step']}, not {fault.moment}"
     if hook["step"] != struck.step:
         yield f"{place} step {hook['step']}, and the harness says {struck.step}"
+    if fault.during is not None and hook["phase"] != fault.during:
+        yield f"{place} {hook['phase']}, not {fault.moment}"
+    if fault.after_s is not None and hook["phase"] != fault.phase:
+        yield f"{place} {hook['phase']}, not {fault.moment}"
     if fault.during is not None and hook["generation"] <= fault.recovery:
         yield f"{place} generation {hook['generation']}, not {fault.moment}"
     if hook.t_ns > struck.injected_ns:
         yield "it struck before its rank stood where it was due"
-
-
-def _names_a_rank(one: InjectionRecord) -> bool:
-    """Whether the fault was planned for one rank, and not for a role or for whatever rank comes first."""
-    trigger = one.fault.trigger(one.fault_id)
-    return isinstance(one.fault.rank, int) and (trigger is None or trigger.rank == one.fault.rank)
 
 
 def _untold(one: InjectionRecord, struck: Struck, witnesses: _Witnesses) -> Iterator[str]:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from random import Random
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -16,7 +15,7 @@ from chaoskit.errors import BadInput, ChaoskitError
 from chaoskit.job import resolve_job
 from chaoskit.messages import Trigger
 from chaoskit.rules import load_rules
-from faults.base import Fault
+from faults.base import Fault, draw_ranks
 
 #: Whether a run is compared with plain PyTorch.
 Wish = Literal["off", "on", "required"]
@@ -220,5 +219,4 @@ def _expand(faults: Sequence[Fault], config: RunConfig, steps: int | None) -> tu
         fault.require(config)
     if faults and not config.resume and all(fault.during is not None for fault in faults):  # to resume is a recovery
         raise BadInput("during", faults[0].during, "plan a fault that causes a recovery, too, at a step or a time")
-    drawn = (fault.expand(config.nodes, Random(f"{config.seed}/{place}")) for place, fault in enumerate(faults))
-    return tuple(single for group in drawn for single in group)
+    return draw_ranks(faults, config.nodes, config.seed)

@@ -119,6 +119,7 @@ class Hooks:
             generation=hook.generation,
             rank=hook.rank,
             phase=hook.phase,
+            peer=hook.peer,
         )
 
     def _wait(self, hook: AtHook) -> InjectionAct:

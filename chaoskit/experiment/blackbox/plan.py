@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from chaoskit.errors import BadInput
@@ -16,7 +15,7 @@ from chaoskit.logrule import LogRule
 from chaoskit.rules import load_rules
 from chaoskit.stacks import LogPatterns
 from chaoskit.stacks.command import require_command
-from faults.base import LIVE_ROLES, Fault
+from faults.base import LIVE_ROLES, Fault, draw_ranks
 from faults.disk import CHECKPOINTS, DiskFault
 from faults.network import NetworkFault
 
@@ -168,8 +167,7 @@ def _expand(faults: Sequence[Fault], nodes: int, ranks: int, seed: int) -> tuple
     for fault in faults:
         require_possible(fault)
         fault.validate(nodes=world, steps=None)
-    drawn = (fault.expand(ranks or nodes, Random(f"{seed}/{place}")) for place, fault in enumerate(faults))
-    return tuple(single for group in drawn for single in group)
+    return draw_ranks(faults, ranks or nodes, seed)
 
 
 def require_possible(fault: Fault) -> None:
