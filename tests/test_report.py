@@ -549,7 +549,7 @@ class TestPage:
         text = parsed.text()
         assert "all experiments 4 of 5 80 % 37.55 % to 96.38 %" in text
         assert "kill Kill(rank=1, at_step=20) 3 of 4 75 % 30.06 % to 95.44 %" in text
-        assert "192 ms – 192 ms of 3 – " in text
+        assert "192 ms – 192 ms of 3 1 – " in text
         labels = [attributes.get("aria-label") for _, attributes in parsed.elements]
         assert "75 %, 95 % interval 30.06 % to 95.44 %" in labels
 

@@ -21,12 +21,13 @@ from chaoskit.errors import BadInput
 from chaoskit.history.compare import by_series
 from chaoskit.history.faces import sparkline
 from chaoskit.history.place import Sources, sources_at
-from chaoskit.history.record import RECOVERED, RECOVERY, RunRecord, new_id
+from chaoskit.history.record import RECOVERED, RECOVERY, RunRecord, new_id, passed
 from chaoskit.history.session import read, records_of
 from chaoskit.history.store import RunContents, RunHistory, encode, read_file
 from chaoskit.plaintext import printable, tell_on_stderr
 from chaoskit.report.store import read_outcomes
 from chaoskit.report.summary import VERDICT_STYLES, duration, number, plural
+from chaoskit.vocabulary import Verdict
 
 app = command_app("Records of runs over many sessions: what there is, and how it went.")
 
@@ -83,14 +84,13 @@ def list_series(store: Store, machine: Json = False) -> int:
     if machine:
         print_json([_plain_series(key, runs) for key, runs in series.items()])
         return 0
-    table = _table("series", "test", "runs", "recovered", "recovery", "by session")
+    table = _table("series", "test", "runs", "recovered", "passed", "recovery", "by session")
     for key, runs in series.items():
-        known = [run.metrics[RECOVERED].value for run in runs if RECOVERED in run.metrics]
         medians = _session_medians(runs, RECOVERY)
         latest = duration(medians[-1]) if medians else "–"
         title = Text(printable(runs[-1].title))
-        told = f"{int(sum(known))} of {len(known)}"
-        table.add_row(_series_name(key), title, str(len(runs)), told, latest, sparkline(medians[-_SHOWN:]))
+        shares = [f"{held} of {known}" for held, known in (_recovered(runs), _passed(runs))]
+        table.add_row(_series_name(key), title, str(len(runs)), *shares, latest, sparkline(medians[-_SHOWN:]))
     console().print(table)
     return 0
 
@@ -126,7 +126,7 @@ def show(
         value = run.metrics.get(metric)
         number_text = "–" if value is None else duration(value.value) if value.unit == "s" else number(value.value)
         started = f"{datetime.fromtimestamp(run.started_unix_ns / 1e9, UTC):%Y-%m-%d %H:%M}"
-        verdict = Text(run.verdict.value, VERDICT_STYLES[run.verdict])
+        verdict = _result(run)
         table.add_row(run.run_id, started, verdict, str(run.seed), number_text, run.commit[:10], Text(run.machine))
     shown.print(table)
     if len(runs) > _SHOWN:
@@ -225,11 +225,32 @@ def _series_name(key: tuple[str, int]) -> str:
     return series if definition == 1 else f"{series}.{definition}"
 
 
+def _recovered(runs: Sequence[RunRecord]) -> tuple[int, int]:
+    """Return how many runs recovered, and of how many that is known."""
+    known = [run.metrics[RECOVERED].value for run in runs if RECOVERED in run.metrics]
+    return int(sum(known)), len(known)
+
+
+def _passed(runs: Sequence[RunRecord]) -> tuple[int, int]:
+    """Return how many runs passed, with their tests, and how many say anything."""
+    known = [passed(run) for run in runs if run.verdict in (Verdict.PASSED, Verdict.FAILED)]
+    return sum(known), len(known)
+
+
+def _result(run: RunRecord) -> Text:
+    """Return the verdict of a run; of one that passed, and whose test did not, that the test failed."""
+    if run.verdict is Verdict.PASSED and run.test_failed:
+        return Text("test failed", VERDICT_STYLES[Verdict.FAILED])
+    return Text(run.verdict.value, VERDICT_STYLES[run.verdict])
+
+
 def _plain_series(key: tuple[str, int], runs: Sequence[RunRecord]) -> dict[str, Any]:
     return {
         "series": _series_name(key),
         "title": runs[-1].title,
         "runs": len(runs),
+        "recovered": _recovered(runs)[0],
+        "passed": _passed(runs)[0],
         "recovery_s": _session_medians(runs, RECOVERY),
     }
 

@@ -25,7 +25,16 @@ from chaoskit.experiment.findings import (
 from chaoskit.experiment.floor import Floor
 from chaoskit.experiment.history import History
 from chaoskit.experiment.injected import InjectionRecord, Struck
-from chaoskit.experiment.outcome import Check, EvidenceRecord, FaultRecord, Ledger, Outcome, Recovery
+from chaoskit.experiment.outcome import (
+    COMPLETED,
+    RECOVERED,
+    Check,
+    EvidenceRecord,
+    FaultRecord,
+    Ledger,
+    Outcome,
+    Recovery,
+)
 from chaoskit.experiment.plan import Experiment
 from chaoskit.experiment.properties import RunTrace, check_properties, summary
 from chaoskit.experiment.redundancy import exposures
@@ -36,8 +45,6 @@ from chaoskit.experiment.torn import TornWorld, lost_without_reason, torn_worlds
 from chaoskit.experiment.twin import Twin
 from chaoskit.journal import Record
 from chaoskit.vocabulary import Event, Verdict
-
-RECOVERED = "recovered from every incident"
 
 
 @contextlib.contextmanager
@@ -223,7 +230,7 @@ def _completed(run: RawRun, history: History) -> Check:
         problems.append("no step was finished")
     elif not any(record.event == Event.FINISHED for record in run.records):
         problems.append("no rank wrote down how it ended")
-    return conclude("training completed", problems, f"{len(history.steps)} steps", looked_at=len(history.steps))
+    return conclude(COMPLETED, problems, f"{len(history.steps)} steps", looked_at=len(history.steps))
 
 
 def _recovered(run: RawRun, incidents: Sequence[Incident], ways_back: Sequence[Recovery | None]) -> Check:

@@ -15,6 +15,9 @@ from chaoskit.experiment.account import TimeAccount
 from chaoskit.journal import Record, read_journals
 from chaoskit.vocabulary import Event, Verdict
 
+#: Names of the checks that tell whether a run recovered: where something was lost, and where nothing was.
+RECOVERED, COMPLETED = "recovered from every incident", "training completed"
+
 
 class EvidenceRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One observation about a fault. ``level`` is armed, effective or impactful."""
@@ -164,6 +167,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     ``account`` says where the time went. It, ``ledger`` and ``false_alarms`` are None where nothing is known of them:
     of a command, a black box. ``claimed`` is False where a test judges the run by itself: then its verdict says nothing
     about recovery. ``session`` names the pytest session that made the run, as several may share a report directory.
+    ``not_recovered`` is what ``assert_recovered`` found missing.
     """
 
     name: str
@@ -202,6 +206,25 @@ class Outcome(msgspec.Struct, kw_only=True):
     run_id: str = ""  # by which a history knows it; empty outside of pytest
     suspects: int = 0  # ranks that were given up because a phase lasted longer
     test: TestResult | None = None  # None outside of pytest, and until the test is over
+    not_recovered: str = ""
+
+    @property
+    def came_back(self) -> bool | None:
+        """Whether the training went on after every incident; None where the run says nothing of it.
+
+        What else failed the run, such as losses that differ, does not count. A run that lost nothing came back if it
+        completed. A run that is unknown, and one in which the harness failed, say nothing.
+        """
+        if self.verdict not in (Verdict.PASSED, Verdict.FAILED):
+            return None
+        verdicts = {check.name: check.verdict for check in self.checks}
+        verdict = verdicts.get(RECOVERED) or verdicts.get(COMPLETED) or self.verdict
+        return {Verdict.PASSED: True, Verdict.FAILED: False}.get(verdict)
+
+    @property
+    def recovered(self) -> bool | None:
+        """Whether the run came back, and ``assert_recovered`` did not deny it; None where nothing is known."""
+        return False if self.not_recovered and self.came_back else self.came_back
 
     @property
     def result(self) -> Verdict:
@@ -250,7 +273,9 @@ class Outcome(msgspec.Struct, kw_only=True):
     def assert_recovered(
         self, *, within_s: float, lost_steps: int = 0, false_alarms: int = 0, bit_equal: bool = True
     ) -> None:
-        """The run recovered, each time within ``within_s``, and lost nothing else.
+        """Assert that the run recovered, each time within ``within_s``, and lost nothing else.
+
+        A run that does not counts as not recovered in the recovery probability and in a history.
 
         Args:
             within_s: limit of the slowest recovery, from the fault to the next committed step.
@@ -261,6 +286,15 @@ class Outcome(msgspec.Struct, kw_only=True):
         Raises:
             AssertionError: naming what was exceeded, or that the run shows no recovery.
         """
+        try:
+            self._assert_within(within_s, lost_steps, false_alarms)
+            if bit_equal:
+                self.assert_same_losses_as_twin()
+        except AssertionError as error:
+            self.not_recovered = str(error)
+            raise
+
+    def _assert_within(self, within_s: float, lost_steps: int, false_alarms: int) -> None:
         if self.recovery.seconds > within_s:
             raise AssertionError(
                 f"{self.name}: a recovery took {self.recovery.seconds:.3f} s, more than {within_s:g} s"
@@ -269,8 +303,6 @@ class Outcome(msgspec.Struct, kw_only=True):
             raise AssertionError(f"{self.name}: {self.lost_steps} steps were lost, more than {lost_steps}")
         if (self.false_alarms or 0) > false_alarms:
             raise AssertionError(f"{self.name}: {self.false_alarms} false alarms, more than {false_alarms}")
-        if bit_equal:
-            self.assert_same_losses_as_twin()
 
     def assert_same_losses_as_twin(self) -> None:
         """Every loss, and the final weights, equal those of the unbroken run, bit for bit.

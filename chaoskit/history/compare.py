@@ -102,10 +102,10 @@ Of = Callable[[RunRecord], float | None]
 def compare(before: Sequence[RunRecord], after: Sequence[RunRecord], tolerance: float = TOLERANCE) -> RunComparison:
     """Compare runs with earlier ones.
 
-    What is counted (runs that did not recover, false alarms, losses that differ) is worse when it happens and did not
-    before; where it did, and for lost steps, by the share of runs. Durations are compared by ranks: *regressed* where
-    they are longer by more than ``tolerance`` and hardly by chance, *unchanged* where with 95 % confidence they are not
-    longer by that.
+    What is counted (runs that did not recover, false alarms, losses that differ, runs that failed for another reason)
+    is worse when it happens and did not before; where it did, and for lost steps, by the share of runs. Durations are
+    compared by ranks: *regressed* where they are longer by more than ``tolerance`` and hardly by chance, *unchanged*
+    where with 95 % confidence they are not longer by that.
 
     Args:
         tolerance: a share, such as 0.1.
@@ -139,7 +139,7 @@ def compare_number(
 
 def is_conclusive(run: RunRecord) -> bool:
     """Whether a run says anything: an unknown one, a broken harness and one that its test judges itself do not."""
-    return run.claimed and record.RECOVERED in run.metrics
+    return run.claimed and run.verdict in (Verdict.PASSED, Verdict.FAILED)
 
 
 def by_series(runs: Iterable[RunRecord]) -> dict[tuple[str, int], list[RunRecord]]:
@@ -195,19 +195,31 @@ _MISSES: Mapping[str, Callable[[Metric], bool]] = {
     record.FALSE_ALARMS: lambda metric: metric.value > 0,
     record.LOSSES_EQUAL: lambda metric: not metric.value,
 }
+#: Reasons for which a run fails that are counted by themselves.
+_REASONS = (record.RECOVERED, record.FALSE_ALARMS, record.LOSSES_EQUAL)
 #: Whether a step is lost may depend on the moment of a fault, and a run may be allowed to lose some.
 _BY_SHARES_ALONE = record.LOST_STEPS
 
 
 def compare_counts(before: Sequence[RunRecord], after: Sequence[RunRecord]) -> list[NumberFinding]:
     """Compare what is counted: runs that missed it, of all."""
-    found = (_compare_count(before, after, name) for name in _MISSES)
+    found = (_compare_count(before, after, name) for name in (*_MISSES, record.PASSED))
     return [one for one in found if one is not None]
 
 
+def _is_missed(run: RunRecord, name: str) -> bool | None:
+    """Return whether a run missed what is counted by this name; None if it says nothing of it."""
+    if name == record.PASSED:
+        return not record.passed(run) and not any(_is_missed(run, reason) for reason in _REASONS)
+    return _MISSES[name](run.metrics[name]) if name in run.metrics else None
+
+
 def _compare_count(before: Sequence[RunRecord], after: Sequence[RunRecord], name: str) -> NumberFinding | None:
-    is_miss = _MISSES[name]
-    early, late = ([is_miss(run.metrics[name]) for run in runs if name in run.metrics] for runs in (before, after))
+    early, late = (
+        [missed for run in runs if (missed := _is_missed(run, name)) is not None] for runs in (before, after)
+    )
+    if name == record.PASSED and not any(early) and not any(late):
+        return None
     if not late:
         return _not_measured(after, name, "count", len(early)) if early else None
     if not early:
@@ -245,14 +257,14 @@ def _quotient(above: str, below: str) -> Of:
 
 
 def samples_of(runs: Iterable[RunRecord], number: str) -> list[float]:
-    """The values of a number, or of a quotient such as ``recovery / step``, of the runs that recovered."""
+    """The values of a number, or of a quotient such as ``recovery / step``, of the runs that came back."""
     above, _, below = (part.strip() for part in number.partition("/"))
     return _samples(runs, _quotient(above, below) if below else _value(above))
 
 
 def _samples(runs: Iterable[RunRecord], of: Of) -> list[float]:
-    """Values of runs that recovered: how long one took that did not says nothing of the others."""
-    values = (of(run) for run in runs if run.verdict is Verdict.PASSED)
+    """Values of runs that came back: how long one took that did not says nothing of the others."""
+    values = (of(run) for run in runs if record.came_back(run))
     return [value for value in values if value is not None and 0 < value < inf]
 
 

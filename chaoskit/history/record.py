@@ -22,6 +22,7 @@ VERSION = 1
 Better = Literal["lower", "higher", ""]
 
 RECOVERED, LOST_STEPS, FALSE_ALARMS, LOSSES_EQUAL = "recovered", "lost_steps", "false_alarms", "losses_equal"
+PASSED = "passed"
 RECOVERY, STEP, BOUND = "recovery", "step", "bound"
 _LOSSES = "losses equal the twin's"
 
@@ -43,7 +44,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
         definition: raised by hand where the same experiment measures something else from now on.
         title: of the test, without the number of a repeat.
         machine: what seconds depend on. commit: of the user's sources; "" outside of a repository.
-        claimed: False where a test judges its run by itself.
+        claimed: False where a test judges its run by itself. test_failed: an assertion of the test failed after it.
         faults: as they were asked for, before roles were drawn.
         covariates: what may explain a difference: versions, load, whether the sources were changed.
         report: directory of the run, where it was made.
@@ -61,6 +62,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
     seed: int
     verdict: Verdict
     claimed: bool = True
+    test_failed: bool = False
     stack: str
     faults: list[str]
     metrics: dict[str, Metric]
@@ -151,6 +153,21 @@ def new_id() -> str:
     return str(UUID(int=made & ~(0x3 << 62) | 0x2 << 62))
 
 
+def came_back(run: RunRecord) -> bool:
+    """Return whether the training went on after every incident.
+
+    A run whose ``assert_recovered`` failed has passed, and came back.
+    """
+    recovered = run.metrics.get(RECOVERED)
+    return run.verdict is Verdict.PASSED or (recovered is not None and bool(recovered.value))
+
+
+def passed(run: RunRecord) -> bool:
+    """Return whether a run and its test passed; of a record without that number, whether the run did."""
+    found = run.metrics.get(PASSED)
+    return run.verdict is Verdict.PASSED if found is None else bool(found.value)
+
+
 def metrics_of(outcome: Outcome) -> dict[str, Metric]:
     """What a run has measured, as far as it is known.
 
@@ -162,8 +179,9 @@ def metrics_of(outcome: Outcome) -> dict[str, Metric]:
 
 
 def _metrics(outcome: Outcome) -> Iterator[tuple[str, float | None]]:
-    if outcome.verdict in (Verdict.PASSED, Verdict.FAILED):
-        yield RECOVERED, float(outcome.verdict == Verdict.PASSED)
+    yield RECOVERED, None if outcome.recovered is None else float(outcome.recovered)
+    if outcome.result in (Verdict.PASSED, Verdict.FAILED):
+        yield PASSED, float(outcome.result == Verdict.PASSED)
     yield LOST_STEPS, outcome.lost_steps
     yield FALSE_ALARMS, outcome.false_alarms
     for check in outcome.checks:
@@ -196,6 +214,7 @@ def phase_name(phase: str) -> str:
 #: The numbers that a run may have: their units, and which way is better.
 KNOWN: dict[str, tuple[Unit, Better]] = {
     RECOVERED: ("count", "higher"),
+    PASSED: ("count", "higher"),
     LOST_STEPS: ("steps", "lower"),
     FALSE_ALARMS: ("count", "lower"),
     LOSSES_EQUAL: ("count", "higher"),

@@ -45,6 +45,7 @@ def records_of(
         seed=outcome.seed,
         verdict=outcome.verdict,
         claimed=outcome.claimed,
+        test_failed=outcome.test is not None and outcome.test.failed,
         stack=outcome.stack,
         faults=[str(fault.get("kind", "")) for fault in shared["faults"]],
         metrics=metrics_of(outcome),

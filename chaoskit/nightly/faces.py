@@ -158,7 +158,7 @@ def _sections(report: NightReport) -> list[tuple[str, list[str]]]:
         (
             "Experiments",
             [
-                f"{cell(one.title)}: {one.recovered} of {plural(one.runs, 'run')} passed"
+                f"{cell(one.title)}: {one.recovered} of {plural(one.runs, 'run')} recovered, {one.passed} passed"
                 + (f", {duration(one.points[-1].middle)}" if one.points else "")
                 for one in report.curves
             ],

@@ -11,7 +11,16 @@ import msgspec
 from chaoskit.errors import BadInput
 from chaoskit.history.compare import by_series, with_accepted_findings
 from chaoskit.history.finding import NumberChange, NumberFinding
-from chaoskit.history.record import RECOVERY, AcceptedRecord, NightRecord, NightUnit, RunRecord
+from chaoskit.history.record import (
+    RECOVERED,
+    RECOVERY,
+    AcceptedRecord,
+    NightRecord,
+    NightUnit,
+    RunRecord,
+    came_back,
+    passed,
+)
 from chaoskit.history.store import RunContents, began
 from chaoskit.nightly.outcome import has_failed, night_sentence
 from chaoskit.sla.judge import Judged, State
@@ -73,6 +82,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     points: list[NightPoint]
     recovered: int
+    passed: int
     runs: int
 
 
@@ -238,8 +248,9 @@ def _curves(contents: RunContents, record: NightRecord) -> list[Curve]:
             continue
         shown = [run for run in runs if run.session <= max(tonight)]  # their names sort by time
         points = _points(shown, days)[-NIGHTS_SHOWN:]
-        recovered = sum(run.verdict is Verdict.PASSED for run in mine)
-        found.append(Curve(series=series, title=mine[-1].title, points=points, recovered=recovered, runs=len(mine)))
+        recovered = sum(bool(run.metrics[RECOVERED].value) for run in mine if RECOVERED in run.metrics)
+        counts = {"recovered": recovered, "passed": sum(map(passed, mine)), "runs": len(mine)}
+        found.append(Curve(series=series, title=mine[-1].title, points=points, **counts))
     return sorted(found, key=lambda curve: curve.title)
 
 
@@ -247,7 +258,7 @@ def _points(runs: Sequence[RunRecord], days: Mapping[str, date]) -> list[NightPo
     """By the day on which a night began; of other sessions, by their own."""
     by_day: dict[date, list[float]] = {}
     for run in runs:
-        if RECOVERY in run.metrics and run.verdict is Verdict.PASSED:
+        if RECOVERY in run.metrics and came_back(run):
             day = days.get(run.session) or began(run.session).date()
             by_day.setdefault(day, []).append(run.metrics[RECOVERY].value)
     return [

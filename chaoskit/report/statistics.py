@@ -21,8 +21,10 @@ _REPEAT = re.compile(r"\[repeat\d+\]|-repeat\d+(?=[-\]])|(?<=\[)repeat\d+-")
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """What some runs with faults say about recovery.
 
-    A run recovered if it passed. One that is unknown says nothing about recovery, neither does one in which the harness
-    broke, nor one whose test judges it by itself (``check=False``: it may be meant to fail); these are counted apart.
+    A run recovered if its training went on after every incident, and ``assert_recovered`` did not deny it; see
+    :attr:`Outcome.recovered`. What else failed it is counted in ``failed``. A run that is unknown says nothing about
+    recovery, neither does one in which the harness broke, nor one whose test judges it by itself (``check=False``: it
+    may be meant to fail); these are counted apart.
 
     Args:
         name: of the experiment, without the number of its repeat.
@@ -31,9 +33,10 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
         recovered, tried: of ``tried`` runs so many recovered.
         probability: the share that recovered; None where nothing was tried.
         low, high: its 95 % Wilson score interval; 0 and 1 where nothing was tried.
+        failed: runs that failed, or whose test did, whether they recovered or not.
         unknown, errors, unclaimed: runs that count neither for nor against.
         p50_s, p95_s, max_s: seconds from injection to the first good step, over all ``recoveries`` of the runs that
-            recovered; None where there was none, p95_s where fewer than 20 were measured: it would be the maximum.
+            came back; None where there was none, p95_s where fewer than 20 were measured: it would be the maximum.
             Quantiles are measured values (nearest rank).
     """
 
@@ -45,6 +48,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     probability: float | None = None
     low: float
     high: float
+    failed: int = 0
     unknown: int = 0
     errors: int = 0
     unclaimed: int = 0
@@ -131,13 +135,11 @@ def title(group: Sequence[Outcome]) -> str:
 
 def _estimate(name: str, outcomes: Sequence[Outcome]) -> Estimate:
     claimed = [outcome for outcome in outcomes if outcome.claimed]
-    verdicts = [outcome.verdict for outcome in claimed]
-    recovered = verdicts.count(Verdict.PASSED)
-    tried = recovered + verdicts.count(Verdict.FAILED)
+    known = [outcome for outcome in claimed if outcome.recovered is not None]
+    recovered, tried = sum(bool(outcome.recovered) for outcome in known), len(known)
+    errors = sum(outcome.verdict is Verdict.ERROR for outcome in claimed)
     low, high = wilson_interval(recovered, tried)
-    seconds = [
-        recovery.seconds for outcome in claimed if outcome.verdict is Verdict.PASSED for recovery in outcome.recoveries
-    ]
+    seconds = [recovery.seconds for outcome in known if outcome.came_back for recovery in outcome.recoveries]
     return Estimate(
         name=name,
         recovered=recovered,
@@ -145,8 +147,9 @@ def _estimate(name: str, outcomes: Sequence[Outcome]) -> Estimate:
         probability=recovered / tried if tried else None,
         low=low,
         high=high,
-        unknown=verdicts.count(Verdict.UNKNOWN),
-        errors=verdicts.count(Verdict.ERROR),
+        failed=sum(outcome.result is Verdict.FAILED for outcome in claimed),
+        unknown=len(claimed) - tried - errors,
+        errors=errors,
         unclaimed=len(outcomes) - len(claimed),
         recoveries=len(seconds),
         p50_s=quantile(seconds, 0.5) if seconds else None,

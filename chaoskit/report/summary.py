@@ -155,7 +155,7 @@ def recovery_sentence(estimate: Estimate) -> str:
         told += f"; first good step p50 {duration(estimate.p50_s)}"
         told += f", p95 {duration(estimate.p95_s)}" if estimate.p95_s is not None else ""
         told += f", worst of {estimate.recoveries} {duration(estimate.max_s)}"
-    return "; ".join([told, *beside(estimate)])
+    return "; ".join([told, *([f"{estimate.failed} failed"] if estimate.failed else []), *beside(estimate)])
 
 
 def interval_words(estimate: Estimate) -> str:

@@ -10,8 +10,7 @@ from enum import StrEnum
 import msgspec
 
 from chaoskit.errors import BadInput
-from chaoskit.history import record
-from chaoskit.history.compare import compare_number
+from chaoskit.history.compare import compare_number, is_conclusive
 from chaoskit.history.finding import NumberChange, NumberFinding
 from chaoskit.history.record import RunRecord, SeriesRecord
 from chaoskit.history.store import began
@@ -82,7 +81,7 @@ def judge(
     if not window:
         reason = f"no run in {sla.window}; the latest one was on {night_of(claimed[-1])}"
         return [Judged(sla=sla.name, line=line, state=State.NOT_SHOWN, reason=reason) for line in _lines(sla)]
-    shown = [run for run in window if record.RECOVERED in run.metrics]
+    shown = [run for run in window if is_conclusive(run)]
     if not shown:
         counts = Counter(run.verdict.value for run in window)
         reason = f"of all runs: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}"

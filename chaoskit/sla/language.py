@@ -1,7 +1,7 @@
 """Lines of an SLA: ``lost_steps == 0``, ``recovery.p95 <= 2 s``, ``recovery.p50 / step <= 2.5``.
 
     line   ::= number [ "." statistic ] [ "/" number ] relation value [ unit ]
-             | "recovered" | "losses == twin"
+             | "recovered" | "passed" | "losses == twin"
     number ::= one that runs have, such as recovery, recovery.restored, step, goodput
 
 A line with a statistic is an *objective*: ``p95`` says that 95 % of the runs are within the limit. One without, or with
@@ -19,7 +19,6 @@ import msgspec
 from chaoskit.errors import BadInput
 from chaoskit.history import record
 from chaoskit.history.record import RunRecord
-from chaoskit.vocabulary import Verdict
 
 Relation = Literal["<=", ">=", "=="]
 
@@ -29,10 +28,10 @@ _LINE = re.compile(
     r"\s*(?P<relation><=|>=|==|<|>|=)\s*(?P<value>\d{1,9}(?:\.\d{1,9})?)\s*(?P<unit>[a-z%]*)",
     re.ASCII,
 )
-_SHORT = {"recovered": "recovered == 1", "losses==twin": "losses_equal == 1"}
+_SHORT = {"recovered": "recovered == 1", "passed": "passed == 1", "losses==twin": "losses_equal == 1"}
 #: What is counted can be equal to a number; what is measured cannot.
 _COUNTED = ("count", "steps")
-_HELD = (record.RECOVERED, record.LOSSES_EQUAL)
+_HELD = (record.RECOVERED, record.PASSED, record.LOSSES_EQUAL)
 #: By which others may be divided.
 DIVISORS = (record.STEP, record.BOUND)
 #: Units that may be written, by that of the number: what a value is multiplied by.
@@ -70,7 +69,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
 
     def holds(self, run: RunRecord) -> bool | None:
         """Whether a run is within the limit; None where it does not have the number."""
-        if run.verdict is Verdict.FAILED and self.number.partition(".")[0] in _OF_RECOVERIES:
+        if not record.came_back(run) and self.number.partition(".")[0] in _OF_RECOVERIES:
             return False  # also where it came back from one fault, and not from the next
         value = self._value(run)
         return None if value is None else _RELATIONS[self.relation](value, self.limit)

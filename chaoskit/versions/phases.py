@@ -8,7 +8,7 @@ from statistics import median
 from chaoskit.history import record
 from chaoskit.history.finding import WHOLE
 from chaoskit.history.record import RunRecord
-from chaoskit.vocabulary import RECOVERY_PHASES, Verdict
+from chaoskit.vocabulary import RECOVERY_PHASES
 
 #: Phases that end no later than the recovery does: together they are all of it.
 _PHASES = tuple(record.phase_name(phase) for phase in RECOVERY_PHASES[: RECOVERY_PHASES.index("first good step") + 1])
@@ -23,8 +23,7 @@ def grown_phase(before: Sequence[RunRecord], after: Sequence[RunRecord]) -> str:
     share as the recovery did or more, it is not this phase alone: a slower machine, or code that several phases run.
     """
     early, late = (
-        [run for run in runs if run.verdict is Verdict.PASSED and record.RECOVERY in run.metrics]
-        for runs in (before, after)
+        [run for run in runs if record.came_back(run) and record.RECOVERY in run.metrics] for runs in (before, after)
     )
     phases = [name for name in _PHASES if any(name in run.metrics for run in early + late)]
     if not (early and late and phases):

@@ -18,7 +18,7 @@ import msgspec
 
 from chaoskit.history.compare import CHANCE, by_series, compare_counts, finding_of, is_conclusive
 from chaoskit.history.finding import NumberChange, NumberFinding
-from chaoskit.history.record import RunRecord, SeriesRecord
+from chaoskit.history.record import PASSED, RECOVERED, RunRecord, SeriesRecord
 from chaoskit.history.shares import more_by_chance
 from chaoskit.versions.looks import LOOKS, NUMBERS, TOLERANCE, VersionLook, decide, is_decided, with_phase
 from chaoskit.vocabulary import Verdict
@@ -212,7 +212,7 @@ class VersionSchedule:
         for key in dict.fromkeys([*after, *before]):
             early, late = before.get(key, []), after.get(key, [])
             found += decide(early, late, look, numbers=self._numbers, tolerance=self._tolerance)
-        found += _failed(one)
+        found = _with_own_failures(found, one)
         found = [decided.get((new.title, new.metric), new) for new in found]
         return [new for new in found if not self._worse or (new.title, new.metric) in self._worse]
 
@@ -320,6 +320,14 @@ def _failed(one: ComparedTest) -> list[NumberFinding]:
     told = f"it failed in {sum(after)} of {len(after)} runs, in {sum(before)} of {len(before)} before: {trouble}"
     runs = one.all_runs(Side.AFTER)
     return [finding_of(runs, OWN_FAILURE, "count", NumberChange.REGRESSED, reason=told, **shares)]
+
+
+def _with_own_failures(findings: Sequence[NumberFinding], one: ComparedTest) -> list[NumberFinding]:
+    """Add that the test itself fails, in place of what its assertion alone says of its runs."""
+    own = _failed(one)
+    if own and not any(run.verdict is Verdict.FAILED for run in one.all_runs(Side.AFTER)):
+        return [*(finding for finding in findings if finding.metric not in (RECOVERED, PASSED)), *own]
+    return [*findings, *own]
 
 
 def _looks_of(one: ComparedTest) -> int:

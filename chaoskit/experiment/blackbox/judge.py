@@ -22,13 +22,23 @@ from chaoskit.experiment.findings import (
     started_at,
 )
 from chaoskit.experiment.injected import InjectionRecord, Struck
-from chaoskit.experiment.outcome import Check, EvidenceRecord, FaultRecord, Outcome, PhaseSpan, Recovery, StepPoint
+from chaoskit.experiment.outcome import (
+    COMPLETED,
+    RECOVERED,
+    Check,
+    EvidenceRecord,
+    FaultRecord,
+    Outcome,
+    PhaseSpan,
+    Recovery,
+    StepPoint,
+)
 from chaoskit.stacks.course import Course, Usual, differs
 from chaoskit.stacks.felt import Felt, look, usual_step_s
 from chaoskit.vocabulary import Verdict
 
 STACK = "command"
-RECOVERED, LOSSES = "recovered from every incident", "losses equal the twin's"
+LOSSES = "losses equal the twin's"
 _SILENT_SHARE = 10  # so many steps one may be without a loss
 
 
@@ -224,9 +234,7 @@ def _completed(run: CommandRun, course: Course, twin: CommandTwin | None) -> Che
     problems, last, whole = unfinished(run), course.highest, twin.highest if twin else None
     if not problems and last is not None and whole is not None and last < whole:
         problems.append(f"the log ends with step {last}, the unbroken run's with step {whole}")
-    return conclude(
-        "training completed", problems, f"the command ended with status 0 on {_nodes(run)}", looked_at=len(run.exits)
-    )
+    return conclude(COMPLETED, problems, f"the command ended with status 0 on {_nodes(run)}", looked_at=len(run.exits))
 
 
 def _nodes(run: CommandRun) -> str:
