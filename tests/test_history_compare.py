@@ -198,3 +198,31 @@ def test_faces_say_the_same() -> None:
         assert "\x1b" not in told
     assert "test\\|kill" in markdown(found)
     assert "\\<b\\>\\@all" in markdown(compare([run()], [run(series="two", title="<b>@all")]))
+
+
+@pytest.mark.parametrize(
+    ("step_s", "told"),
+    [
+        (0.0088, "the machine was faster: a step took 0.88 x as long"),
+        (0.012, "the machine was slower: a step took 1.20 x as long"),
+    ],
+)
+def test_a_machine_that_was_faster_is_not_called_slower(step_s: float, told: str) -> None:
+    found = compare(sample(10), sample(10, seed=2, step_s=step_s))
+    assert next(one.reason for one in found.findings if one.metric == "recovery") == told
+
+
+def test_a_bound_that_is_the_step_is_no_number_of_its_own() -> None:
+    """The bound of a command's recovery is one usual step: both quotients are the same one."""
+
+    def of_command(by: float, seed: int) -> list[RunRecord]:
+        runs = sample(10, by=by, seed=seed, stack="command")
+        for one in runs:
+            one.metrics["bound"] = one.metrics["step"]
+        return runs
+
+    worse = [name for name, change in changes(compare(of_command(1.0, 1), of_command(1.5, 2))).items()
+             if change is NumberChange.REGRESSED]  # fmt: skip
+    assert worse == ["recovery / step", "recovery"]
+    of_jobs = changes(compare(sample(10), sample(10, by=1.5, seed=2)))
+    assert of_jobs["recovery / bound"] is NumberChange.REGRESSED

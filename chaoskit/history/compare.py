@@ -139,7 +139,7 @@ def compare_number(
 
 def is_conclusive(run: RunRecord) -> bool:
     """Whether a run says anything: an unknown one, a broken harness and one that its test judges itself do not."""
-    return run.claimed and run.verdict in (Verdict.PASSED, Verdict.FAILED)
+    return run.claimed and (record.RECOVERED in run.metrics or record.PASSED in run.metrics)
 
 
 def by_series(runs: Iterable[RunRecord]) -> dict[tuple[str, int], list[RunRecord]]:
@@ -164,9 +164,16 @@ def finding_of(
 
 def _compare_series(before: Sequence[RunRecord], after: Sequence[RunRecord], tolerance: float) -> list[NumberFinding]:
     found: list[NumberFinding | None] = [*compare_counts(before, after)]
-    found += [_compare_quotient(before, after, above, below, tolerance=tolerance) for above, below in QUOTIENTS]
+    quotients = [pair for pair in QUOTIENTS if pair[1] != record.BOUND or not _is_bound_a_step([*before, *after])]
+    found += [_compare_quotient(before, after, above, below, tolerance=tolerance) for above, below in quotients]
     found += [_compare_seconds(before, after, name, tolerance=tolerance) for name in SECONDS]
     return [one for one in found if one is not None]
+
+
+def _is_bound_a_step(runs: Sequence[RunRecord]) -> bool:
+    """Return whether the bound of each recovery is one step, as of a command: then both quotients are the same."""
+    bounds = [(_value(record.BOUND)(run), _value(record.STEP)(run)) for run in runs]
+    return all(bound == step for bound, step in bounds if bound is not None)
 
 
 def beyond_chance(findings: Sequence[NumberFinding]) -> list[NumberFinding]:
@@ -337,4 +344,5 @@ def _why_not_as_fast(before: Sequence[RunRecord], after: Sequence[RunRecord]) ->
     if not all(steps):
         return "no step before the fault tells how fast the machine was"
     moved = median(steps[1]) / median(steps[0])
-    return "" if abs(moved - 1) <= CONTROL else f"the machine was not as fast: a step took {moved:.2f} x as long"
+    speed = "slower" if moved > 1 else "faster"
+    return "" if abs(moved - 1) <= CONTROL else f"the machine was {speed}: a step took {moved:.2f} x as long"

@@ -180,7 +180,7 @@ def metrics_of(outcome: Outcome) -> dict[str, Metric]:
 
 def _metrics(outcome: Outcome) -> Iterator[tuple[str, float | None]]:
     yield RECOVERED, None if outcome.recovered is None else float(outcome.recovered)
-    if outcome.result in (Verdict.PASSED, Verdict.FAILED):
+    if outcome.verdict in (Verdict.PASSED, Verdict.FAILED):
         yield PASSED, float(outcome.result == Verdict.PASSED)
     yield LOST_STEPS, outcome.lost_steps
     yield FALSE_ALARMS, outcome.false_alarms
