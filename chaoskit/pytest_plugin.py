@@ -576,7 +576,7 @@ class _Tally:
             self._judged = self._judge(self._records) if self._slas else []
             self._comparison = self._records.finish(is_well=session.exitstatus == pytest.ExitCode.OK)
             session.exitstatus = self._with_slas(self._compared(int(session.exitstatus), is_strict), is_strict)
-            self._summarise(session.config.getoption("chaos_summary"))
+            self._summarise(session.config)
 
     def _compared(self, status: int, is_strict: bool) -> int:
         """The exit status with what the comparison says. One that had nothing to look at is never well."""
@@ -594,12 +594,20 @@ class _Tally:
             return Verdict.FAILED.exit_code
         return unknown if not compared.findings or (is_strict and compared.is_open) else status
 
-    def _summarise(self, file: str | None) -> None:
-        if file and self._comparison is not None:
-            from chaoskit.history.faces import markdown
+    def _summarise(self, config: pytest.Config) -> None:
+        """Add the comparison to the file of ``--chaos-summary``; of a first session, what was recorded."""
+        from chaoskit.history.faces import cell, markdown
 
-            with Path(file).open("a", encoding="utf-8") as summary:
-                summary.write(markdown(self._comparison))
+        file = config.getoption("chaos_summary")
+        if not file or self._records is None:
+            return
+        if self._comparison is not None:
+            told = markdown(self._comparison)
+        else:
+            lines = [f"### chaoskit: {self._recorded(self._records, config)}", ""]
+            told = "\n".join([*lines, *(f"- {cell(line)}" for line in self._records.troubles), ""])
+        with Path(file).open("a", encoding="utf-8") as summary:
+            summary.write(told)
 
     def _judge(self, records: SessionRecords) -> list[Judged]:
         """What the records show of the SLAs of tests."""
@@ -633,21 +641,29 @@ class _Tally:
         if self._settings.report is not None:
             self._show_report(self._settings.report, terminalreporter)
 
-    def _show_records(
-        self, records: SessionRecords, terminalreporter: pytest.TerminalReporter, config: pytest.Config
-    ) -> None:
-        from chaoskit.history.faces import comparison_sentence, render_comparison, told_first
+    def _recorded(self, records: SessionRecords, config: pytest.Config) -> str:
+        """Return how many runs were recorded, and what they were compared with, or will be."""
+        from chaoskit.history.faces import comparison_sentence
         from chaoskit.report.summary import plural
-        from chaoskit.report.terminal import Terminal
 
         compared, against = self._comparison, config.getoption("chaos_compare")
         told = f"{plural(records.runs, 'run')} recorded"
-        if records.is_first:
-            told += f"; nothing to compare with yet: later sessions are compared with {against}"
-        elif compared is not None:
-            told += f"; compared with {against}: {comparison_sentence(compared)}"
+        if compared is not None:
+            return f"{told}; compared with {against}: {comparison_sentence(compared)}"
+        if not records.is_first:
+            return told
+        later = f": later sessions are compared with {against}" if records.is_compared_next else ""
+        return f"{told}; nothing to compare with yet{later}"
+
+    def _show_records(
+        self, records: SessionRecords, terminalreporter: pytest.TerminalReporter, config: pytest.Config
+    ) -> None:
+        from chaoskit.history.faces import render_comparison, told_first
+        from chaoskit.report.terminal import Terminal
+
+        compared = self._comparison
         terminalreporter.write_sep("=", "chaoskit history")
-        for line in [told, *records.troubles]:
+        for line in [self._recorded(records, config), *records.troubles]:
             terminalreporter.write_line(printable(line))
         if compared is not None and told_first(compared):
             Terminal().print(render_comparison(compared))

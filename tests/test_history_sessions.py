@@ -378,3 +378,55 @@ def test_markers_of_a_class_promise_beside_those_of_a_test(sessions: Sessions) -
     result = sessions.run()
     assert result.ret == 10
     result.stdout.fnmatch_lines(["*false_alarms == 0, lost_steps == 0, recovered*"])
+
+
+# -- a session that makes no baseline -----------------------------------------------------------------------------
+
+PROMISE = "later sessions are compared with"
+
+
+@pytest.mark.costly
+def test_a_first_session_writes_its_summary(sessions: Sessions) -> None:
+    """It says what was recorded, and that there was nothing to compare with."""
+    first = sessions.run("--chaos-compare", "base.jsonl", "--chaos-summary", "told.md", tests="calm")
+    assert first.ret == 0
+    told = (sessions.path / "told.md").read_text()
+    assert told.startswith("### chaoskit: 1 run recorded; nothing to compare with yet")
+    assert f"{PROMISE} base.jsonl" in told
+
+
+def test_a_session_without_runs_promises_no_baseline(sessions: Sessions) -> None:
+    result = sessions.run("--chaos-compare", "base.jsonl", "--chaos-summary", "told.md", tests="other")
+    assert result.ret == 10
+    result.stdout.fnmatch_lines(["0 runs recorded; nothing to compare with yet", "*base.jsonl was not made: *"])
+    told = (sessions.path / "told.md").read_text()
+    assert PROMISE not in told
+    assert "base.jsonl was not made: no run was recorded" in told
+
+
+def test_a_first_session_whose_test_failed_promises_no_baseline(sessions: Sessions) -> None:
+    (sessions.path / "test_wrong.py").write_text("def test_wrong():\n    assert False\n")
+    result = sessions.run("--chaos-compare", "base.jsonl", tests="wrong")
+    result.stdout.no_fnmatch_line(f"*{PROMISE}*")
+    assert not (sessions.path / "base.jsonl").exists()
+
+
+def test_a_history_that_no_run_has_made_is_not_promised(sessions: Sessions) -> None:
+    result = sessions.run("--chaos-compare", "history", "--chaos-history", "history", tests="other")
+    result.stdout.no_fnmatch_line(f"*{PROMISE}*")
+
+
+def test_a_session_that_is_interrupted_promises_no_baseline(sessions: Sessions) -> None:
+    (sessions.path / "test_wait.py").write_text(
+        "import time\nfrom pathlib import Path\n\ndef test_wait():\n    Path('waits').touch()\n    time.sleep(60)\n"
+    )
+    options = ("-k", "wait", "-p", "no:cacheprovider", "--chaos-compare", "base.jsonl", "--chaos-summary", "told.md")
+    command = [sys.executable, "-m", "pytest", *options]
+    with subprocess.Popen(command, cwd=sessions.path, stdout=subprocess.PIPE, text=True) as process:
+        wait_until((sessions.path / "waits").exists, "the test waits")
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    assert "base.jsonl was not made" in output
+    assert PROMISE not in output
+    assert PROMISE not in (sessions.path / "told.md").read_text()
+    assert not (sessions.path / "base.jsonl").exists()

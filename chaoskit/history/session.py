@@ -81,7 +81,8 @@ class SessionRecords:
         tolerance: see :func:`chaoskit.history.compare.compare`.
 
     Attributes:
-        is_first: whether there is nothing yet to compare with.
+        is_first: whether there is nothing yet to compare with. is_compared_next: whether later sessions are compared
+            with this one, as its baseline was made.
         troubles: a line for each thing that could not be done. has_failed: whether anything that was asked for was not.
 
     Raises:
@@ -98,9 +99,11 @@ class SessionRecords:
         self._unwritten: list[HistoryRecord] = []
         self.troubles: list[str] = []
         self.has_failed = False
+        self.is_compared_next = False
         is_there = self._history is not None and self._history.is_there()
         self.is_first = bool(against) and not (is_there if against == store else _is_there(against))
         self._baseline = Path(against) if self.is_first and against != store and "://" not in against else None
+        self._is_against_itself = bool(store) and against == store
         self._before = read(against) if against and not self.is_first else None
         self.troubles += self._before.set_aside if self._before is not None else []
 
@@ -155,7 +158,10 @@ class SessionRecords:
             self._save_to(self._save, "" if self._runs else "no run was recorded")
         if self._baseline is not None:
             not_well = "" if is_well else "the session did not end well"
-            self._save_to(self._baseline, "no run was recorded" if not self._runs else not_well)
+            why_not = "no run was recorded" if not self._runs else not_well
+            self.is_compared_next = self._save_to(self._baseline, why_not)
+        elif self.is_first and self._is_against_itself:
+            self.is_compared_next = bool(self._runs) and not self._unwritten
         if self._history is not None:
             self._history.close()
         if self._before is None:
@@ -163,7 +169,8 @@ class SessionRecords:
         found = compare(self._before.runs, list(self._runs.values()), self._tolerance)
         return with_accepted(found, self._before.accepted, datetime.now(UTC).date())
 
-    def _save_to(self, path: Path, why_not: str) -> None:
+    def _save_to(self, path: Path, why_not: str) -> bool:
+        """Write all records to a file, unless there is a reason not to. Return whether it was made."""
         try:
             if not why_not:
                 write_whole(path, encode([*self._plans.values(), *self._runs.values()]))
@@ -172,6 +179,7 @@ class SessionRecords:
         if why_not:
             self.troubles.append(f"{path} was not made: {why_not}")
             self.has_failed = True
+        return not why_not
 
     @property
     def runs(self) -> int:
