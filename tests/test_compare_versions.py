@@ -69,7 +69,7 @@ def test_a_comparison_leaves_no_trace(project: Project, scratch: Path) -> None:
     objects = sorted((project.path / ".git").rglob("*"))
     told = [project.git("status", "--porcelain"), project.git("branch", "--all"), project.git("worktree", "list")]
     status, findings = project.findings("HEAD", ".", "test_it.py", "--budget", "1s")
-    assert status == 0
+    assert status == 10
     assert [one["reason"] for one in findings] == ["the budget is spent after 0 runs a side"]
     assert told == [
         project.git("status", "--porcelain"),
@@ -163,6 +163,15 @@ def test_code_of_another_version_is_noticed(project: Project) -> None:
 
 
 @pytest.mark.costly
+def test_a_budget_that_cannot_do_is_said_and_is_no_success(project: Project) -> None:
+    """It ends before the turns, with what it takes."""
+    project.write(**{"new.py": ""})
+    done = project.compare("HEAD", ".", "test_it.py", "--budget", "1s")
+    assert done.returncode == 10
+    assert "chaoskit: a budget of 1 s cannot do: " in done.stderr
+
+
+@pytest.mark.costly
 @pytest.mark.promise("The code of the repository is imported from the version that is compared")
 def test_packages_that_are_installed_are_imported_from_the_version(project: Project) -> None:
     """As of an editable installation: the path of the package is on PYTHONPATH, or in a .pth file."""
@@ -185,7 +194,7 @@ def test_a_version_is_prepared_first(project: Project) -> None:
     later = project.commit()
     prepare = ["--prepare", "git rev-parse HEAD > made.py && sed -i 's/.*/COMMIT = \"&\"/' made.py"]
     status, findings = project.findings(base, later, "test_it.py", "--budget", "1s", *prepare)
-    assert (status, [one["reason"] for one in findings]) == (0, ["the budget is spent after 0 runs a side"])
+    assert (status, [one["reason"] for one in findings]) == (10, ["the budget is spent after 0 runs a side"])
     status, findings = project.findings(base, later, "test_it.py", "--prepare", "echo no compiler; exit 3")
     assert (status, [one["reason"] for one in findings]) == (10, ["before: it cannot be prepared: no compiler"])
 
@@ -196,7 +205,7 @@ def test_a_version_is_prepared_first(project: Project) -> None:
 def test_two_environments_are_compared(project: Project) -> None:
     (project.path / "data").symlink_to(sys.prefix)
     status, findings = project.findings("env:data", ".", "test_it.py", "--budget", "1s")
-    assert status == 0
+    assert status == 10
     assert [one["reason"] for one in findings] == ["the budget is spent after 0 runs a side"]
 
 

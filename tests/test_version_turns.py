@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.runs import run
 
+from chaoskit.history.compare import RunComparison, exit_code
 from chaoskit.history.finding import WHOLE, NumberChange, NumberFinding
 from chaoskit.history.record import Metric, RunRecord
 from chaoskit.versions.looks import LOOKS, SPREAD_MOST, decide, spread
@@ -105,7 +106,8 @@ def test_turns_are_fair(tests: list[str], seed: int, budget_s: float | None) -> 
         assert all(early is not late for early, late in pairwise(firsts))
         assert [turn.number for turn in mine] == [number // 2 for number in range(len(mine))]
     warmed = [turn.test for turn in taken[: 2 * len(tests)]]
-    assert len(set(warmed)) == len(warmed) / 2  # each warms up before one goes on
+    if not schedule.is_spent:
+        assert len(set(warmed)) == len(warmed) / 2  # each warms up before one goes on
     assert {one.title for one in schedule.findings} <= {*tests, "test_kill"}
     assert len({one.test for one in schedule.tests if one.findings}) == len(tests)  # nothing is left out
     if budget_s is not None:
@@ -118,6 +120,41 @@ def test_a_budget_that_is_spent_leaves_tests_undecided() -> None:
     assert schedule.is_spent
     assert [one.change for one in schedule.findings] == [NumberChange.UNCHANGED] * 6 + [NumberChange.UNDECIDED]
     assert schedule.findings[-1].reason == "the budget is spent after 1 runs a side"
+
+
+@pytest.mark.parametrize(
+    ("tests", "budget_s", "turns"),
+    [(["one"], 8.0, 2), ([f"test {number}" for number in range(300)], 8.0, 2), (["one"], 0.0, 0)],
+    ids=["one test", "three hundred tests", "nothing at all"],
+)
+def test_a_budget_that_cannot_do_ends_it_before_the_turns(tests: list[str], budget_s: float, turns: int) -> None:
+    """Nothing is compared, which is said with what it takes, and is no success."""
+    schedule = VersionSchedule(tests, budget_s=budget_s)
+    taken = drive(schedule, lambda turn: ArmReport([run(title=turn.test)], seconds=1.0))
+    assert len(taken) == turns
+    assert schedule.is_too_short
+    assert exit_code(RunComparison(findings=schedule.findings), is_strict=False) == 10
+    if turns:
+        needed_s = 2.0 + 7 * 2.0 + (len(tests) - 1) * 8 * 2.0
+        assert schedule.needed_s == pytest.approx(needed_s)
+
+
+def test_warming_up_leaves_time_for_one_test_at_least() -> None:
+    """Of more tests than the budget can warm up, the first are compared."""
+    schedule = VersionSchedule([f"test {number}" for number in range(100)], budget_s=40)
+    drive(schedule, lambda turn: ArmReport([run(title=turn.test)], seconds=1.0))
+    assert not schedule.is_too_short
+    assert any(one.change is NumberChange.UNCHANGED for one in schedule.findings)
+    assert exit_code(RunComparison(findings=schedule.findings), is_strict=False) == 0
+    assert exit_code(RunComparison(findings=schedule.findings), is_strict=True) == 10
+
+
+def test_a_budget_that_ends_before_any_look_has_compared_nothing() -> None:
+    """Runs became slower than the first ones."""
+    schedule = VersionSchedule(["one"], budget_s=60)
+    drive(schedule, lambda turn: ArmReport([run(title=turn.test)], seconds=1.0 + 6 * turn.number))
+    assert schedule.is_too_short
+    assert exit_code(RunComparison(findings=schedule.findings), is_strict=False) == 10
 
 
 def test_a_test_that_makes_no_run_in_one_version_is_incomparable() -> None:

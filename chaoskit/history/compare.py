@@ -54,7 +54,10 @@ class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
     def is_nothing(self) -> bool:
         """Whether nothing could be compared at all."""
         nothing = (NumberChange.INCOMPARABLE, NumberChange.NO_REFERENCE)
-        return all(one.change in nothing for one in self.findings)
+        return all(
+            one.change in nothing or (one.change is NumberChange.UNDECIDED and one.metric == "all")
+            for one in self.findings
+        )
 
     @property
     def is_open(self) -> bool:

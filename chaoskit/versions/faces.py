@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from chaoskit.history.compare import RunComparison
@@ -30,6 +31,9 @@ class ProgressLines(VersionProgress):
     def priced(self, price: Price) -> None:
         self._tell(price_sentence(price))
 
+    def fell_short(self, budget_s: float, needed_s: float, tests: int) -> None:
+        self._tell(short_sentence(budget_s, needed_s, tests))
+
     def looked(self, test: str, runs: int, findings: Sequence[NumberFinding]) -> None:
         shown = [one for one in findings if one.ratio is not None or one.change is not NumberChange.UNCHANGED]
         self._tell(f"{test}, {plural(runs, 'run')} a side: {', '.join(map(finding_text, shown)) or 'unchanged'}")
@@ -43,6 +47,17 @@ def price_sentence(price: Price) -> str:
     """``about 1 to 4 minutes: 3 tests, 14 to 56 runs each``."""
     fewest, most = (2 * LOOKS[place].runs for place in (0, -1))
     return f"about {_span(price.least_s, price.most_s)}: {plural(price.tests, 'test')}, {fewest} to {most} runs each"
+
+
+def short_sentence(budget_s: float, needed_s: float, tests: int) -> str:
+    """``a budget of 30 s cannot do: a first look at 2 tests takes 3m; give that, or name fewer tests``."""
+    if not needed_s:
+        return f"a budget of {budget_s:g} s cannot do: it is over before the first runs are; give more"
+    minutes = math.ceil(needed_s / _MINUTE_S)
+    return (
+        f"a budget of {budget_s:g} s cannot do: a first look at {plural(tests, 'test')} takes about {minutes}m; "
+        f"give --budget {minutes}m, or name fewer tests"
+    )
 
 
 def _span(least_s: float, most_s: float) -> str:

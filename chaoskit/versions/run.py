@@ -48,6 +48,9 @@ class VersionProgress:
     def priced(self, price: Price) -> None:
         """All tests have warmed up."""
 
+    def fell_short(self, budget_s: float, needed_s: float, tests: int) -> None:
+        """The budget cannot do: no test can be looked at. ``needed_s``: what would, 0 where no run tells."""
+
     def ran(self, turn: ArmTurn, report: ArmReport) -> None:
         """A run is over."""
 
@@ -203,6 +206,9 @@ class _Comparing:
             )
             self._progress.began(len(schedule.tests), number)
             self._take_turns(schedule, arms)
+            if not worse and schedule.is_too_short and self._request.budget_s is not None:
+                needed_s = schedule.needed_s / (1 - _TO_CONFIRM)
+                self._progress.fell_short(self._request.budget_s, needed_s, len(schedule.tests))
             return schedule
 
     def _budget_s(self, *, is_first: bool) -> float | None:

@@ -35,6 +35,8 @@ class Side(StrEnum):
 _ORDERS = ((Side.BEFORE, Side.AFTER), (Side.AFTER, Side.BEFORE))
 #: What is counted of a test whose own assertion fails.
 OWN_FAILURE = "test"
+#: A run that warms up makes the unbroken twin, too: one that counts takes this share of it, or more.
+_OF_WARM_UP = 0.5
 #: A test that failed in each of so many first runs is broken.
 _BROKEN_RUNS = 3
 
@@ -170,6 +172,13 @@ class VersionSchedule:
         self._by_name = {one.test: one for one in self.tests}
         self._numbers, self._tolerance, self._budget_s = tuple(numbers), tolerance, budget_s
         self.is_spent = False
+        #: Seconds from the beginning to a first look at each test, when the budget was spent; 0 where no run tells.
+        self.needed_s = 0.0
+
+    @property
+    def is_too_short(self) -> bool:
+        """Whether the budget was spent before any test could be looked at."""
+        return self.is_spent and all(one.metric == "all" for one in self.findings)
 
     def next_turn(self, spent_s: float = 0.0) -> ArmTurn | None:
         """The run that comes next; None when all is over.
@@ -180,13 +189,32 @@ class VersionSchedule:
         open_tests = [one for one in self.tests if not one.is_over]
         if not open_tests or self.is_spent:
             return None
+        if (begun := next((one for one in open_tests if not one.is_between_turns()), None)) is not None:
+            return begun.next()
         # every test is at its first look before one is at its second; within a look test by test
         one = min(open_tests, key=_looks_of)
-        would_end_s = spent_s + one.seconds()
-        if self._budget_s is not None and one.is_between_turns() and would_end_s > self._budget_s:
-            self._spend()
-            return None
+        if self._budget_s is not None:
+            affordable = self._affordable(one, open_tests, self._budget_s - spent_s)
+            if affordable is None:
+                self._spend(spent_s)
+                return None
+            one = affordable
         return one.next()
+
+    def _affordable(self, one: ComparedTest, open_tests: Sequence[ComparedTest], left_s: float) -> ComparedTest | None:
+        """Return the test whose turn it is with what is left of the budget; None if no turn may begin.
+
+        Warming up leaves time for a first look at the cheapest test. A budget that has none ends it at once.
+        """
+        warmed = [test for test in open_tests if test.turns]
+        if warmed:
+            look_s = min(test.seconds() for test in warmed) * LOOKS[0].runs
+            is_begun = any(test.counted for test in self.tests)
+            if not is_begun and look_s * _OF_WARM_UP > left_s:
+                return None
+            if not one.turns and look_s + look_s / LOOKS[0].runs > left_s:
+                one = min(warmed, key=_looks_of)
+        return one if left_s > 0 and one.seconds() <= left_s else None
 
     def take(self, turn: ArmTurn, report: ArmReport) -> list[NumberFinding] | None:
         """Keep what came of a run, and look where a look is due: what was found then, else None."""
@@ -236,9 +264,17 @@ class VersionSchedule:
                     return _incomparable(one, f"{side}: no run of it says anything: {verdicts}")
         return None
 
-    def _spend(self) -> None:
+    def _spend(self, spent_s: float) -> None:
         """End all tests with what was found so far."""
         self.is_spent = True
+        known = [one.seconds() for one in self.tests if one.turns]
+        if known:
+            usual_s = sum(known) / len(known)
+            self.needed_s = spent_s + sum(
+                (one.seconds() or usual_s) * max(0, LOOKS[0].runs + 1 - one.turns)
+                for one in self.tests
+                if not one.is_over
+            )
         for one in self.tests:
             if not one.is_over and not one.findings:
                 reason = f"the budget is spent after {one.counted} runs a side"
