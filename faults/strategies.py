@@ -2,8 +2,8 @@
 
     from faults.strategies import fault_plans
 
-    @given(fault_plans(nodes=4, steps=30))
-    def test_any_plan_is_survived(faults): ...
+    @given(faults=fault_plans(nodes=4, steps=30))
+    def test_any_plan_is_survived(chaos, faults): ...
 
 Plans shrink towards fewer faults, simpler kinds, steps instead of other moments, lower ranks instead of roles, earlier
 steps and the default phase.
@@ -230,10 +230,14 @@ def fault_plans(
     parameters: Sequence[str] = (),
     settled: int = 5,
     heartbeat_ms: int = 50,
+    sure: bool = True,
 ) -> st.SearchStrategy[tuple[Fault, ...]]:
     """Plans that a run of ``nodes`` nodes must survive, in the sense of :func:`faults.survival.survivable`.
 
-    Several faults may strike at once, in the same step, one after the other, and the same rank again.
+    Each fault of a plan strikes, and none hides another: they are due some steps apart, or in the recovery from the
+    first one, at ranks that are there whatever was lost before. With ``sure=False`` several faults may strike at once,
+    in the same step, at a time, or in a recovery that may not come, and at a rank that may be gone: such a plan may
+    leave faults that did not strike, and a run with them is *unknown*.
 
     Args:
         kinds: of faults to draw from; None: all of the catalogue that can be drawn, and that ``substrate`` can do.
@@ -241,6 +245,7 @@ def fault_plans(
         least, most: number of faults.
         parameters: names of model parameters for numeric faults; without any, there are no such faults.
         settled: first step at which a rank may hang.
+        sure: whether each fault must strike; then a plan has fewer faults than nodes.
         heartbeat_ms: of the run (``RunConfig.heartbeat_ms``); networks are cut and nodes frozen for 2 to 20 heartbeats.
 
     Raises:
@@ -260,6 +265,15 @@ def fault_plans(
     brought = {name: _recipe(kind) for name, kind in classes.items() if name not in RECIPES and kind.drawn is not None}
     recipes = {**RECIPES, **brought}
     faults = [_drawn(classes[name], recipe(scope)) for name, recipe in recipes.items() if name in classes]
+    if sure:
+        return _sure_plans(
+            [(classes[name], recipe(scope)) for name, recipe in recipes.items() if name in classes],
+            nodes=nodes,
+            survivors=survivors,
+            scope=scope,
+            least=least,
+            most=most,
+        )
     # Ranks come last: whether a plan is survivable depends on how many there are and on which is never hit.
     anonymous = st.lists(st.one_of(faults), min_size=least, max_size=most)
     return anonymous.flatmap(lambda drawn: _aimed(drawn, nodes, survivors)).filter(
@@ -289,3 +303,51 @@ def _aimed(drawn: Sequence[_Aim], nodes: int, survivors: int) -> st.SearchStrate
         lambda drawn_at: tuple(aim(role or rank) for aim, rank, role in zip(drawn, *drawn_at, strict=True))
     )
     return plans.filter(lambda plan: all(struck_by(fault, nodes) for fault in plan))  # of 2 ranks, no minority
+
+
+# -- plans of which each fault strikes ----------------------------------------------------------------------------
+
+#: Steps between two faults, so that the first one is felt and over, and behind the last one, so that it can be seen.
+_APART = 6
+#: Faults that surely end a process: what is due in a recovery needs one of them before it.
+_SURELY_LOSE = frozenset({"Kill", "Exit", "Raise", "KillNode", "KillAgent"})
+#: Phases of a recovery to which each rank of the new membership comes.
+_SURELY_REACHED = ("recommit", "regroup")
+
+
+def _sure_plans(
+    recipes: Sequence[tuple[type[Fault], Fields]], *, nodes: int, survivors: int, scope: Scope, least: int, most: int
+) -> st.SearchStrategy[tuple[Fault, ...]]:
+    """Plans of which each fault strikes a rank of its own moment, of as many faults as fit into the run."""
+    slots = [*range(min(scope.settled, max(0, scope.steps - 1)), max(1, scope.steps - _APART), _APART)] or [0]
+    count = min(most, nodes - survivors, len(slots))
+    if least > count:
+        remedy = f"use {count} or less: each is due {_APART} steps from another; or sure=False"
+        raise BadInput("least", least, remedy)
+
+    @st.composite
+    def plans(draw: st.DrawFn) -> tuple[Fault, ...]:
+        number = draw(st.integers(least, count))
+        steps = sorted(draw(st.lists(st.sampled_from(slots), unique=True, min_size=number, max_size=number)))
+        plan: list[Fault] = []
+        for place, step in enumerate(steps):
+            kind, fields = draw(st.sampled_from(recipes))
+            # each fault before this one may have cost a rank
+            rank = draw(st.integers(0, nodes - 1 - place))
+            plan.append(_sure_fault(draw, kind, fields, rank, step, plan))
+        return tuple(plan)
+
+    return plans()
+
+
+def _sure_fault(
+    draw: st.DrawFn, kind: type[Fault], fields: Fields, rank: int, step: int, before: Sequence[Fault]
+) -> Fault:
+    """A fault at its step, or in the recovery from the first one, which surely causes one."""
+    values = draw(fields)
+    first = before[0] if len(before) == 1 and before[0].kind in _SURELY_LOSE else None
+    follows = first is not None and rank != first.rank and values.get("during") in _SURELY_REACHED
+    if follows:
+        return kind(rank=rank, **values | {"recovery": 1})
+    own = {name: value for name, value in values.items() if name not in ("at_step", "after_s", "during", "recovery")}
+    return kind(rank=rank, at_step=step, **own)

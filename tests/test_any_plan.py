@@ -79,6 +79,7 @@ def experiments(draw: st.DrawFn, kinds: Sequence[type[Fault]] | None = None, mos
             most=most,
             parameters=PARAMETERS,
             heartbeat_ms=DETECTION["relaxed"]["heartbeat_ms"],
+            sure=False,
         )
     )
     chosen: dict[str, Any] = {

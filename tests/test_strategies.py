@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import Phase, find, given, settings
@@ -26,7 +29,15 @@ Plan = tuple[Fault, ...]
 def test_every_plan_is_valid_and_leaves_survivors(data: st.DataObject, nodes: int, steps: int) -> None:
     survivors = data.draw(st.integers(1, nodes - 1))
     plan = data.draw(
-        fault_plans(nodes=nodes, steps=steps, survivors=survivors, most=7, parameters=PARAMETERS), label="plan"
+        fault_plans(
+            nodes=nodes,
+            steps=steps,
+            survivors=survivors,
+            most=7,
+            parameters=PARAMETERS,
+            sure=data.draw(st.booleans()),
+        ),
+        label="plan",
     )
     for fault in plan:
         fault.validate(nodes=nodes, steps=steps)
@@ -41,7 +52,8 @@ def test_the_rule_holds_in_a_model_of_shrinking_worlds(data: st.DataObject, node
     However the faults of a survivable plan fall, as many processes of the beginning as promised are left.
     """
     survivors = min(survivors, nodes - 1)
-    plan = data.draw(fault_plans(nodes=nodes, steps=9, survivors=survivors, most=7, parameters=PARAMETERS))
+    wild = fault_plans(nodes=nodes, steps=9, survivors=survivors, most=7, parameters=PARAMETERS, sure=False)
+    plan = data.draw(wild)
     world = [f"first{rank}" for rank in range(nodes)]
     chance = data.draw(st.randoms(use_true_random=False))
     struck = [one for fault in plan if reach(fault) != "nothing" for one in fault.expand(nodes, chance)]
@@ -71,7 +83,7 @@ def plans(request: pytest.FixtureRequest) -> list[Plan]:
     drawn: list[Plan] = []
 
     @settings(max_examples=800, phases=[Phase.generate], database=None, derandomize=True, deadline=None)
-    @given(fault_plans(nodes=3, steps=20, most=5, parameters=PARAMETERS, kinds=kinds))
+    @given(fault_plans(nodes=3, steps=20, most=5, parameters=PARAMETERS, kinds=kinds, sure=False))
     def draw(plan: Plan) -> None:
         drawn.append(plan)
 
@@ -81,7 +93,7 @@ def plans(request: pytest.FixtureRequest) -> list[Plan]:
 
 def _found(condition: Callable[[Plan], bool]) -> Plan:
     """The simplest plan of which it is true; the search fails where there is none."""
-    plans = fault_plans(nodes=3, steps=20, most=5, parameters=PARAMETERS, kinds=FEW)
+    plans = fault_plans(nodes=3, steps=20, most=5, parameters=PARAMETERS, kinds=FEW, sure=False)
     return find(plans, condition, settings=settings(max_examples=2000, database=None, derandomize=True, deadline=None))
 
 
@@ -135,6 +147,44 @@ def test_kinds_of_another_substrate_are_drawn_and_valid(kind: type[Fault]) -> No
             fault.validate(nodes=3, steps=20)
 
     draw()
+
+
+@settings(deadline=None, max_examples=300)
+@given(data=st.data(), nodes=st.integers(2, 6), steps=st.integers(1, 60))
+def test_each_fault_of_a_plan_strikes(data: st.DataObject, nodes: int, steps: int) -> None:
+    """At a rank that is there though each fault before it cost one, some steps apart, or in a sure recovery."""
+    plan = data.draw(fault_plans(nodes=nodes, steps=steps, parameters=PARAMETERS), label="plan")
+    assert all(fault.after_s is None for fault in plan)
+    assert all(isinstance(fault.rank, int) and fault.rank < nodes - place for place, fault in enumerate(plan))
+    at_steps = [fault.at_step for fault in plan if fault.at_step is not None]
+    assert all(late - early >= 6 for early, late in pairwise(at_steps))
+    following = [fault for fault in plan if fault.during is not None]
+    assert len(following) <= 1
+    for fault in following:
+        assert plan[1] is fault
+        assert (plan[0].kind in ("Kill", "Exit", "Raise", "KillNode", "KillAgent"), fault.recovery) == (True, 1)
+        assert fault.during in ("recommit", "regroup")
+        assert fault.rank != plan[0].rank
+
+
+def test_more_faults_than_can_strike_are_refused() -> None:
+    with pytest.raises(BadInput, match="least=3") as refused:
+        fault_plans(nodes=3, steps=30, least=3)
+    assert "use 2 or less" in refused.value.remedy
+    with pytest.raises(BadInput, match="least=3"):
+        fault_plans(nodes=5, steps=12, least=3)
+
+
+@pytest.mark.slow
+@pytest.mark.costly
+def test_the_example_of_the_page_runs_as_it_stands(pytester: pytest.Pytester) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "replay.md").read_text()
+    text = page.partition("## Plans that nobody wrote\n\n")[2].partition("\n\ndraws plans")[0]
+    pytester.makeini("[pytest]\nchaos_detection = relaxed\n")
+    pytester.makepyfile(test_page=textwrap.dedent(text))
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--chaos-report", "report")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["*chaoskit: 5 runs, *"])
 
 
 def test_a_plan_holds_what_its_substrate_can_do() -> None:
