@@ -226,3 +226,32 @@ def test_a_bound_that_is_the_step_is_no_number_of_its_own() -> None:
     assert worse == ["recovery / step", "recovery"]
     of_jobs = changes(compare(sample(10), sample(10, by=1.5, seed=2)))
     assert of_jobs["recovery / bound"] is NumberChange.REGRESSED
+
+
+def with_strength(runs: list[RunRecord], times: float) -> list[RunRecord]:
+    """The same runs, whose world was whole again after so many times of their recovery."""
+    for one in runs:
+        one.metrics["full_strength"] = Metric(one.metrics["recovery"].value * times, "s", "lower")
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "change"),
+    [
+        (1.0, 3.0, NumberChange.REGRESSED),  # a spare that took part at once, and joins later now
+        (3.0, 6.0, NumberChange.REGRESSED),
+        (3.0, 1.0, NumberChange.BETTER),
+        (3.0, 3.0, NumberChange.UNCHANGED),
+        (1.0, 1.0, None),  # it is the recovery itself, which is compared already
+    ],
+)
+def test_full_strength_behind_the_recovery_is_decided(before: float, after: float, change: NumberChange | None) -> None:
+    found = changes(compare(with_strength(sample(10), before), with_strength(sample(10, seed=2), after)))
+    assert found["recovery / step"] is NumberChange.UNCHANGED
+    assert found.get("full_strength / step") is change
+
+
+def test_a_world_that_is_never_whole_again_is_said() -> None:
+    found = compare(with_strength(sample(10), 1.0), sample(10, seed=2))
+    (strength,) = [one for one in found.findings if one.metric == "full_strength / step"]
+    assert "not measured any more" in strength.reason

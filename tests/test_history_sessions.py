@@ -131,7 +131,8 @@ def test_a_recovery_that_got_slower_fails_the_session(sessions: Sessions) -> Non
     (sessions.path / "slow").touch()
     worse = sessions.run("--chaos-compare", "base.jsonl", "--chaos-repeats", "6", tests="kill")
     assert worse.ret == 1
-    worse.stdout.fnmatch_lines(["*compared with base.jsonl: [23] regressed, 4 unchanged*"])  # seconds may not compare
+    # seconds may not compare, and full strength may be the recovery itself
+    worse.stdout.fnmatch_lines(["*compared with base.jsonl: [2-4] regressed, [45] unchanged*"])
 
 
 @pytest.mark.costly

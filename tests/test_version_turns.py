@@ -390,3 +390,31 @@ def test_a_decision_stays() -> None:
         lambda turn: ArmReport([run(0.1 if turn.side is Side.AFTER and turn.number < 8 else 0.05, next(steps))]),
     )
     assert finding(schedule.findings, "recovery").change is NumberChange.REGRESSED
+
+
+def strong(chance: random.Random, times: float, noise: float = 0.02) -> RunRecord:
+    """A run whose world was whole again after so many times of its recovery."""
+    made = run(0.2 * chance.lognormvariate(0, 0.02))
+    seconds = made.metrics["recovery"].value * times * chance.lognormvariate(0, noise)
+    return msgspec.structs.replace(made, metrics=made.metrics | {"full_strength": Metric(seconds, "s", "lower")})
+
+
+@pytest.mark.parametrize(
+    ("times", "noise", "change"),
+    [
+        ((1.0, 4.0), 0.02, NumberChange.REGRESSED),
+        ((4.0, 4.0), 0.02, NumberChange.UNCHANGED),
+        ((4.0, 4.0), 0.8, NumberChange.INCOMPARABLE),  # said why not, and no reason to run more often
+        ((1.0, 1.0), 0.0, None),
+    ],
+)
+def test_full_strength_behind_the_recovery_is_decided_or_said_why_not(
+    times: tuple[float, float], noise: float, change: NumberChange | None
+) -> None:
+    chance = random.Random(5)
+    before, after = ([strong(chance, factor, noise) for _ in range(LOOKS[0].runs)] for factor in times)
+    found = {one.metric: one for one in decide(before, after, LOOKS[0])}
+    assert (found["full_strength"].change if "full_strength" in found else None) is change
+    assert found["recovery"].change is NumberChange.UNCHANGED
+    if change is NumberChange.INCOMPARABLE:
+        assert "--number full_strength" in found["full_strength"].reason

@@ -168,9 +168,22 @@ def finding_of(
 def _compare_series(before: Sequence[RunRecord], after: Sequence[RunRecord], tolerance: float) -> list[NumberFinding]:
     found: list[NumberFinding | None] = [*compare_counts(before, after)]
     quotients = [pair for pair in QUOTIENTS if pair[1] != record.BOUND or not _is_bound_a_step([*before, *after])]
+    if is_behind([*before, *after]):
+        quotients.append((record.FULL_STRENGTH, record.STEP))
     found += [_compare_quotient(before, after, above, below, tolerance=tolerance) for above, below in quotients]
     found += [_compare_seconds(before, after, name, tolerance=tolerance) for name in SECONDS]
     return [one for one in found if one is not None]
+
+
+def is_behind(runs: Sequence[RunRecord]) -> bool:
+    """Return whether the world of some run was whole again later than its training went on, or never.
+
+    Else ``full_strength`` is the recovery itself, which is compared already.
+    """
+    known = [run for run in runs if record.FULL_STRENGTH in run.metrics and record.RECOVERY in run.metrics]
+    lacking = [run for run in runs if record.RECOVERY in run.metrics and record.FULL_STRENGTH not in run.metrics]
+    later = (run.metrics[record.FULL_STRENGTH].value > run.metrics[record.RECOVERY].value for run in known)
+    return bool(known) and (bool(lacking) or any(later))
 
 
 def _is_bound_a_step(runs: Sequence[RunRecord]) -> bool:

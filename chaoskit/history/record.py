@@ -24,6 +24,7 @@ Better = Literal["lower", "higher", ""]
 RECOVERED, LOST_STEPS, FALSE_ALARMS, LOSSES_EQUAL = "recovered", "lost_steps", "false_alarms", "losses_equal"
 PASSED = "passed"
 RECOVERY, STEP, BOUND = "recovery", "step", "bound"
+FULL_STRENGTH = "full_strength"
 _LOSSES = "losses equal the twin's"
 
 
@@ -202,7 +203,7 @@ def _recovery(slowest: Recovery) -> Iterator[tuple[str, float | None]]:
     yield RECOVERY, slowest.seconds
     for span in slowest.spans:
         yield phase_name(span.name), span.seconds
-    yield "full_strength", slowest.full_strength_seconds
+    yield FULL_STRENGTH, slowest.full_strength_seconds
     yield BOUND, sum(span.reference_s for span in slowest.spans) or None
 
 
@@ -220,7 +221,7 @@ KNOWN: dict[str, tuple[Unit, Better]] = {
     LOSSES_EQUAL: ("count", "higher"),
     RECOVERY: ("s", "lower"),
     **{phase_name(phase): ("s", "lower") for phase in RECOVERY_PHASES},
-    "full_strength": ("s", "lower"),
+    FULL_STRENGTH: ("s", "lower"),
     "exposure": ("s", "lower"),
     STEP: ("s", "lower"),
     BOUND: ("s", ""),

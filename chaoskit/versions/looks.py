@@ -17,7 +17,7 @@ import msgspec
 
 from chaoskit.errors import BadInput
 from chaoskit.history import record
-from chaoskit.history.compare import finding_of, judge, samples_of
+from chaoskit.history.compare import finding_of, is_behind, judge, samples_of
 from chaoskit.history.finding import WHOLE, NumberChange, NumberFinding, Unit
 from chaoskit.history.ranks import estimate_ratio
 from chaoskit.history.record import RunRecord
@@ -75,7 +75,21 @@ def decide(
         elif max(shares) >= _MEASURED_LEAST:
             reason = f"{shares[1]:.0%} of the runs have it, {shares[0]:.0%} before"
             found.append(finding_of(after, number, _unit(number), NumberChange.INCOMPARABLE, reason=reason))
+    if record.FULL_STRENGTH not in numbers and is_behind([*before, *after]):
+        found += _decide_strength(before, after, look, tolerance)
     return found
+
+
+def _decide_strength(
+    before: Sequence[RunRecord], after: Sequence[RunRecord], look: VersionLook, tolerance: float
+) -> list[NumberFinding]:
+    """What full strength says, where it is no number that was asked for: it is no reason to run more often."""
+    for found in decide(before, after, look, numbers=(record.FULL_STRENGTH,), tolerance=tolerance):
+        if found.change is not NumberChange.UNDECIDED:
+            return [found]
+        reason = f"{found.reason or 'too few runs'}; --number {record.FULL_STRENGTH} runs until it is decided"
+        return [msgspec.structs.replace(found, change=NumberChange.INCOMPARABLE, reason=reason)]
+    return []
 
 
 def _decide_number(
