@@ -11,10 +11,12 @@ from collections.abc import Iterable
 
 import numpy as np
 import torch
+import xxhash
 from numpy.typing import NDArray
 from torch import Tensor
 
 _WORD_BYTES = 8
+_BLOCK_WORDS = 2**20  # on a device, of a tensor that is read at once
 _ALL_ZERO = 0x5A5A_C3C3_0F0F_9696  # stands for 0, which means that there is no checksum
 
 
@@ -39,6 +41,29 @@ def slice_checksum(tensors: Iterable[Tensor], part: int, parts: int) -> int:
             if start < last and first < stop
         ]
     )
+
+
+@torch.no_grad()
+def bits_digest(tensor: Tensor) -> bytes:
+    """Return a digest of one tensor's bits and their order. Values that change places change it, too."""
+    if not tensor.numel():
+        return b""
+    data = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    if data.device.type == "cpu":
+        return xxhash.xxh3_128_digest(data.numpy().data)
+    return ordered_sum(data).to_bytes(16, "little", signed=True)
+
+
+def ordered_sum(data: Tensor) -> int:
+    """Return the sum of the words of some bytes, each times an odd number of its own; on their device."""
+    total = 0
+    for number, block in enumerate(data.split(_BLOCK_WORDS * _WORD_BYTES)):
+        padded = block.new_zeros(-(-len(block) // _WORD_BYTES) * _WORD_BYTES)
+        padded[: len(block)] = block
+        words = padded.view(torch.int64)
+        odd = torch.arange(1, 2 * len(words), 2, device=words.device)
+        total += (2 * number + 1) * int((words * odd).sum())
+    return total
 
 
 def size_bytes(tensors: Iterable[Tensor]) -> int:

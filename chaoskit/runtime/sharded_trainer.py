@@ -41,6 +41,7 @@ from chaoskit.runtime.copies import Copies
 from chaoskit.runtime.generations import ENTRY_S, entry_limit_s
 from chaoskit.runtime.group import Group
 from chaoskit.runtime.guard import accuse, note_corruption, undecidable
+from chaoskit.runtime.parameter_watch import GatheredWatch, ParameterWatch
 from chaoskit.runtime.peer import PeerLost
 from chaoskit.runtime.piece_check import PieceCheck
 from chaoskit.runtime.pieces import NoCopy, Restorer
@@ -51,7 +52,7 @@ from chaoskit.runtime.restore import report_copy
 from chaoskit.runtime.sampling import Sampler, seed_everything
 from chaoskit.runtime.script_writes import Change, ScriptWrites, require_even_writes
 from chaoskit.runtime.sharded_commit import ShardedCommitter
-from chaoskit.runtime.sharding import ShardedState, are_finite
+from chaoskit.runtime.sharding import ShardedState, are_finite, local_memory
 from chaoskit.runtime.shardwork import Shard
 from chaoskit.runtime.transaction import Transaction
 from chaoskit.runtime.voting import Suspicion as Difference
@@ -146,6 +147,8 @@ class ShardedTrainer(BaseTrainer):
         self._state, self._clip_norm = ShardedState(model, optimizer, scheduler), clip_norm
         self._writes.watch(self._state)
         self._is_registered = True
+        self._watch = ParameterWatch(model, memory=local_memory)
+        self._gathered = GatheredWatch(model)
         if self._formation is not None:
             self._take_over(self._formation, self._state)
 
@@ -363,7 +366,12 @@ class ShardedTrainer(BaseTrainer):
             batch = self._fetch(dataset, samples, index, prefetch=prefetch, rehearses=self.rehearses)
             if prefetch and not self.rehearses:
                 self._prefetcher.expect(dataset, self._samples_ahead(mine, turn + 1, most))
+            self._watch.begin(rehearses=self.rehearses)
+            if self.rehearses:
+                self._gathered.begin()
             yield Shard(index, samples, batch)
+            self._gathered.end()
+            self._watch.end()
             if self._current >= 0:
                 self._require_loss(index)
                 self._samples[index] = samples

@@ -31,6 +31,11 @@ def is_sharded(tensors: Iterable[Tensor]) -> bool:
     return any(isinstance(tensor, DTensor) for tensor in tensors)
 
 
+def local_memory(tensor: Tensor) -> Tensor:
+    """Return the tensor whose memory of ``tensor`` this rank holds: itself, unless it is sharded."""
+    return _local(tensor) if isinstance(tensor, DTensor) else tensor
+
+
 def local_part(tensor: Tensor) -> tuple[Tensor, tuple[int, ...], Box]:
     """The memory of this rank behind ``tensor``, the shape of the whole, and the box of it that the memory holds.
 

@@ -17,6 +17,7 @@ from chaoskit.errors import BadInput
 from chaoskit.runtime.admission import require_dense
 from chaoskit.runtime.buffers import Moved
 from chaoskit.runtime.overlap import Overlap
+from chaoskit.runtime.parameter_watch import ParameterWatch
 from chaoskit.runtime.reduction import FlatLayout, LocalGradients, Reduced, Reducer, make_reducer
 from chaoskit.runtime.replica import Replica
 from chaoskit.runtime.sampling import Sampler
@@ -55,6 +56,7 @@ class ShardWork:
         self._trainable = self._flags()  # when registered
         self._frozen = digest(bytes(self._trainable))
         self._flags_seen = self._trainable
+        self._watch = ParameterWatch(replica.model)
         self._buffers = replica.buffers
         self.shard_count = config.named_shards
         self.overlap: Overlap | None = None
@@ -124,6 +126,7 @@ class ShardWork:
             BadInput: if the user's code did to the model what other ranks cannot know.
         """
         self._check_frozen()
+        self._watch.begin(rehearses=not self._buffers.known)
         if self._buffers.known:
             self._buffers.begin()
         else:
@@ -167,9 +170,10 @@ class ShardWork:
         """The loop body is over. The first time this shows which buffers move, and puts them back.
 
         Raises:
-            BadInput: if the body computed no loss, or something that cannot be reduced.
+            BadInput: if the body computed no loss or something that cannot be reduced, or wrote into a parameter.
         """
         self.require_loss(shard)
+        self._watch.end()
         if self._buffers.known:
             self._moved = self._buffers.end(self.shard_count)
             return

@@ -85,8 +85,8 @@ class Flip:
 
 
 def flip(tensor: Tensor, index: int) -> None:
-    """Invert the lowest bit of an exponent: twice or half the value; of 0 a tiny one."""
-    flat = tensor.detach().view(-1)
+    """Invert the lowest bit of an exponent: twice or half the value; no version counter shows it."""
+    flat = tensor.data.view(-1)
     flat.view(torch.int32)[index] ^= 1 << 23
 
 

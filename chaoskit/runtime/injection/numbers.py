@@ -68,7 +68,10 @@ def _find(model: nn.Module, name: str) -> tuple[str, nn.Parameter]:
 
 
 class Poison:
-    """Writes one NaN into a weight, a gradient or an activation: once, or every time (``sticky``)."""
+    """Writes one NaN into a weight, a gradient or an activation: once, or every time (``sticky``).
+
+    No version counter of a weight notices it.
+    """
 
     def __init__(self, model: nn.Module, options: dict[str, Any], report: Report) -> None:
         self._where: str = options["where"]
@@ -82,7 +85,7 @@ class Poison:
         """Poison the weight now, or the gradient or activation as soon as it is computed."""
         if self._where == "weight":
             with torch.no_grad():
-                self._poison(local_part(self._parameter)[0])
+                self._poison(local_part(self._parameter)[0].data)
         elif self._where == "gradient" and is_sharded([self._parameter]):  # whose own hooks are not asked
             self._handle = self._parameter.register_post_accumulate_grad_hook(self._on_accumulated)
         elif self._where == "gradient":
@@ -147,7 +150,7 @@ class BitFlipper:
 
     def _target_now(self) -> Tensor:
         """The tensor, or one of its shape and type where it does not exist yet."""
-        return local_part(self._state() if self._where == "optimizer" else self._parameter.data)[0]
+        return local_part(self._state() if self._where == "optimizer" else self._parameter)[0].data
 
     def _state(self) -> Tensor:
         return _optimizer_state(self._replica, self._parameter, self._key)
