@@ -21,6 +21,8 @@ from chaoskit.runtime.mistakes import Mistakes
 
 #: Digests go through a sum of float64 words, which have as many bits for a whole number.
 DIGEST = 2**53
+#: Name of the state that replicas of a piece compare.
+PIECE_STATE = "weights or optimizer state"
 
 
 class Row(NamedTuple):
@@ -170,7 +172,7 @@ class Suspicion:
         if ranks := tuple(rank for rank, row in enumerate(rows) if not row.healthy):
             return Decision("rank", ranks=ranks)
         seals = [voting.Seal(state=row.state, torn=int(row.torn), heir=int(row.heir)) for row in rows]
-        if found := self._compare("weights or optimizer state", seals):
+        if found := self._compare(PIECE_STATE, seals):
             return Decision("rank" if found.ranks else "undecided", ranks=found.ranks, found=found)
         if all(row.finite for row in rows):
             if self._attempts % 2:  # on other ranks than usual: the bits of the sum would be others, too

@@ -14,10 +14,10 @@ from typing import Literal
 
 import msgspec
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from chaoskit.config import RunConfig
-from chaoskit.errors import JobFailed, NonFiniteBatch
+from chaoskit.errors import BadInput, JobFailed, NonFiniteBatch
 from chaoskit.journal import Journal
 from chaoskit.messages import Accuse, Message, Plan
 from chaoskit.runtime.reduction import Reduced
@@ -202,3 +202,12 @@ def undecidable(step: int, what: str, voters: str) -> JobFailed:
     """The end of a job whose ranks contradict each other. ``voters``: what would have had a majority."""
     remedy = f"start again from a checkpoint, on other hardware or with three {voters} or more, which can vote"
     return JobFailed(f"silent corruption at step {step}: {what}, and no vote can decide; {remedy}")
+
+
+def built_differently(model: nn.Module, ranks: Sequence[int]) -> BadInput:
+    """Return the error for a model whose ``ranks`` differ before the first step, none being outvoted."""
+    remedy = (
+        f"call torch.manual_seed(trainer.seed) before the model is built: weights, buffers or rates "
+        f"of ranks {list(ranks)} differ before the first step; if it is seeded, use other hardware"
+    )
+    return BadInput("model", type(model).__name__, remedy)

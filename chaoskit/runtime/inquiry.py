@@ -13,14 +13,22 @@ from typing import NamedTuple
 from chaoskit.errors import JobFailed
 from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.crosscheck import CrossCheck
-from chaoskit.runtime.guard import Audit, AuditResult, NonFiniteGuard, accuse, note_corruption, undecidable
+from chaoskit.runtime.guard import (
+    Audit,
+    AuditResult,
+    NonFiniteGuard,
+    accuse,
+    built_differently,
+    note_corruption,
+    undecidable,
+)
 from chaoskit.runtime.integrity import Integrity
 from chaoskit.runtime.mistakes import Mistakes
 from chaoskit.runtime.reduction import CorruptSegment, Reduced
 from chaoskit.runtime.regroup import Formation
 from chaoskit.runtime.replica import Replica
 from chaoskit.runtime.script_writes import require_even_writes
-from chaoskit.runtime.voting import Seal, blamed, examine
+from chaoskit.runtime.voting import STATE, Seal, blamed, examine
 from chaoskit.vocabulary import Event
 
 _STRIKES = 3  # a rank that was wrong so often, though never twice in a row, is replaced, too
@@ -72,13 +80,16 @@ class Inquiry:
         """Whether this step must not be committed now: somebody is accused, or a round is open.
 
         Raises:
-            JobFailed: if the ranks contradict each other, and nobody can tell who is right.
-            BadInput: if the script changed the state between two steps, and not alike on all ranks.
+            BadInput: if the states differ before the first step, or if the script changed the state between two
+                steps, and not alike on all ranks.
+            JobFailed: if the ranks contradict each other later, and no vote can decide.
         """
         self._others_were_fine()
         written = [seal.written for seal in seals], [seal.written_state for seal in seals]
         require_even_writes(self._replica.step, *written)
         if suspicion := examine(self._integrity.comparable(seals)):
+            if not suspicion.ranks and suspicion.what == STATE and self._replica.step == 0:
+                raise built_differently(self._replica.model, suspicion.involved)
             verdict = "rank" if suspicion.ranks else "undecided"
             self._note(formation, suspicion.what, suspicion.involved, verdict)
             if not suspicion.ranks:

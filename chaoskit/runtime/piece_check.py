@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from chaoskit.config import RunConfig
-from chaoskit.runtime.checksums import join, size_bytes, slice_checksum
+from chaoskit.runtime.checksums import checksum, join, size_bytes, slice_checksum
 from chaoskit.runtime.sharding import ShardedState
 from chaoskit.runtime.slice_memory import SliceMemory
 from chaoskit.runtime.voting import Seal
@@ -46,7 +46,9 @@ class PieceCheck:
             return now if part == due else slice_checksum(tensors, part, parts)
 
         torn = self._memory is not None and self._memory.is_contradicted(step, due, digest)
-        word = join(now, self._state.scalars_checksum())
+        # the piece as it was built is compared whole: nothing wrong is committed
+        compared = now if step else checksum(tensors)
+        word = join(compared, self._state.scalars_checksum())
         return Seal(state=word, torn=int(torn), heir=int(step < self._heir_until))
 
     def updated(self) -> None:

@@ -29,7 +29,17 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from chaoskit.errors import BadInput, NonFiniteBatch
 from chaoskit.messages import GroupBroken, Healed, Snapshot
-from chaoskit.runtime.ballot import DIGEST, Decision, Row, Suspicion, gather, gather_unequal, share, whole_step
+from chaoskit.runtime.ballot import (
+    DIGEST,
+    PIECE_STATE,
+    Decision,
+    Row,
+    Suspicion,
+    gather,
+    gather_unequal,
+    share,
+    whole_step,
+)
 from chaoskit.runtime.base_trainer import BaseTrainer
 from chaoskit.runtime.checksums import checksum
 from chaoskit.runtime.collective import GroupFailed
@@ -40,7 +50,7 @@ from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.copies import Copies
 from chaoskit.runtime.generations import ENTRY_S, entry_limit_s
 from chaoskit.runtime.group import Group
-from chaoskit.runtime.guard import accuse, note_corruption, undecidable
+from chaoskit.runtime.guard import accuse, built_differently, note_corruption, undecidable
 from chaoskit.runtime.parameter_watch import GatheredWatch, ParameterWatch
 from chaoskit.runtime.peer import PeerLost
 from chaoskit.runtime.piece_check import PieceCheck
@@ -535,9 +545,12 @@ class ShardedTrainer(BaseTrainer):
         """Replicas of a piece differ: return to have the step computed again, or leave this entry.
 
         Raises:
-            JobFailed: if no vote decides which of them is wrong.
+            BadInput: if they differ before the first step, and no vote decides which of them is wrong.
+            JobFailed: if they do later.
         """
         worker, plan = self._worker, formation.plan
+        if verdict == "undecided" and found.what == PIECE_STATE and self.step == 0:
+            raise built_differently(self.state.model, found.involved)
         told = {"repeat": "transfer" if found.ranks else "undecided"}.get(verdict, verdict)
         sources = [] if found.ranks else [plan.members[rank].worker for rank in found.involved]
         note_corruption(worker.journal, plan, self.step, found.what, found.involved, told, sources=sources)

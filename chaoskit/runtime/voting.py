@@ -7,6 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+#: Name of what :func:`examine` compares first.
+STATE = "weights, buffers or optimizer state"
+
 
 class Seal(NamedTuple):
     """What a rank tells the others in every reduction, as int64 words. 0: nothing to say.
@@ -52,7 +55,7 @@ def examine(seals: Sequence[Seal]) -> Suspicion | None:
     states = [seal.state for seal in seals]
     if len(set(states)) > 1:
         guilty = outvoted(states, [rank for rank in ranks if seals[rank].heir]) or _torn(seals)
-        return Suspicion("weights, buffers or optimizer state", guilty, guilty or ranks)
+        return Suspicion(STATE, guilty, guilty or ranks)
     gradients = [seal.gradient for seal in seals]
     if len({word for word in gradients if word}) > 1:
         guilty = outvoted(gradients)

@@ -60,6 +60,15 @@ def unseeded(trainer: Any, *, steps: int) -> None:
     _train(trainer, Clipped(), min(steps, LATE_STEP))
 
 
+def unseeded_head(trainer: Any, *, steps: int) -> None:
+    """The last tensor of each process is its own."""
+    torch.manual_seed(trainer.seed)
+    model = Clipped()
+    torch.seed()
+    nn.init.normal_(model.linear.bias)
+    _train(trainer, model, min(steps, LATE_STEP))
+
+
 def unseeded_replicas(trainer: Any, *, steps: int) -> None:
     """The same for replicas of a sharded model."""
     mesh = trainer.mesh(replicate=-1, shard=1)
