@@ -329,12 +329,11 @@ class PlainTrainer:
         owned = [
             (one, parameter) for one in self._optimizers for group in one.param_groups for parameter in group["params"]
         ]
-        return {
-            f"optimizer/{index}/{key}": value
-            for index, (optimizer, parameter) in enumerate(owned)
-            for key, value in optimizer.state.get(parameter, {}).items()
-            if hasattr(value, "detach")
-        }
+        slots: dict[str, Any] = {}
+        for index, (optimizer, parameter) in enumerate(owned):
+            for key, value in optimizer.state.get(parameter, {}).items():
+                slots |= dict(_tensors_in(value, f"optimizer/{index}/{key}"))
+        return slots
 
     def rates(self) -> list[float]:
         """Of each group of parameters that has one."""
@@ -354,7 +353,7 @@ class PlainTrainer:
             for group in one.param_groups
             for parameter in group["params"]
             for value in one.state.get(parameter, {}).values()
-            if not hasattr(value, "detach")
+            if not dict(_tensors_in(value, ""))
         ]
         return repr((groups, counts, [one.state_dict() for one in self._schedulers]))
 
@@ -432,6 +431,16 @@ class PlainTransaction:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Nothing is left to do."""
+
+
+def _tensors_in(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield each tensor of a value that an optimizer keeps, with its path, as journals have it."""
+    if hasattr(value, "detach"):
+        yield path, value
+    elif type(value) in (dict, list, tuple):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            name = str(key).replace("%", "%25").replace("/", "%2F").replace(".", "%2E")
+            yield from _tensors_in(item, f"{path}/{name}")
 
 
 def seed_all(*key: int) -> None:

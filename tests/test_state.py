@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -89,6 +90,39 @@ class Restless(Optimizer):
                 parameter.sub_(group["lr"] / state["steps"] * state["mean"])
 
 
+class Nested(Optimizer):
+    """Keeps its last gradients in a list, and more in nested containers; counts on itself and beside the parameters."""
+
+    def __init__(self, groups: Any, lr: Any) -> None:
+        super().__init__(groups, {"lr": lr})
+        self.steps = 0
+        self.rates: list[float] = []
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.steps += 1
+        self.rates = [*self.rates[-2:], float(self.param_groups[0]["lr"])]
+        self.state["calls"] = self.state.get("calls", 0) + 1  # type: ignore[index]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["norms"] = np.float32(0)
+                    state["history"] = [torch.zeros_like(parameter) for _ in range(2)]
+                    state["late"] = {"pair": (torch.ones(1), 3), 5: {"a.b/c": torch.zeros_like(parameter)}}
+                    state["mean"] = torch.zeros_like(parameter)
+                state["history"] = [state["history"][1], parameter.grad.clone()]
+                state["late"][5]["a.b/c"].mul_(0.5).add_(sum(state["history"]))
+                pair, count = state["late"]["pair"]
+                state["late"]["pair"] = (pair * 0.9, count + 1)
+                state["norms"] = state["norms"] * np.float32(0.9) + np.float32(parameter.grad.sum())
+                state["mean"].lerp_(state["late"][5]["a.b/c"] * float(pair), 0.1)
+                scale = 1 + 0.01 * (self.steps + self.state["calls"]) + sum(self.rates)  # type: ignore[index]
+                parameter.sub_(float(group["lr"] / (count + state["norms"] ** 2)) * scale * state["mean"])
+
+
 Objects = tuple[Small, Optimizer, LambdaLR | None]
 OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
     "AdamW": lambda groups: AdamW(groups, lr=1e-2, weight_decay=0.1, betas=(0.8, 0.99)),
@@ -97,6 +131,9 @@ OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
     "SGD, momentum": lambda groups: SGD(groups, lr=0.1, momentum=0.9, nesterov=True),
     "Adagrad": lambda groups: Adagrad(groups, lr=0.1),
     "replaces its tensors": lambda groups: Restless(groups, lr=0.1),
+    "nested": lambda groups: Nested(groups, lr=0.1),
+    "nested, lr of NumPy": lambda groups: Nested(groups, lr=np.float32(0.1)),
+    "AdamW, lr of NumPy": lambda groups: AdamW(groups, lr=np.float64(1e-2), betas=(np.float64(0.8), np.float64(0.9))),
 }
 optimizers = pytest.mark.parametrize("optimizer", OPTIMIZERS)
 schedules = pytest.mark.parametrize("scheduled", [True, False], ids=["scheduled", "unscheduled"])
@@ -156,19 +193,24 @@ def everything(model: Small, optimizer: Optimizer, scheduler: Any) -> dict[str, 
     """All that training depends on, as plain values."""
 
     def bits(value: Any) -> Any:
-        return (str(value.dtype), value.tolist()) if isinstance(value, Tensor) else value
+        if isinstance(value, (Tensor, np.generic)):
+            return str(value.dtype), value.tolist()
+        if isinstance(value, dict):
+            return [(key, bits(item)) for key, item in value.items()]
+        return type(value)(map(bits, value)) if isinstance(value, (list, tuple)) else value
 
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return {
         "model": {name: bits(value) for name, value in model.state_dict().items()},
         "optimizer": {
-            names[id(parameter)]: {key: bits(value) for key, value in state.items()}
+            names.get(id(parameter), parameter): dict(sorted(bits(state))) if isinstance(state, dict) else state
             for parameter, state in optimizer.state.items()
         },
+        "own": {name: bits(vars(optimizer)[name]) for name in ("steps", "rates") if name in vars(optimizer)},
         "groups": [
             {key: bits(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups
         ],
-        "scheduler": scheduler and plain(scheduler.state_dict()),
+        "scheduler": scheduler and bits(scheduler.state_dict()),
     }
 
 

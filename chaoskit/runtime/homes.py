@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import is_
 from typing import Any
 
@@ -21,7 +21,7 @@ class Homes:
     """
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], committed: Mapping[str, Tensor]) -> None:
-        self._held: list[tuple[Mapping[Any, Any], list[Any]]] = []
+        self._held: list[tuple[Mapping[Any, Any] | Sequence[Any], list[Any]]] = []
         self._optimizers = [(one, one.state, one.param_groups, _parameters(one)) for one in optimizers]
         for module in model.modules():
             for held in (module._parameters, module._buffers, module._modules):
@@ -30,12 +30,19 @@ class Homes:
         for optimizer in optimizers:
             self._hold(optimizer.state)
             for state in optimizer.state.values():
-                self._hold(state)
+                self._hold_nested(state)
         self.tensors = [value for _, values in self._held for value in values if isinstance(value, Tensor)]
         self._addresses = _addresses(self.tensors)
 
-    def _hold(self, held: Mapping[Any, Any]) -> None:
-        self._held.append((held, list(held.values())))
+    def _hold(self, held: Mapping[Any, Any] | Sequence[Any]) -> None:
+        self._held.append((held, list(_values(held))))
+
+    def _hold_nested(self, held: Any) -> None:
+        """Hold a value of an optimizer's state, and the containers in it."""
+        if isinstance(held, (dict, list, tuple)):
+            self._hold(held)
+            for value in _values(held):
+                self._hold_nested(value)
 
     def are_unchanged(self) -> bool:
         """Whether all objects are still the same, at the same addresses. False does not mean that one has moved."""
@@ -44,13 +51,17 @@ class Homes:
                 one.state is state and one.param_groups is groups and _same(_parameters(one), parameters)
                 for one, state, groups, parameters in self._optimizers
             )
-            and all(_same(held.values(), values) for held, values in self._held)
+            and all(_same(_values(held), values) for held, values in self._held)
             and _addresses(self.tensors) == self._addresses
         )
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _values(held: Mapping[Any, Any] | Sequence[Any]) -> Collection[Any]:
+    return held.values() if isinstance(held, Mapping) else held
 
 
 def _same(found: Any, remembered: Sequence[Any]) -> bool:

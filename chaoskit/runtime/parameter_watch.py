@@ -6,6 +6,7 @@ Ranks compute different shards, so a write in a loop body gives each rank other 
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,14 +15,14 @@ from torch.utils.hooks import RemovableHandle
 from chaoskit.errors import BadInput
 from chaoskit.runtime.checksums import bits_digest
 
-_Seen = list[tuple[int, int]]
+_version = attrgetter("_version")
 
 
 class ParameterWatch:
     """The parameters of a model, which are compared before and after the loop body of each shard.
 
     The version counter of a tensor shows each write but those through ``.data``. These show in its
-    bits, which are read in the rehearsal alone: reading all of them takes too long for each step.
+    bits or in its address, which are read in the rehearsal alone: that takes too long for each step.
 
     Args:
         memory: gives the memory of a parameter on this rank.
@@ -31,12 +32,16 @@ class ParameterWatch:
         self._model = model
         self._named = list(model.named_parameters())
         self._memory = [memory(parameter) for _, parameter in self._named]
-        self._seen: _Seen = []
+        self._movable = self._places_of_recurrent_layers()
+        self._versions: list[int] = []
+        self._addresses: dict[int, int] = {}
         self._bits: list[bytes] = []
 
     def begin(self, *, rehearses: bool) -> None:
         """Remember the parameters: a loop body follows."""
-        self._seen = self._look()
+        self._versions = list(map(_version, self._memory))
+        places = range(len(self._memory)) if rehearses else self._movable
+        self._addresses = {place: self._memory[place].data_ptr() for place in places}
         self._bits = self._read_bits() if rehearses else []
 
     def end(self) -> None:
@@ -47,9 +52,12 @@ class ParameterWatch:
         """
         if self._bits:
             self._require_same_parameters()
-        for place, (before, after) in enumerate(zip(self._seen, self._look(), strict=True)):
-            if before != after and not self._was_moved_by_torch(place, before, after):
-                raise self._refusal(place)
+        versions = list(map(_version, self._memory))
+        moved = {place for place, address in self._addresses.items() if self._memory[place].data_ptr() != address}
+        if moved or versions != self._versions:
+            for place, (before, after) in enumerate(zip(self._versions, versions, strict=True)):
+                if (before != after or place in moved) and place not in moved & self._movable:
+                    raise self._refusal(place)
         if not self._bits:
             return
         for place, (bits, now) in enumerate(zip(self._bits, self._read_bits(), strict=True)):
@@ -57,16 +65,14 @@ class ParameterWatch:
                 raise self._refusal(place)
         self._bits = []
 
-    def _look(self) -> _Seen:
-        return [(tensor._version, tensor.data_ptr()) for tensor in self._memory]
-
     def _read_bits(self) -> list[bytes]:
         return [bits_digest(tensor) for tensor in self._memory]
 
-    def _was_moved_by_torch(self, place: int, before: tuple[int, int], after: tuple[int, int]) -> bool:
-        """Return whether ``flatten_parameters`` of a recurrent layer, which keeps all bits, moved it."""
-        owners = owners_of(self._model, self._named[place][1])
-        return before[1] != after[1] and any(isinstance(owner, nn.RNNBase) for _, owner in owners)
+    def _places_of_recurrent_layers(self) -> set[int]:
+        """Return the parameters that ``flatten_parameters`` may move to other memory, with all bits."""
+        layers = [module for module in self._model.modules() if isinstance(module, nn.RNNBase)]
+        movable = {id(parameter) for layer in layers for parameter in layer.parameters()}
+        return {place for place, (_, parameter) in enumerate(self._named) if id(parameter) in movable}
 
     def _require_same_parameters(self) -> None:
         now = dict(self._model.named_parameters())

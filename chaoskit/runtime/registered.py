@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from chaoskit.checkpoint.arena import plain
-from chaoskit.errors import BadInput
+from chaoskit.errors import BadInput, ChaoskitError
 from chaoskit.runtime.admission import require_model, require_optimizers, require_schedulers
 from chaoskit.runtime.following import Following
+from chaoskit.runtime.optimizer_state import OwnNumbers, assemble, decode, encode, encode_numbers, tensors_in
 
 #: Paths of a training state begin with one of these.
 MODEL, OPTIMIZER = "model/", "optimizer/"
@@ -61,8 +61,10 @@ class Registered:
         self.following: Following | None = None
         self.after_update: list[Callable[[], object]] = []
         self._updating = False
+        self._own = {id(one): OwnNumbers(one, self._known_objects) for one in self.optimizers}
         for one in self.optimizers:
             one.register_step_pre_hook(self._before_step)
+            one.register_step_post_hook(self._after_step)
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
         """Refuse a script's own ``optimizer.step()``, or a GradScaler's: it would change the weights of one rank.
@@ -74,6 +76,18 @@ class Registered:
             raise BadInput("optimizer", type(optimizer).__name__, remedy)
         if self.following is not None and optimizer is self.optimizers[0]:
             self.following.rate = float(optimizer.param_groups[0]["lr"])
+
+        self._own[id(optimizer)].begin()
+
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        self._own[id(optimizer)].end()
+
+    def _known_objects(self) -> set[int]:
+        """Return the identities of what an optimizer may refer to: it is state already, or made anew each step."""
+        parameters = [parameter for _, parameter in self.owned()]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        states = [optimizer.state for optimizer in self.optimizers]
+        return {id(known) for known in (*self.optimizers, *self.model.parameters(), *gradients, *states)}
 
     def advance(self) -> None:
         """One step of every optimizer, then one of every scheduler. Only inside :meth:`running_optimizers`."""
@@ -101,17 +115,20 @@ class Registered:
 
     def versioned(self) -> list[Tensor]:
         """Return every registered tensor as the script has it, whose version counter tells writes in place."""
-        states = [
-            value
-            for optimizer, parameter in self.owned()
-            for value in optimizer.state.get(parameter, {}).values()
-            if isinstance(value, Tensor)
-        ]
+        states = [tensor for _, tensor in self.optimizer_tensors()]
         return [*self.model.parameters(), *self.model.buffers(), *states]
 
     def memories(self) -> list[Tensor]:
         """Return the memory of every registered tensor that this process holds."""
         return [tensor.detach() for tensor in self.versioned()]
+
+    @contextmanager
+    def own_numbers_undone(self) -> Iterator[None]:
+        """Put back afterwards the numbers that the optimizers keep on themselves."""
+        before = {key: own.all_plain() for key, own in self._own.items()}
+        yield
+        for key, own in self._own.items():
+            own.put_back(before[key])
 
     def owned(self) -> list[tuple[Optimizer, Tensor]]:
         """Every parameter with its optimizer; numbered through all optimizers."""
@@ -123,8 +140,7 @@ class Registered:
         """The optimizers' state under paths that are the same on all ranks."""
         for index, (optimizer, parameter) in enumerate(self.owned()):
             for key, value in optimizer.state.get(parameter, {}).items():
-                if isinstance(value, Tensor):
-                    yield f"{OPTIMIZER}{index}/{key}", value
+                yield from tensors_in(value, f"{OPTIMIZER}{index}/{key}")
 
     def rebuild_optimizer_state(self, tensors: dict[str, Tensor]) -> None:
         """Replace the optimizers' tensors by those under optimizer paths; anything else in ``tensors`` is left."""
@@ -148,28 +164,60 @@ class Registered:
         Raises:
             ChaoskitError: if some of it is not made of numbers, strings, lists and dicts.
         """
+        own = [self._own[id(optimizer)].numbers() for optimizer in self.optimizers]
+        return msgspec.msgpack.encode(self._compared_numbers() | {"own": own})
+
+    def _compared_numbers(self) -> dict[str, Any]:
+        """What all ranks must agree on."""
         following = {"following": self.following.state()} if self.following else {}
-        return msgspec.msgpack.encode(self._numbers() | following)
+        return self._numbers() | following
 
     def _numbers(self) -> dict[str, Any]:
         """What :meth:`scalars` holds, without what a batch that follows the world adds."""
-        groups = [{k: plain(v) for k, v in group.items() if k != "params"} for group in self._groups()]
+        groups = [self._encode_group(optimizer, place) for optimizer, place in self._places()]
         state = {
-            f"{index}/{key}": plain(value)
+            f"{index}/{key}": self._encode_state(index, key, value)
             for index, (optimizer, parameter) in enumerate(self.owned())
             for key, value in optimizer.state.get(parameter, {}).items()
             if not isinstance(value, Tensor)
         }
-        schedulers = [plain(scheduler.state_dict()) for scheduler in self.schedulers]
+        schedulers = [encode_numbers(scheduler.state_dict()) for scheduler in self.schedulers]
         return {"groups": groups, "state": state, "schedulers": schedulers, "names": self.parameter_names}
+
+    def _places(self) -> Iterator[tuple[Optimizer, int]]:
+        """Each optimizer with the number of each of its groups."""
+        for optimizer in self.optimizers:
+            for place in range(len(optimizer.param_groups)):
+                yield optimizer, place
+
+    def _encode_group(self, optimizer: Optimizer, place: int) -> dict[str, Any]:
+        numbers = {}
+        for key, value in optimizer.param_groups[place].items():
+            if key == "params":
+                continue
+            try:
+                numbers[key] = encode_numbers(value)
+            except ChaoskitError as error:
+                where = f"{type(optimizer).__name__}.param_groups[{place}][{key!r}]"
+                raise _refusal(where, "numbers, strings, lists and dicts", error) from error
+        return numbers
+
+    def _encode_state(self, index: int, key: str, value: Any) -> Any:
+        try:
+            return encode(value, key)
+        except ChaoskitError as error:
+            optimizer, _ = self.owned()[index]
+            name = self.parameter_names[index] or f"parameter {index}"
+            where = f"{type(optimizer).__name__}.state[{name}][{key!r}]"
+            raise _refusal(where, "tensors, numbers, strings, and lists, tuples and dicts of these", error) from error
 
     def rates(self) -> list[float]:
         """The learning rate of each group that has one, in the order of optimizers and groups."""
         return [float(group["lr"]) for group in self._groups() if "lr" in group]
 
     def scalars_checksum(self) -> int:
-        """Of :meth:`scalars`."""
-        return zlib.crc32(self.scalars())
+        """Of what all ranks must agree on in :meth:`scalars`."""
+        return zlib.crc32(msgspec.msgpack.encode(self._compared_numbers()))
 
     def scalars_digest(self) -> str:
         """BLAKE2b of :meth:`scalars`, without the sizes of a batch that follows the world: its twin is told these."""
@@ -179,7 +227,8 @@ class Registered:
         """Take over learning rates, schedulers and step of another state: the end of taking it over."""
         scalars = msgspec.msgpack.decode(data)
         for group, theirs in zip(self._groups(), scalars["groups"], strict=True):
-            for key, value in theirs.items():
+            for key, encoded in theirs.items():
+                value = decode(encoded, {})
                 mine = group.get(key)
                 if isinstance(mine, Tensor):
                     mine.fill_(value)  # the optimizer and its scheduler may both hold it
@@ -189,11 +238,17 @@ class Registered:
         for path, value in scalars["state"].items():
             index, _, key = path.partition("/")
             optimizer, parameter = owned[int(index)]
-            optimizer.state[parameter][key] = value
+            assemble(optimizer.state[parameter], key, value)
+        for optimizer, numbers in zip(self.optimizers, scalars["own"], strict=True):
+            self._own[id(optimizer)].load(numbers)
         for scheduler, theirs in zip(self.schedulers, scalars["schedulers"], strict=True):
-            scheduler.load_state_dict(theirs)
+            scheduler.load_state_dict(decode(theirs, {}))
         if self.following is not None:
             self.following.load(scalars.get("following"), step)
         elif "following" in scalars:
             raise BadInput("follow", None, "give it as before: the batches of this state followed their world")
         self.step = step
+
+
+def _refusal(where: str, kinds: str, error: ChaoskitError) -> BadInput:
+    return BadInput("optimizer", where, f"keep {kinds} there, for a rank that joins: {error}")

@@ -15,6 +15,7 @@ from chaoskit.checkpoint.arena import Arena, Slot, aligned, decode_index, dtype_
 from chaoskit.errors import BadInput
 from chaoskit.runtime.buffers import MovingBuffers
 from chaoskit.runtime.homes import Homes
+from chaoskit.runtime.optimizer_state import rehome
 from chaoskit.runtime.registered import MODEL, OPTIMIZER, Registered, Scheduler
 from chaoskit.sketch import TensorBox
 
@@ -94,8 +95,7 @@ class Replica(Registered):
         for index, (optimizer, owner) in enumerate(self.owned()):
             state = optimizer.state.get(owner, {})
             for key, value in state.items():
-                if isinstance(value, Tensor):
-                    state[key] = self._home(f"{OPTIMIZER}{index}/{key}", value)
+                state[key] = rehome(value, f"{OPTIMIZER}{index}/{key}", self._home)
         self._homed = [path for path, _ in self.tensors()]
         self._homes = None
 
@@ -317,8 +317,9 @@ class Replica(Registered):
         """Run an optimizer step for its warming effect, then put everything back, bit for bit."""
         tensors = {path: tensor.clone() for path, tensor in self.tensors()}
         scalars, step = self.scalars(), self.step
-        with self.running_optimizers():
+        with self.own_numbers_undone(), self.running_optimizers():
             yield
+            self.scalars()  # refuses state that no other rank could be given
         self.rehome()  # touches the memory that the optimizer's state will live in
         with torch.no_grad():
             for path, tensor in self._model_tensors():

@@ -7,7 +7,6 @@ a step counts once the next transaction is entered: peers, copies and the final 
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
@@ -97,7 +96,7 @@ class ScriptWrites:
         if change:
             self.at_entry = True
             self._changes += 1
-            self._show(change, now.scalars)
+            self._show(change)
         elif not self._changes:
             self.at_entry = False
         return change
@@ -106,8 +105,8 @@ class ScriptWrites:
         """Show nothing of this step: its state was taken over."""
         self.word, self.state_word = ABSTAINS, 0
 
-    def _show(self, change: Change, scalars: bytes) -> None:
-        digest = join(zlib.crc32(scalars)) & ~1
+    def _show(self, change: Change) -> None:
+        digest = join(self._state.scalars_checksum()) & ~1
         self.word = digest | (change is Change.CERTAIN) or 2
         if self._changes <= _STATE_WORDS:
             self.state_word = checksum(self._state.memories())

@@ -427,6 +427,7 @@ class ShardedTrainer(BaseTrainer):
             state.clip_gradients(self._clip_norm)
         with state.running_optimizers():
             state.advance()
+        state.scalars()  # refuses state that no other rank could be given
         worker.board.rehearsed(time.monotonic_ns() - self._began_ns)
         self._copies.reserve(state, self.config.nodes)
         raise Reentry

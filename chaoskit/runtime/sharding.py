@@ -22,6 +22,7 @@ from chaoskit.checkpoint.held import HeldTensor
 from chaoskit.checkpoint.layout import Box, whole
 from chaoskit.errors import BadInput
 from chaoskit.runtime.clipping import clip_gradients
+from chaoskit.runtime.optimizer_state import tensors_in
 from chaoskit.runtime.registered import MODEL, OPTIMIZER, Registered, Scheduler
 from chaoskit.sketch import TensorBox
 
@@ -94,8 +95,7 @@ class ShardedState(Registered):
             value
             for optimizer, parameter in self.owned()
             if isinstance(parameter, DTensor)
-            for _, value in sorted(optimizer.state.get(parameter, {}).items())
-            if isinstance(value, Tensor)
+            for _, value in sorted(tensors_in(optimizer.state.get(parameter, {}), ""), key=itemgetter(0))
         ]
         return [_memory(tensor) for tensor in weights + states]
 
