@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections import deque
 from collections.abc import Callable
@@ -142,6 +143,25 @@ def test_a_generator_of_the_optimizer_is_refused(generator: Any) -> None:
     replica.optimizers[0].chance = generator  # type: ignore[attr-defined]
     with pytest.raises(BadInput, match=r"Custom\.chance"):
         rehearse(replica)
+
+
+@pytest.mark.parametrize("draw", [lambda: torch.randn(2), random.random, np.random.rand])
+def test_an_optimizer_that_draws_random_numbers_is_refused(draw: Callable[[], Any]) -> None:
+    """The generators of the process depend on the shard that a rank has computed last."""
+    with pytest.raises(BadInput, match=r"seed a new torch\.Generator") as caught:
+        rehearse(build(lambda optimizer, parameter: draw()))
+    assert (caught.value.field, caught.value.value) == ("optimizer", "Custom")
+
+
+def test_an_optimizer_that_seeds_a_generator_in_each_step_is_trained() -> None:
+    def noise(optimizer: Custom, parameter: nn.Parameter) -> None:
+        optimizer.steps += 1
+        chance = torch.Generator().manual_seed(optimizer.steps)
+        parameter.add_(torch.randn(parameter.shape, generator=chance), alpha=1e-3)
+
+    replica = build(noise)
+    rehearse(replica)
+    train(replica)
 
 
 class Lookahead(Optimizer):

@@ -98,9 +98,9 @@ def require_no_draws(fetch: Callable[[], Any]) -> Any:
     Raises:
         BadInput: if it does: on another thread it would take them from the model's dropout, at any moment.
     """
-    before = _generator_states()
+    before = generator_states()
     batch = fetch()
-    after = _generator_states()
+    after = generator_states()
     drawn = [name for name, state in before.items() if after[name] != state]
     if drawn:
         remedy = (
@@ -110,7 +110,8 @@ def require_no_draws(fetch: Callable[[], Any]) -> Any:
     return batch
 
 
-def _generator_states() -> dict[str, Any]:
+def generator_states() -> dict[str, Any]:
+    """Return the states of the generators that belong to the whole process, by name."""
     states: dict[str, Any] = {"torch": torch.get_rng_state().numpy().tobytes(), "random": random.getstate()}
     if "numpy" in sys.modules:
         name, keys, *rest = sys.modules["numpy"].random.get_state()

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
+from typing import Any
 
 import msgspec
 import torch
@@ -16,6 +17,7 @@ from chaoskit.errors import BadInput
 from chaoskit.runtime.buffers import MovingBuffers
 from chaoskit.runtime.homes import Homes
 from chaoskit.runtime.optimizer_state import rehome
+from chaoskit.runtime.prefetch import generator_states
 from chaoskit.runtime.registered import MODEL, OPTIMIZER, Registered, Scheduler
 from chaoskit.sketch import TensorBox
 
@@ -317,8 +319,10 @@ class Replica(Registered):
         """Run an optimizer step for its warming effect, then put everything back, bit for bit."""
         tensors = {path: tensor.clone() for path, tensor in self.tensors()}
         scalars, step = self.scalars(), self.step
+        drawn_before = generator_states()
         with self.own_numbers_undone(), self.running_optimizers():
             yield
+            self._require_no_draws(drawn_before)
             self.scalars()  # refuses state that no other rank could be given
         self.rehome()  # touches the memory that the optimizer's state will live in
         with torch.no_grad():
@@ -328,6 +332,17 @@ class Replica(Registered):
         self.rebuild_optimizer_state(kept)
         self.load_scalars(scalars, step)
         self.rehome()
+
+    def _require_no_draws(self, before: dict[str, Any]) -> None:
+        """Refuse optimizers that draw random numbers, which ranks have left in different states."""
+        after = generator_states()
+        if drawn := [name for name, state in before.items() if after[name] != state]:
+            names = ", ".join(type(optimizer).__name__ for optimizer in self.optimizers)
+            remedy = (
+                f"seed a new torch.Generator in each step, from a count in its state: ranks get other numbers "
+                f"from the generators of {', '.join(drawn)}, and their weights would differ"
+            )
+            raise BadInput("optimizer", names, remedy)
 
 
 def _digest(tensors: Iterator[tuple[str, Tensor]]) -> str:
