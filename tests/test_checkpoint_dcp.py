@@ -29,7 +29,6 @@ from chaoskit.checkpoint import (
     SnapshotWriter,
     restore,
 )
-from chaoskit.checkpoint.dcp import step_of
 from chaoskit.checkpoint.remote.source import DirectorySource
 from chaoskit.checkpoint.remote.upload import Sent
 from chaoskit.errors import BadInput, ChaoskitError
@@ -110,6 +109,18 @@ def test_a_full_disk_of_one_rank_is_heard_of_by_all(tmp_path: Path) -> None:
     assert "rank 1: OSError: [Errno 28] No space left on device" in told["error"]
     assert [snapshot.manifest.step for snapshot in DiskTier(tmp_path / "root").snapshots().snapshots] == [2]
     assert list((tmp_path / "root" / ".staging").iterdir()) == []
+
+
+def test_ranks_that_name_different_steps_are_refused(tmp_path: Path) -> None:
+    answer = ranks(tmp_path, 2, "differ", 7)
+    assert "checkpoint_id=[7, 8]: name the same step on all ranks" in answer["error"]
+    assert DiskTier(tmp_path / "root").snapshots().snapshots == []
+
+
+@pytest.mark.slow
+def test_the_step_in_the_state_reaches_a_process_that_saves(tmp_path: Path) -> None:
+    ranks(tmp_path, 2, "keyed", 7)
+    assert [snapshot.name for snapshot in DiskTier(tmp_path / "root").snapshots().snapshots] == ["step-000000007.g0"]
 
 
 def test_a_rank_that_dies_in_a_save_leaves_nothing_that_counts(tmp_path: Path) -> None:
@@ -343,10 +354,7 @@ def test_agents_do_not_pay_for_torch_distributed_checkpoint() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_the_step_is_in_the_name(tmp_path: Path) -> None:
-    assert [step_of(name) for name in ("120", "a/b-7/step_12", Path("step-000000120.g3"))] == [120, 12, 120]
-    with pytest.raises(BadInput, match="step-120"):
-        step_of("newest")
+def test_a_name_that_torch_needs_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(CheckpointException, match="checkpoint_id"):
         dcp.save(state(), storage_writer=SnapshotWriter(tmp_path))
     with pytest.raises(CheckpointException):

@@ -13,8 +13,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import logging
-import os
-import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -49,21 +47,29 @@ from chaoskit.checkpoint.parts import PartWriter
 from chaoskit.checkpoint.remote.tier import RemoteSnapshot, RemoteTier, checked_manifest
 from chaoskit.checkpoint.snapshot import Snapshot, Wanted
 from chaoskit.checkpoint.staging import Staging
+from chaoskit.checkpoint.step_names import CheckpointId, names_step, step_of
 from chaoskit.errors import BadInput, ChaoskitError
 
 _log = logging.getLogger("chaoskit.checkpoint")
-CheckpointId = str | os.PathLike[str]
 #: A tier, or the directory or URL of one.
 Place = DiskTier | RemoteTier | str | Path
 _Value = TypeVar("_Value")
+#: How much of the state an error shows.
+_SHOWN_PATHS = 5
+_SHOWN_CHARS = 60
 
 
 class SaveFailed(ChaoskitError):
-    """A snapshot was not stored. Those before it are untouched, and nothing partial is left."""
+    """A snapshot was not stored. Those before it are untouched, and nothing partial is left.
+
+    Attributes:
+        step: of the state; -1 if the save failed before its ``step_key`` was read.
+    """
 
     def __init__(self, step: int, tier: str, reason: str) -> None:
         self.step, self.tier, self.reason = step, tier, reason
-        super().__init__(f"step {step} was not saved to {tier}: {reason}")
+        state = f"step {step}" if step >= 0 else "a state"
+        super().__init__(f"{state} was not saved to {tier}: {reason}")
 
     def __reduce__(self) -> tuple[type[SaveFailed], tuple[int, str, str]]:
         return type(self), (self.step, self.tier, self.reason)  # torch sends what a rank raises to the others
@@ -100,32 +106,30 @@ class _NotWritten(NamedTuple):
     reason: str
 
 
-def step_of(checkpoint_id: CheckpointId) -> int:
-    """The step that a checkpoint is named after: the last number in the last part of its path.
+class _StepRead(NamedTuple):
+    """The value of ``step_key``, as the rank that writes it read it. ``step``: None if it is not a step."""
 
-    Raises:
-        BadInput: if there is none.
-    """
-    name = Path(os.fspath(checkpoint_id)).name
-    if (age := parse_name(name)) is not None:
-        return age[0]
-    numbers = re.findall(r"\d+", name)
-    if not numbers:
-        raise BadInput("checkpoint_id", checkpoint_id, "end it with the number of the step, such as step-120")
-    return int(numbers[-1])
+    step: int | None
+    shown: str
 
 
 class SnapshotWriter(StorageWriter):
     """Stores the states of ``dcp.save`` and ``dcp.async_save`` in a directory.
+
+    A save's step is the value of ``step_key`` in its state, or :attr:`step`, or else the step in its ``checkpoint_id``
+    (see :func:`~chaoskit.checkpoint.step_names.step_of`). Retention and restore go by it, never by another number.
 
     Args:
         tier: a directory that all ranks share, on a disk or in shared memory, or its path.
         on_failure: ``raise`` lets ``dcp.save`` raise; ``report`` logs the failure, keeps it in :attr:`failures` and
             lets training go on.
         committed: called by the coordinator with each snapshot that counts: the place to start an upload.
+        step_key: path of an integer in the state, such as ``loop.step``, that says how many steps it has.
 
     Attributes:
         failures: of the last save.
+        step: of the saves from now on; None if their names say it. A thread of ``dcp.async_save`` reads it late: there
+            use ``step_key`` or names.
     """
 
     def __init__(
@@ -134,29 +138,49 @@ class SnapshotWriter(StorageWriter):
         *,
         on_failure: Literal["raise", "report"] = "raise",
         committed: Callable[[Snapshot], None] | None = None,
+        step_key: str = "",
     ) -> None:
         if isinstance(tier, str) and "://" in tier:
             raise BadInput("tier", tier, "write to a directory, and upload from there: committed=, Uploader")
         self.tier = tier if isinstance(tier, DiskTier) else DiskTier(tier)
         self.on_failure, self.committed = on_failure, committed
+        self.step_key = step_key
         self.failures: list[SaveFailed] = []
-        self._step: int | None = None
+        self._given: int | None = None  # as ``step``
+        self._named: int | None = None  # by the name of the next save
+        self._step: int | None = None  # of the save that is under way; None until its state says it
         self._staging: Staging | None = None
         self._world = 1
+
+    @property
+    def step(self) -> int | None:
+        return self._given
+
+    @step.setter
+    def step(self, step: int | None) -> None:
+        if self.step_key and step is not None:
+            raise BadInput("step", step, f"leave it out: step_key={self.step_key!r} names the step")
+        if step is not None and _as_step(step) is None:
+            raise BadInput("step", step, "give one whole number, 0 or more")
+        self._given = step
 
     # -- called by torch, in this order ---------------------------------------------------------------------------
 
     def reset(self, checkpoint_id: CheckpointId | None = None) -> None:
-        self._step = None if checkpoint_id is None else step_of(checkpoint_id)
+        """Take the name of the next save. torch does not call this for a save without a name."""
+        is_given = bool(self.step_key) or self._given is not None
+        self._named = None if checkpoint_id is None or is_given else step_of(checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if not kwargs.get("use_collectives", True):
             raise BadInput("use_collectives", False, "leave it True: one process commits what all have written")
-        if self._step is None:
-            raise BadInput("checkpoint_id", None, "name the step, such as checkpoint_id='step-120'")
+        self._step = self._named if self._given is None else self._given
+        self._named = None
+        if self._step is None and not self.step_key:
+            raise BadInput("checkpoint_id", None, "name the step, such as checkpoint_id='step-120', or give step_key=")
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        return plan
+        return dataclasses.replace(plan, storage_data=self._step)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         if not all(plan.usable for plan in plans):  # the planner puts an old plan in their place, and an old directory
@@ -164,6 +188,7 @@ class SnapshotWriter(StorageWriter):
         if self._staging is not None:  # of a save that ended without a word, as when a rank is lost
             self._staging.abandon()
         self._staging, self._world, self.failures = None, len(plans), []
+        self._require_one_step(plans)
         try:
             self._staging = self.tier.begin(self._step or 0)
         except OSError as error:
@@ -176,24 +201,30 @@ class SnapshotWriter(StorageWriter):
         results: list[WriteResult] = []
         if assignment.staging:
             try:
-                results = _write(plan.items, planner, self.tier.join(assignment.staging), assignment.rank)
-            except Exception as error:  # noqa: BLE001 -- the coordinator hears of it, whatever it is
+                results += [
+                    WriteResult(item.index, 0, _read_step(item, planner))
+                    for item in plan.items
+                    if item.index.fqn == self.step_key
+                ]
+                results += _write(plan.items, planner, self.tier.join(assignment.staging), assignment.rank)
+            except Exception as error:  # noqa: BLE001 -- the coordinator reports it, whatever it is
                 reason = f"rank {assignment.rank}: {type(error).__name__}: {error}"
-                results = [WriteResult(MetadataIndex(""), 0, _NotWritten(reason))]
+                results.append(WriteResult(MetadataIndex(""), 0, _NotWritten(reason)))
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        metadata.version, metadata.storage_meta = CURRENT_DCP_VERSION, self.storage_meta()
-        told = [result.storage_data for of_rank in results for result in of_rank]
+        reports = [result.storage_data for of_rank in results for result in of_rank]
         staging, self._staging = self._staging, None
         if staging is not None:
             with staging:
-                if reasons := [one.reason for one in told if isinstance(one, _NotWritten)]:
+                self._take_step([report for report in reports if isinstance(report, _StepRead)])
+                if reasons := [report.reason for report in reports if isinstance(report, _NotWritten)]:
                     self._note("; ".join(reasons))
                 else:
-                    self._commit(staging, [one for one in told if isinstance(one, _Written)], metadata)
+                    self._commit(staging, [report for report in reports if isinstance(report, _Written)], metadata)
+        metadata.version, metadata.storage_meta = CURRENT_DCP_VERSION, self.storage_meta()
         if self.failures and self.on_failure == "raise":
             raise self.failures[0]
 
@@ -202,19 +233,43 @@ class SnapshotWriter(StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
-        return bool(re.search(r"\d", Path(os.fspath(checkpoint_id)).name))
+        return names_step(checkpoint_id)
 
     # -- the coordinator's --------------------------------------------------------------------------------------------
+
+    def _require_one_step(self, plans: list[SavePlan]) -> None:
+        """Raise BadInput if ranks name different steps, or nothing in the state has the path ``step_key``."""
+        steps = {plan.storage_data for plan in plans if isinstance(plan.storage_data, int)}
+        if len(steps) > 1:
+            raise BadInput("checkpoint_id", sorted(steps), "name the same step on all ranks")
+        paths = {item.index.fqn for plan in plans for item in plan.items}
+        if self.step_key and self.step_key not in paths:
+            alike = sorted(path for path in paths if "step" in path.rpartition(".")[2]) or sorted(paths)
+            shown = ", ".join(alike[:_SHOWN_PATHS]) or "nothing"
+            raise BadInput("step_key", self.step_key, f"name an integer of the state, which has {shown}")
+
+    def _take_step(self, readings: list[_StepRead]) -> None:
+        """Set the step from ``step_key``. Raises BadInput if its value is not a step, or ranks differ in it."""
+        if not readings:
+            return
+        if len(readings) != readings.count(readings[0]) or readings[0].step is None:
+            values = " and ".join(sorted({reading.shown for reading in readings}))
+            raise BadInput("step_key", self.step_key, f"name one whole number, 0 or more, not {values}")
+        self._step = readings[0].step
 
     def _commit(self, staging: Staging, written: list[_Written], metadata: Metadata) -> None:
         entries = {one.entry.name: one.entry for one in written}
         part = Part(tuple(entries.values()), tuple(one.item for one in written))
         keys = {path: tuple(place) for path, place in (metadata.planner_data or {}).items() if place != (path,)}
+        assert self._step is not None
+        if self.step_key:  # it was not known when the snapshot was begun
+            staging.step, staging.generation = self._step, self.tier.free_generation(self._step)
         try:
             snapshot = staging.commit([part], world=self._world, keys=keys)
         except OSError as error:
             self._note(str(error))
             return
+        self._warn_of_newer(snapshot)
         try:
             self.tier.prune()
         except OSError as error:  # the snapshot is there all the same
@@ -222,10 +277,34 @@ class SnapshotWriter(StorageWriter):
         if self.committed is not None:
             self.committed(snapshot)
 
+    def _warn_of_newer(self, snapshot: Snapshot) -> None:
+        """Log that a restore would not take the snapshot that was just stored."""
+        newest = self.tier.newest_step()
+        if newest > snapshot.manifest.step:
+            text = "step %s was saved, and step %s is there: a restore takes that one. Move it away, or load it"
+            _log.warning(text, snapshot.manifest.step, newest)
+
     def _note(self, reason: str) -> None:
-        failure = SaveFailed(self._step or 0, str(self.tier.root), reason)
+        failure = SaveFailed(-1 if self._step is None else self._step, str(self.tier.root), reason)
         _log.warning("%s", failure)
         self.failures.append(failure)
+
+
+def _as_step(value: object) -> int | None:
+    """Return a value as a step; None if it is not one whole number, 0 or more."""
+    if isinstance(value, torch.Tensor):
+        is_whole = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+        value = value.item() if is_whole and value.numel() == 1 else None
+    is_step = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return int(value) if is_step else None  # type: ignore[call-overload]
+
+
+def _read_step(item: WriteItem, planner: SavePlanner) -> _StepRead:
+    """Return the value of ``step_key``."""
+    value: object = planner.resolve_data(item)
+    if isinstance(value, io.BytesIO):
+        value = torch.load(io.BytesIO(value.getbuffer()), weights_only=True)
+    return _StepRead(_as_step(value), " ".join(repr(value).split())[:_SHOWN_CHARS])
 
 
 def _write(items: list[WriteItem], planner: SavePlanner, staging: Staging, rank: int) -> list[WriteResult]:
@@ -256,13 +335,17 @@ class SnapshotReader(StorageReader):
 
     Args:
         place: a tier, or the directory or URL of snapshots or of one of them.
-        step: which one; None for the newest whose manifest can be read, or for what ``checkpoint_id`` names.
+        step: which one; None for the newest whose manifest can be read.
+
+    A ``checkpoint_id`` of ``dcp.load`` names another step, or one snapshot, for that load.
     """
 
     def __init__(self, place: Place, step: int | None = None) -> None:
         self.step = step
         self.snapshot: Snapshot | None = None
         self._name = ""  # of the one snapshot that counts; "" for any
+        self._asked = ""  # the name of the one snapshot that the next load takes; "" for any
+        self._asked_step: int | None = None
         if isinstance(place, str | Path):
             root, slash, name = str(place).rpartition("/")
             if parse_name(name) is not None:
@@ -282,8 +365,15 @@ class SnapshotReader(StorageReader):
         return _address(self.tier, self._name)
 
     def reset(self, checkpoint_id: CheckpointId | None = None) -> None:
-        if checkpoint_id is not None:
-            self.step = step_of(checkpoint_id)
+        """Take the name of the next load. torch does not call this for a load without a name."""
+        self._asked, self._asked_step = "", None
+        if checkpoint_id is None:
+            return
+        self._asked_step = step_of(checkpoint_id)
+        name = Path(checkpoint_id).name
+        self._asked = name if parse_name(name) is not None else ""
+        if self._name and (parse_name(self._name) or (0,))[0] != self._asked_step:
+            raise BadInput("checkpoint_id", str(checkpoint_id), f"leave it out: the reader's place is {self._name}")
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         self.snapshot = self._choose()
@@ -293,18 +383,19 @@ class SnapshotReader(StorageReader):
         return metadata
 
     def _choose(self) -> Snapshot:
-        if self._name:
+        step = self.step if self._asked_step is None else self._asked_step
+        if name := self._name or self._asked:
             if isinstance(self.tier, RemoteTier):
-                return self.tier.open(self._name)
+                return self.tier.open(name)
             if not self.tier.root.is_dir():  # on another host: the snapshot is not damaged
                 raise BadInput("place", str(self.tier.root), "use a directory that all ranks see")
-            return Snapshot.open(self.tier.root / self._name)
+            return Snapshot.open(self.tier.root / name)
         for one in _snapshots(self.tier):
             if isinstance(one, DamagedSnapshot):
                 _log.warning("%s is passed over: %s", _address(self.tier, one.name), one.reason)
-            elif self.step in (None, one.manifest.step):
+            elif step in (None, one.manifest.step):
                 return one
-        wanted = "a snapshot" if self.step is None else f"one of step {self.step}"
+        wanted = "a snapshot" if step is None else f"one of step {step}"
         raise BadInput("place", _address(self.tier), f"name one that holds {wanted}")
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -335,13 +426,14 @@ class SnapshotReader(StorageReader):
                 planner.load_bytes(request, io.BytesIO(one.target.numpy().tobytes()))
             else:
                 planner.commit_tensor(request, one.target)
+        self._asked, self._asked_step = "", None
         future: Future[None] = Future()
         future.set_result(None)
         return future
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: CheckpointId) -> bool:
-        return bool(re.search(r"\d", Path(os.fspath(checkpoint_id)).name))
+        return names_step(checkpoint_id)
 
 
 def restore(

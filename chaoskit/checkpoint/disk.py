@@ -61,6 +61,7 @@ class DiskTier:
         self.root = Path(root)
         self.retention, self.at = retention or Retention(), at
         self._verified: set[tuple[int, int]] = set()
+        self._written: tuple[int, int] | None = None  # the snapshot that was stored last, which may not be the newest
 
     # -- writing --------------------------------------------------------------------------------------------------
 
@@ -79,16 +80,19 @@ class DiskTier:
         if step < 0 or (generation or 0) < 0:
             raise BadInput("step", (step, generation), "use 0 or more")
         self.sweep()
-        taken = [number for known, number in self._names() if known == step]
         if generation is None:
-            generation = max(taken, default=-1) + 1
-        elif generation in taken:
+            generation = self.free_generation(step)
+        elif (step, generation) in self._names():
             raise BadInput("generation", generation, f"use another: {snapshot_name(step, generation)} is there")
         self.at("stage")
         make_directory(self.root / STAGING)
         path = self.root / STAGING / Owner.this().staging_name(snapshot_name(step, generation), run)
         path.mkdir()
         return Staging(path, self.at, self._note_commit)
+
+    def free_generation(self, step: int) -> int:
+        """Return the first number above those of the snapshots of ``step``."""
+        return max((number for taken, number in self._names() if taken == step), default=-1) + 1
 
     def begun(self, run: str) -> list[Path]:
         """What processes of ``run`` have begun: a run that died on another host may have left the same snapshot."""
@@ -121,7 +125,8 @@ class DiskTier:
             return staging.commit([part])
 
     def _note_commit(self, snapshot: Snapshot) -> None:
-        """What was written just now is known to be whole."""
+        """Remember a snapshot that was written just now: it is whole, and no retention deletes it yet."""
+        self._written = snapshot.manifest.age
         self._verified.add(snapshot.manifest.age)
 
     # -- reading --------------------------------------------------------------------------------------------------
@@ -144,6 +149,10 @@ class DiskTier:
     def holds(self, step: int) -> bool:
         """Whether a snapshot of ``step`` is there. Nothing of it is read."""
         return any(known == step for known, _ in self._names())
+
+    def newest_step(self) -> int:
+        """Return the furthest step of which a snapshot is there; -1 without one. Nothing of it is read."""
+        return max((step for step, _ in self._names()), default=-1)
 
     def staged_bytes(self, step: int) -> int:
         """What is written so far of snapshots of ``step`` that are not complete yet."""
@@ -201,7 +210,8 @@ class DiskTier:
     def prune(self) -> list[str]:
         """Delete what the retention does not keep; returns the names, the oldest first.
 
-        If nothing is known to be whole yet, snapshots are verified until one is: the last good one is never deleted.
+        The snapshot that this tier stored last stays: training may have gone back behind the newest one. If nothing is
+        known to be whole yet, snapshots are verified until one is: the last good one is never deleted.
         """
         doomed = self.doomed()
         for snapshot in doomed:
@@ -218,7 +228,8 @@ class DiskTier:
             whole = (snapshot for snapshot in snapshots if self.verify(snapshot) is None)
             if next(whole, None) is None:
                 return []
-        return [present[kept] for kept in self.retention.doomed(present, self._verified)]
+        doomed = self.retention.doomed(present, self._verified)
+        return [present[kept] for kept in doomed if kept.age != self._written]
 
     def _delete(self, path: Path) -> None:
         self.at("prune")

@@ -30,9 +30,10 @@ def snapshot_name(step: int, generation: int) -> str:
 
 
 def parse_name(name: str) -> tuple[int, int] | None:
-    """Step and generation; None for a name that is not one of a snapshot."""
-    found = _name.fullmatch(name)
-    return (int(found[1]), int(found[2])) if found else None
+    """Return step and generation; None for a name that :func:`snapshot_name` does not give."""
+    match = _name.fullmatch(name)
+    age = (int(match[1]), int(match[2])) if match else None
+    return age if age is not None and snapshot_name(*age) == name else None
 
 
 def unique(name: str) -> str:

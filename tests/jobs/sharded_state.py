@@ -2,8 +2,8 @@
 
     python sharded_state.py RANK WORLD STORE ROOT ACT [STEP]
 
-``ACT``: save, async, process; full, dies (a save that fails on the second rank); load, restore, plain (with
-torch's own reader).
+``ACT``: save, async, process; keyed (by a process, with the step in the state), differ (each rank names another step);
+full, dies (a save that fails on the second rank); load, restore, plain (with torch's own reader).
 """
 
 from __future__ import annotations
@@ -100,6 +100,15 @@ def main() -> None:
             state, checkpoint_id=f"step-{step}", storage_writer=writer, async_checkpointer_type=kind
         )
         future.result()
+    elif act == "keyed":
+        writer, kind = SnapshotWriter(root, step_key="step"), AsyncCheckpointerType.PROCESS
+        state["step"] = step
+        dcp.async_save(state, storage_writer=writer, async_checkpointer_type=kind).result()
+    elif act == "differ":
+        try:
+            dcp.save(state, checkpoint_id=f"step-{step + int(rank)}", storage_writer=writer)
+        except CheckpointException as error:
+            told["error"] = str(error)
     elif act in ("full", "dies"):
         writer = SnapshotWriter(DiskTier(root, at=trouble(act) if rank == "1" else undisturbed))
         try:

@@ -186,14 +186,33 @@ class RemoteTier:
         return doomed
 
     def doomed(self, verified: Collection[tuple[int, int]] | None = None) -> list[str]:
-        """What :meth:`prune` would delete. ``verified``: (step, generation) of those known to be whole; None: all."""
+        """What :meth:`prune` would delete. ``verified``: (step, generation) of those known to be whole; None: all.
+
+        Manifests are read if anything would be deleted: a snapshot that is not what its name says neither counts nor
+        goes.
+        """
         present = {}
         for name, sizes in self.directories():
             age = parse_name(name)
             if _is_committed(sizes) and age:
                 present[Kept(*age, sum(sizes.values()))] = name
+        if not self._doomed_of(present, verified):
+            return []
+        present = {kept: name for kept, name in present.items() if self._is_what_it_says(name)}
+        return [present[kept] for kept in self._doomed_of(present, verified)]
+
+    def _doomed_of(self, present: Collection[Kept], verified: Collection[tuple[int, int]] | None) -> list[Kept]:
         whole = {kept.age for kept in present} if verified is None else verified
-        return [present[kept] for kept in self.retention.doomed(present, whole)]
+        return self.retention.doomed(present, whole)
+
+    def _is_what_it_says(self, name: str) -> bool:
+        """Return whether the manifest of a snapshot can be read and has the step and generation of its name."""
+        try:
+            self.open(name)
+        except Damaged as error:
+            _log.warning("%s/%s is not counted as a snapshot: %s", self.store.url, name, error)
+            return False
+        return True
 
     def close(self) -> None:
         """End what is under way."""
