@@ -74,7 +74,8 @@ class Event(StrEnum):
     # phase; peer: the worker from which it is about to take its state, or ""
     LEVER = "lever"  # an in-process fault acted: fault, effective, observed: as read back
     STATE = "state"  # step, generation, scalars, rates, tensors: path -> start, extent of the box, numbers (sketch.py)
-    FINISHED = "finished"  # step, weights_digest, state_digest, cut_short_by, sources: path -> digest of the code
+    # step, weights_digest, state_digest, cut_short_by, halted: by an order, sources: path -> digest of the code
+    FINISHED = "finished"
     FAILED = "failed"  # error, traceback
     # agent
     WORKER_STARTED = "worker_started"

@@ -34,6 +34,7 @@ from chaoskit.messages import (
     Exchange,
     Formed,
     GroupBroken,
+    Halt,
     Healed,
     Heard,
     Heartbeat,
@@ -1392,3 +1393,28 @@ def test_without_a_limit_or_a_spare_nobody_is_given_up(settings: dict[str, Any])
 def test_a_rank_on_the_node_of_the_only_spare_is_kept() -> None:
     uneven = Uneven(slow_limit=4.0, slow_steps=10, balance=False)
     assert uneven.train(50, a=900.0) == []
+
+
+# -- a launch that is told to end -----------------------------------------------------------------------------------
+
+
+def test_all_ranks_are_told_to_end_after_the_same_step() -> None:
+    bench = Bench().begin()
+    bench.hear(trained("a.0", 1))
+    assert bench.hear(Halt("SIGTERM")) == [("a", Halt("SIGTERM", 2)), ("b", Halt("SIGTERM", 2))]
+
+
+def test_ranks_of_a_later_generation_are_told_to_end_too() -> None:
+    """A rank that joins while the others end would train on."""
+    bench = Bench().begin()
+    bench.hear(Halt("SIGTERM"))
+    sent = bench.hear(lost("b.0"))
+    assert plans(sent) == [2]
+    assert [node for node, message in sent if isinstance(message, Halt)] == ["a"]
+
+
+def test_a_job_without_ranks_ends_at_once() -> None:
+    bench = Bench()
+    bench.attach(hello("a"))
+    bench.hear(Halt("SIGTERM"))
+    assert bench.plane.ended

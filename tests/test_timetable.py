@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaoskit.control.timetable import NOTICE_STEPS, Due, Timetable
+from chaoskit.control.timetable import NOTICE_STEPS, Due, Timetable, halting_step
 
 
 def run(every_s: float, step_s: float, until_s: float, *, timetable: Timetable | None = None) -> list[tuple[int, int]]:
@@ -90,3 +90,12 @@ def test_both(every_steps: int, found: list[int]) -> None:
     due = Due(every_steps, by_time=True)
     due.order(7)
     assert [step for step in range(12) if due.at(step)] == found
+
+
+@pytest.mark.parametrize(
+    ("step_s", "step"),
+    [(0.0, 41), (20.0, 41), (0.5, 41), (0.35, 42), (0.1, 44), (0.01, 76)],
+)
+def test_ranks_end_after_the_step_that_they_are_in_or_one_that_the_order_reaches(step_s: float, step: int) -> None:
+    """A long step is the last one; of short ones there are as many as pass before all ranks have the order."""
+    assert halting_step(40, step_s, heard_s=0.1) == step

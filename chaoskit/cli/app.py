@@ -23,6 +23,7 @@ from chaoskit.cli.output import (
     refuse,
 )
 from chaoskit.errors import BadInput, HarnessError
+from chaoskit.osprocess import signal_name
 from chaoskit.plaintext import printable
 from chaoskit.vocabulary import Verdict
 
@@ -157,5 +158,8 @@ def main() -> None:
     except SystemExit as ended:
         if ended.code == EXIT_INTERRUPTED:
             sys.stderr.write("chaoskit: interrupted; what this command had started was ended\n")
+        elif isinstance(ended.code, int) and ended.code > 128:
+            name = signal_name(ended.code - 128)
+            sys.stderr.write(f"chaoskit: ended by {name}; what this command had started was ended\n")
         raise
     sys.exit(code)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shlex
+import signal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,11 +14,12 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from chaoskit.cli.output import EXIT_FAILED, Json, command_app, console, print_json
+from chaoskit.cli.output import EXIT_FAILED, Json, command_app, console, end_in_order, print_json
 from chaoskit.elastic.settings import ElasticPolicy, read_policy, validate_policy
 from chaoskit.errors import BadInput
 from chaoskit.experiment.plan import require_settings
 from chaoskit.launcher.launch import LaunchResult, launch_shown
+from chaoskit.launcher.notice import GRACE_S, StopNotice, notice_signals
 from chaoskit.launcher.view import clock
 from chaoskit.report.summary import duration, number, plural
 from chaoskit.report.times import render_account
@@ -120,6 +122,13 @@ def launch(
     otlp_endpoint: Annotated[
         str, typer.Option(metavar="URL", help="OTLP/HTTP receiver of a trace with every recovery.")
     ] = "",
+    notice_signal: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A signal that stores the state and ends, as SIGTERM does; repeatable."),
+    ] = None,
+    grace: Annotated[
+        float, typer.Option(metavar="SECONDS", help="From such a signal to the end: no more than the scheduler gives.")
+    ] = GRACE_S,
     machine: Json = False,
 ) -> int:
     """Train a script, and keep training when ranks are lost.
@@ -131,10 +140,12 @@ def launch(
     given again. A launch that fails prints that command.
     With [bold]--rules[/] (a list of them, or the YAML with logMonitoringConfiguration)
     the log of every rank is watched, and ranks that match a rule with the action
-    restart-process are replaced. Ctrl-C ends everything.
+    restart-process are replaced. SIGTERM, SIGUSR1 and SIGHUP finish the step, store it
+    where there are checkpoints, end everything and print the command that goes on; a
+    second signal, and Ctrl-C, end everything at once.
 
     Exit code 0: trained, 1: failed, or the end is not stored, 2: bad input, 11:
-    chaoskit itself failed.
+    chaoskit itself failed, 128 + n: ended by signal n.
 
     Example: [cyan]chaoskit launch train.py --nodes 4 --set steps=1000 --setting hang_steps=5[/]
     """
@@ -159,24 +170,29 @@ def launch(
         settings["rules"] = rules
     _merge(settings, parse_settings(setting or []), typed)
     shown = console(machine)
-    result = launch_shown(
-        script,
-        shown,
-        directory=report,
-        options=parse_options(options or []),
-        port=port,
-        substrate=substrate,
-        control_port=control_port,
-        metrics_port=metrics_port,
-        metrics_host=metrics_host,
-        otlp_endpoint=otlp_endpoint,
-        **settings,
-    )
-    if result.stored is not None:
-        result.resume = resume_command(context)
-    print_result(result, shown)
-    if machine:
-        print_json(plain(result))
+    notice = StopNotice(notice_signals(notice_signal or []), grace, end_in_order)
+    with notice.installed():
+        result = launch_shown(
+            script,
+            shown,
+            directory=report,
+            options=parse_options(options or []),
+            port=port,
+            substrate=substrate,
+            control_port=control_port,
+            metrics_port=metrics_port,
+            metrics_host=metrics_host,
+            otlp_endpoint=otlp_endpoint,
+            notice=notice,
+            **settings,
+        )
+        if result.stored is not None:
+            result.resume = resume_command(context)
+        print_result(result, shown)
+        if machine:
+            print_json(plain(result))
+    if result.stopped_by:
+        return 128 + signal.Signals[result.stopped_by]
     return 0 if result.ok and not result.not_stored else EXIT_FAILED
 
 
@@ -299,6 +315,11 @@ def print_result(result: LaunchResult, shown: Console) -> None:
     loss = "" if result.loss is None else f", last loss {result.loss:.6g}"
     if result.ok:
         shown.print(Text.assemble(("training completed", "bold green"), f": {steps}{loss}"), soft_wrap=True)
+    elif result.stopped_by:
+        words = f": by {result.stopped_by} after {steps}{loss}"
+        shown.print(Text.assemble(("training stopped", "bold yellow"), words), soft_wrap=True)
+        if result.reason:
+            shown.print(Text(result.reason), soft_wrap=True)
     else:
         shown.print(Text.assemble(("training failed", "bold red"), f": {result.reason}"), soft_wrap=True)
         _print_error(result, shown)

@@ -36,6 +36,7 @@ from chaoskit.journal import Journal
 from chaoskit.messages import (
     AgentHello,
     EndJob,
+    Halt,
     Heartbeat,
     Holding,
     LinksTested,
@@ -203,6 +204,9 @@ class Agent:
             case StartWorker(worker):
                 if worker not in self._charges:
                     self._start(worker)
+            case Halt():
+                for charge in self._charges.values():
+                    charge.tell(message)
             case NoticeCancelled():
                 self._stay()
             case StopWorker(worker):

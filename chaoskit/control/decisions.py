@@ -5,6 +5,8 @@ The lowest of the classes that make the control plane, :mod:`chaoskit.control.pl
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from chaoskit.config import RunConfig
 from chaoskit.control import events
 from chaoskit.control.attendance import Attendance
@@ -21,7 +23,7 @@ from chaoskit.control.reasons import Reasons
 from chaoskit.control.rendezvous import RendezvousBoard
 from chaoskit.control.results import Results
 from chaoskit.control.watch import Watch
-from chaoskit.messages import EndJob, NodeLost, Plan, Recall, StartWorker, StopWorker
+from chaoskit.messages import EndJob, Halt, NodeLost, Plan, Recall, StartWorker, StopWorker
 from chaoskit.vocabulary import Event
 
 
@@ -48,6 +50,7 @@ class Decisions:
         self._begun = False  # there is an event to remember
         self._lag_s = 0.0  # how far the clock is ahead of that of the membership
         self._end: EndJob | None = None
+        self._halt_order: Halt | None = None
 
     def _decide(self, event: events.AnyEvent, now_s: float) -> list[Output]:
         """Have the membership take in an event. Empty if nothing came of it: else the event is to be remembered."""
@@ -117,8 +120,13 @@ class Decisions:
             note_of_plan(plan, now_s),  # before it is sent: this process may end at any moment
             *self._board.begin(plan.generation, len(plan.members)),
             *(Send(node, plan) for node in dict.fromkeys(nodes)),
+            *self._tell_halt(dict.fromkeys(nodes)),
             Show(plan),
         ]
+
+    def _tell_halt(self, nodes: Iterable[str]) -> list[Output]:
+        """Order the ranks on these nodes to end, if the job is to: those that join have not been told."""
+        return [] if self._halt_order is None else [Send(node, self._halt_order) for node in nodes]
 
     def _finish(self, ok: bool, reason: str, now_s: float) -> list[Output]:
         if self._end is not None:

@@ -15,13 +15,14 @@ from chaoskit.control.losses import difference
 from chaoskit.control.outputs import Note, Output, Remember, Send, Show
 from chaoskit.control.policies import Policies
 from chaoskit.control.repeats import Repeats
-from chaoskit.control.timetable import Timetable
+from chaoskit.control.timetable import Timetable, halting_step
 from chaoskit.errors import Refused
 from chaoskit.messages import (
     Accuse,
     EndJob,
     Formed,
     GroupBroken,
+    Halt,
     Healed,
     HealthReport,
     Heard,
@@ -49,7 +50,7 @@ from chaoskit.vocabulary import CORRUPT, Event
 _HEARD = (
     *(WorkerReady, WorkerFailed, WorkerDone, Formed, Healed, GroupBroken, Accuse),
     *(WorkerLost, LinksTested, LinksMeasured, HealthReport, Sealed, SourceFailed, LinesMatched, RuleFired),
-    *(ScaleTo, LendNodes, SpotNotice, NoticeCancelled, ReturnNodes, EndJob),
+    *(ScaleTo, LendNodes, SpotNotice, NoticeCancelled, ReturnNodes, Halt, EndJob),
 )
 #: A heartbeat that follows so many intervals after one that was answered is answered, too.
 _UNANSWERED_BEATS = 1.2
@@ -164,9 +165,19 @@ class Hearing(Inheritance):
         match message:
             case ScaleTo() | LendNodes() | SpotNotice() | NoticeCancelled() | ReturnNodes():
                 return self._ask_for(message, now_s)
+            case Halt(reason):
+                return [*shown, *self._halt(reason, now_s)]
             case EndJob(reason=reason):
                 return self._advance(events.JobFailed(reason), now_s)  # remembered, like every decision
         return None
+
+    def _halt(self, reason: str, now_s: float) -> list[Output]:
+        """Have all ranks end after the same step. A job without ranks ends now."""
+        if not self._membership.world:
+            return self._advance(events.JobFailed(f"{reason} came before the first step"), now_s)
+        heard_s = self._config.heartbeat_ms / 1000
+        self._halt_order = Halt(reason, halting_step(self._watch.committed, self._watch.step_s, heard_s))
+        return self._tell_halt(sorted(self._membership.nodes))
 
     def _hear_beats(self, heartbeat: Heartbeat, now_s: float) -> list[Output]:
         heard = self._answer_beat(heartbeat, now_s)

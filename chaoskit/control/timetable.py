@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-_NOTICE_S = 0.25  # an order is on its way, and the newest step that is known is already an old one
+NOTICE_S = 0.25  # an order is on its way, and the newest step that is known is already an old one
 NOTICE_STEPS = 2
 _REMEMBERED = 4
 
@@ -51,10 +51,21 @@ class Timetable:
         steps, seconds = self._newest[0] - self._first[0], self._newest[1] - self._first[1]
         if not steps:
             return None  # nobody knows how long a step takes, or nothing goes on
-        ahead = math.ceil(_NOTICE_S * steps / seconds) if seconds else 0
+        ahead = math.ceil(NOTICE_S * steps / seconds) if seconds else 0
         self._picked = self._newest[0] + NOTICE_STEPS + ahead
         self._last_s, self._first = now_s, self._newest
         return self._picked
+
+
+def halting_step(committed: int, step_s: float, heard_s: float) -> int:
+    """Return the step after which all ranks are to end: the one they are in, or the first that no rank reaches sooner.
+
+    Args:
+        committed: the newest step that is known.
+        step_s: how long a step takes; 0 if that is not known.
+        heard_s: so old may ``committed`` be.
+    """
+    return committed + 1 + (int((NOTICE_S + heard_s) / step_s) if step_s else 0)
 
 
 class Patience:

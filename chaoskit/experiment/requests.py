@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import uuid
@@ -15,6 +16,7 @@ from chaoskit.errors import BadInput
 from chaoskit.messages import (
     Answered,
     EndJob,
+    Halt,
     Heartbeat,
     LendNodes,
     Message,
@@ -38,6 +40,7 @@ class Requests:
 
     Attributes:
         on_new: called, from any thread, when there is one more to be sent.
+        stores_until_s: monotonic time until which the state with which the job ends may be stored; infinity for any.
     """
 
     def __init__(self) -> None:
@@ -49,6 +52,7 @@ class Requests:
         self._sizes: tuple[int, ...] = ()  # that the policy allows, smallest first
         self._nodes: set[str] = set()  # that have been heard of
         self._borrowers: set[str] = set()  # jobs that may have nodes of this run
+        self.stores_until_s = math.inf
 
     @property
     def state(self) -> WorldState:
@@ -96,6 +100,16 @@ class Requests:
                 return RequestReply(False, f"{job!r} has no nodes of this run")
         self._put(message)
         return RequestReply(True, "the coordinator is told")
+
+    def halt(self, reason: str, stores_until_s: float) -> None:
+        """Have the job end after the step that it is in. May be called by a signal handler.
+
+        Args:
+            reason: for people.
+            stores_until_s: monotonic time until which the state of that step may be stored.
+        """
+        self.stores_until_s = stores_until_s
+        self._put(Halt(reason))
 
     def _put(self, message: Message) -> None:
         self._waiting.put(message)

@@ -234,6 +234,8 @@ def _execute(
         ended_ns = time.monotonic_ns()
         if end is not None and end.ok and config.disk is not None and follower.first_node:
             left_s = max(_STORING_LEAST_S, started_ns / 1e9 + experiment.deadline_s - time.monotonic())
+            if requests is not None:
+                left_s = max(0.0, min(left_s, requests.stores_until_s - time.monotonic()))
             if reason := await_last(cluster, follower.first_node, config, directory, left_s, watch):
                 step = last_step(directory / "journal")
                 journal.write(Event.SAVE_FAILED, step=step, tier="disk", reason=reason)

@@ -23,11 +23,13 @@ from chaoskit.experiment.storing import why_not_stored
 from chaoskit.hostchecks import require_free_port, require_writable
 from chaoskit.journal import Record, read_tail
 from chaoskit.launcher.control_api import listening
+from chaoskit.launcher.notice import GraceOver, StopNotice
 from chaoskit.launcher.outage import NodeStarter
 from chaoskit.launcher.progress import Progress
 from chaoskit.launcher.quarantined import QuarantinedNodes
 from chaoskit.launcher.stored import Stored, look_at_stored
 from chaoskit.launcher.view import View
+from chaoskit.messages import EndJob
 from chaoskit.observe.metrics import LOOPBACK
 from chaoskit.observe.watching import Observation, require_observable
 from chaoskit.report.summary import plural
@@ -45,6 +47,7 @@ class LaunchResult(msgspec.Struct, kw_only=True):
         steps: committed steps.
         resumed_from: step of the stored snapshot that the run began with; 0 for none.
         loss: of the last step; None where it was skipped or there is none.
+        stopped_by: the signal that ended the job before its last step; empty for none.
         recoveries: seconds from each loss to the next committed step, to a heartbeat's precision.
         seconds: of the whole run; ``training_seconds`` begin when the first ranks do.
         not_stored: of a job that has ended well, in which tier the state of its last step is missing, and why; empty
@@ -77,6 +80,7 @@ class LaunchResult(msgspec.Struct, kw_only=True):
     nothing_stored: str = ""
     resume: str = ""
     resumed_from: int = 0
+    stopped_by: str = ""
     cut_short_by: str = ""
     unfit: dict[str, str] = {}
     error: str = ""
@@ -138,6 +142,7 @@ def launch_shown(
     metrics_port: int | None = None,
     metrics_host: str = LOOPBACK,
     otlp_endpoint: str = "",
+    notice: StopNotice | None = None,
     **settings: Any,
 ) -> LaunchResult:
     """As :func:`launch`, with a view of the training on ``console``.
@@ -145,6 +150,7 @@ def launch_shown(
     Args:
         control_port: where the launcher takes requests, such as those of ``chaoskit scale``; 0 for any.
         metrics_port, metrics_host, otlp_endpoint: see :class:`chaoskit.observe.watching.Observation`.
+        notice: takes the signals that announce the end of the launch; None leaves them alone.
         settings: fields of :class:`chaoskit.config.RunConfig`.
 
     Raises:
@@ -175,13 +181,15 @@ def launch_shown(
             view.watch(message)
 
         watch_all = quarantined.watching(watch)
-        requests, starter = Requests(), NodeStarter(config, directory, watch_all)
+        requests, starter, ended_ns = Requests(), NodeStarter(config, directory, watch_all), 0
         with (
+            contextlib.suppress(GraceOver),
             contextlib.closing(choice.make(substrate)) as place,
             listening(requests, directory, control_port),
             view.shown(),
+            notice.awaited(requests) if notice is not None else contextlib.nullcontext(),
         ):
-            run = execute(
+            ended_ns = execute(
                 experiment,
                 place,
                 directory,
@@ -190,23 +198,31 @@ def launch_shown(
                 requests=requests,
                 heartbeat_s=_HEARTBEAT_S,
                 when_silent=starter.look,
-            )
+            ).ended_ns
+    ended_ns = ended_ns or time.monotonic_ns()
     quarantined.conclude()
     if observation.exported is False:
         console.print(Text(f"{otlp_endpoint} did not take all spans: see chaoskit trace", "yellow"), soft_wrap=True)
-    result = _result(experiment, progress, directory, quarantined.refused, run.ended_ns / 1e9)
-    result.account = observation.account(run.ended_ns)
+    signal_name = notice.taken.name if notice is not None and notice.taken is not None else ""
+    result = _result(experiment, progress, directory, quarantined.refused, ended_ns / 1e9, signal_name)
+    result.account = observation.account(ended_ns)
     return result
 
 
 def _result(
-    experiment: Experiment, progress: Progress, directory: Path, unfit: dict[str, str], ended_s: float
+    experiment: Experiment,
+    progress: Progress,
+    directory: Path,
+    unfit: dict[str, str],
+    ended_s: float,
+    signal_name: str,
 ) -> LaunchResult:
-    assert progress.end is not None, "without a deadline, a run returns when the job has ended"
-    last = _last_commit(directory / "journal")
+    end = progress.end or EndJob(False, f"it did not end within the grace after {signal_name}")
+    last, ends = _last_commit(directory / "journal"), _ends(directory / "journal")
+    stopped_by = signal_name if not end.ok or any(record["halted"] for record in ends) else ""
     result = LaunchResult(
-        ok=progress.end.ok,
-        reason=progress.end.reason,
+        ok=end.ok and not stopped_by,
+        reason=end.reason,
         job=experiment.job,
         steps=max(progress.step, last["step"] + 1 if last else 0),
         loss=last["loss"] if last and last["step"] + 1 >= progress.step else None,
@@ -220,10 +236,11 @@ def _result(
         directory=str(directory),
         logs=str(directory / "log"),
         resumed_from=progress.resumed_from,
-        cut_short_by=_returned_early(directory / "journal"),
+        stopped_by=stopped_by,
+        cut_short_by="" if stopped_by else next((str(end["cut_short_by"]) for end in ends if end["cut_short_by"]), ""),
         unfit=unfit,
     )
-    if result.ok:
+    if end.ok:
         result.not_stored = why_not_stored(experiment.config, directory / "journal")
     else:
         result.error = progress.error
@@ -238,10 +255,9 @@ def _last_commit(journals: Path) -> Record | None:
     return max(commits, key=lambda record: int(record["step"]), default=None)
 
 
-def _returned_early(journals: Path) -> str:
-    """The worker that returned where others would have taken another step: each of these wrote so at its end."""
-    ends = [record for record in read_tail(journals) if record.event == Event.FINISHED]
-    return next((str(end["cut_short_by"]) for end in ends if end["cut_short_by"]), "")
+def _ends(journals: Path) -> list[Record]:
+    """Return what each rank wrote down after its last step."""
+    return [record for record in read_tail(journals) if record.event == Event.FINISHED]
 
 
 def _log_of(worker: str, logs: Path) -> Path:

@@ -15,6 +15,7 @@ from chaoskit.messages import (
     AtHook,
     Beat,
     EndJob,
+    Halt,
     Heartbeat,
     Plan,
     RuleFired,
@@ -176,6 +177,8 @@ class Progress:
                 return [("info", f"waiting until step {step} is stored in {target}{so_far}")]
             case NodesLost():
                 return [("bad", message.text)]
+            case Halt(reason):
+                return [("bad", f"{reason}: the step is finished and stored, then all processes end")]
         return []
 
     def _on_fault(self, fault: str) -> list[tuple[str, str]]:

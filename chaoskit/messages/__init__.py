@@ -67,6 +67,7 @@ from chaoskit.messages.sizes import (
 )
 from chaoskit.messages.workers import (
     Accuse,
+    Halt,
     Holding,
     LinesMatched,
     RuleFired,
@@ -131,6 +132,7 @@ AnyMessage = (
     | WorldSize
     | StartWorker
     | StopWorker
+    | Halt
     | EndJob
     | RendezvousHello
     | Put
@@ -168,6 +170,7 @@ __all__ = [
     "Formed",
     "Get",
     "GroupBroken",
+    "Halt",
     "Healed",
     "HealthReport",
     "Heard",

@@ -77,6 +77,17 @@ class WorkerDone(Message, frozen=True):
     cut_short_by: str = ""
 
 
+class Halt(Message, frozen=True):
+    """Train until ``step`` steps are committed, and end there as if the script had returned.
+
+    The launcher asks for it without a step, and the coordinator chooses one that all ranks can still reach together.
+    A rank that is past it ends at its next transaction. ``reason``: for people, such as the name of a signal.
+    """
+
+    reason: str
+    step: int = -1
+
+
 class StopWorker(Message, frozen=True):
     """End this worker, if it still runs: it was given up. That is in the record; its loss need not be told again.
 

@@ -120,6 +120,11 @@ class BaseTrainer(HookMethods, ABC):
         remedy = "call trainer.mesh() in the train function, or in a function of the same file that it calls by name"
         raise BadInput("mesh", sizes, f"{remedy}: that is how a sharded job is told")
 
+    def _obey_halt(self) -> None:
+        """Leave the train function if the job is to end after this step. A rehearsal is finished first."""
+        if self._formation is not None:
+            self._worker.halt.obey(self.step)
+
     def tell_state(self) -> None:
         """Write down of each tensor what tells it from others; see :mod:`chaoskit.sketch`."""
         assert self._formation is not None

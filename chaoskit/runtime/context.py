@@ -11,6 +11,7 @@ from chaoskit.journal import Journal
 from chaoskit.messages import Endpoint, Message
 from chaoskit.runtime.board import Board
 from chaoskit.runtime.callbacks import Callbacks
+from chaoskit.runtime.halting import HaltOrder
 from chaoskit.runtime.hooks import Hooks
 from chaoskit.runtime.prefetch import Prefetcher
 from chaoskit.runtime.regroup import Regrouper
@@ -35,3 +36,4 @@ class WorkerContext:
     host: str  # address under which peers reach this node
     disk: Path
     prefetcher: Prefetcher = field(default_factory=Prefetcher)
+    halt: HaltOrder = field(default_factory=HaltOrder)

@@ -8,6 +8,7 @@ nothing the process gives itself up: the third rung is a new one.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from chaoskit.osprocess import host_id
 from chaoskit.runtime.compiling import Compilations
 from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.copies import Copies
+from chaoskit.runtime.halting import TrainingHalted
 from chaoskit.runtime.regroup import Dismissed, Formation
 from chaoskit.runtime.rendezvous import GenerationSuperseded
 from chaoskit.runtime.script_writes import ScriptWrites
@@ -128,7 +130,8 @@ class Entries:
             alone = formation is None or len(formation.plan.members) == 1
             parts = self._copies, self._compilations, self._writes
             trainer = ShardedTrainer(worker, *parts, formation, None if alone else group)
-            self._train(trainer)
+            with contextlib.suppress(TrainingHalted):
+                self._train(trainer)
             if formation is None:
                 remedy = "enter `with trainer.transaction()` at least once: it never trained"
                 raise BadInput("job", worker.config.job.path, remedy)

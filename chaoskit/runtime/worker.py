@@ -33,6 +33,7 @@ from chaoskit.messages import (
     Endpoint,
     Formed,
     GroupBroken,
+    Halt,
     Member,
     Plan,
     StopWorker,
@@ -49,6 +50,7 @@ from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.entries import Entries
 from chaoskit.runtime.fingerprint import fingerprint
 from chaoskit.runtime.group import Group, disown
+from chaoskit.runtime.halting import HaltOrder, TrainingHalted
 from chaoskit.runtime.hooks import Hooks
 from chaoskit.runtime.peer import StateServer
 from chaoskit.runtime.regroup import Dismissed, Regrouper
@@ -89,6 +91,7 @@ class Control:
             disown(line.fileno())
         self.hooks = Hooks(spec.worker, line, board, self.journal)
         self.callbacks = Callbacks(self.journal)
+        self.halt = HaltOrder()
         self.regrouper = Regrouper(
             spec.worker, self.journal, self._open_rendezvous, self._build_group, self._formed, self._failed, self._met
         )
@@ -120,6 +123,8 @@ class Control:
                 os._exit(1)  # fenced: the others go on without this worker
             self.callbacks.hear(message)
             self.regrouper.offer(message)
+        elif isinstance(message, Halt):
+            self.halt.give(message.step)
         elif isinstance(message, StopWorker):
             self._go(Dismissed(message.grace_s, message.reason))
         elif isinstance(message, EndJob):
@@ -259,6 +264,7 @@ def _train(spec: WorkerSpec, control: Control, board: Board) -> int:
         token=spec.token,
         host=spec.host,
         disk=disk_directory(spec.run_directory, spec.node),
+        halt=control.halt,
     )
     control.hooks.reach(LOAD)
     job = spec.config.job
@@ -271,6 +277,8 @@ def _train(spec: WorkerSpec, control: Control, board: Board) -> int:
         trainer.finish()
     except TrainingOver as over:
         cut_short_by = over.cut_short_by
+    except TrainingHalted:
+        pass  # its state is that of the step, as if the script had returned
     if not trainer.took_part:
         raise BadInput(
             "job", spec.config.job.path, "enter `with trainer.transaction()` at least once: it never trained"
@@ -311,6 +319,7 @@ def _finish(
         weights_digest=weights_digest,
         state_digest=state_digest,
         cut_short_by=cut_short_by,
+        halted=context.halt.is_obeyed,
         sources=imported_sources(),
     )
     # said before this rank builds a group with others that are done: then that group is known to be the end's
