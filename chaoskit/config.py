@@ -94,7 +94,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         device: ``cpu`` (gloo) or ``cuda`` (NCCL).
         reduction: ``exact`` (same bits at every world size) or ``fast`` (plain all-reduce).
         buckets: pieces of the gradient, reduced while the backward pass still runs. 1: all at once, after it.
-        nonfinite: what a batch does whose gradients are not finite on any rank.
+        nonfinite: what a batch does whose gradients are not finite on any rank. Its loss may be NaN: the gradient
+            decides, and the loss does not.
         hash_every: steps between checks that every rank received the same reduced gradient, losses and votes. 0: never.
         state_hash_steps: every byte of weights and optimizer state is compared over the ranks once in so many steps, a
             slice in each of them. 0: never.

@@ -73,7 +73,9 @@ def test_ranks_that_hold_another_thing_at_one_place_are_no_state() -> None:
     found = ending([told(whole(tensor)), told(whole(tensor * 2))])
     assert all(map(math.isnan, found["model/w"]))
     assert check_equal(found, ending([told(whole(tensor))])).verdict == Verdict.FAILED
-    assert check_finite(found).verdict == Verdict.FAILED
+    finite = check_finite(found)
+    assert (finite.verdict, finite.detail) == (Verdict.FAILED, "model/w: ranks hold different values of it")
+    assert check_equal(found, ending([told(whole(tensor))])).detail == finite.detail
 
 
 def test_only_the_last_step_counts() -> None:

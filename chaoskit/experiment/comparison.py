@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from chaoskit.config import RunConfig
@@ -140,16 +141,19 @@ def _losses(history: History, twin: Twin, reduction: str) -> Check:
         problems = [f"step {step}: first difference" for step in sorted(wrong)[:1]]
         return conclude(name, problems, f"{len(losses)} losses, bit for bit", looked_at=len(losses))
     fine = f"{len(losses)} losses, within the rounding of another summation order"
-    return conclude(name, _drift(losses, twin), fine, looked_at=len(losses))
+    return conclude(name, drift(losses, twin.losses), fine, looked_at=len(losses))
 
 
-def _drift(losses: list[float | None], twin: Twin) -> list[str]:
-    for step, (mine, theirs) in enumerate(zip(losses, twin.losses, strict=False)):
-        if (mine is None) != (theirs is None):
+def drift(losses: Sequence[float | None], others: Sequence[float | None]) -> list[str]:
+    """Return the first loss that lies further from the other run's than float32 explains. NaN is like NaN only."""
+    for step, (loss, other) in enumerate(zip(losses, others, strict=False)):
+        if (loss is None) != (other is None):
             return [f"step {step}: skipped in one run only"]
-        if mine is not None and theirs is not None and not abs(mine - theirs) <= _FLOAT32_DRIFT * max(1.0, abs(theirs)):
-            return [f"step {step}: {mine!r} instead of {theirs!r}"]
-    return [] if len(losses) == len(twin.losses) else [f"{len(losses)} steps instead of {len(twin.losses)}"]
+        if loss is None or other is None or repr(loss) == repr(other):
+            continue
+        if not (math.isfinite(other) and abs(loss - other) <= _FLOAT32_DRIFT * max(1.0, abs(other))):
+            return [f"step {step}: {loss!r} instead of {other!r}"]
+    return [] if len(losses) == len(others) else [f"{len(losses)} steps instead of {len(others)}"]
 
 
 def _weights(digests: Collection[str], twin: Twin) -> Check:

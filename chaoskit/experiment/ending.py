@@ -74,9 +74,14 @@ def _told(records: Iterable[Record]) -> list[Record]:
 
 
 def check_finite(found: dict[str, Numbers]) -> Check:
-    """Passed if every value of every tensor is a finite number."""
+    """Passed if every value of every tensor is a finite number, and ranks that hold a value agree on it."""
     wrong = {path: numbers[0] for path, numbers in found.items() if numbers[0] != 0}
-    problems = [f"{path}: {count:.0f} values are not finite" for path, count in wrong.items()]
+    problems = [
+        f"{path}: ranks hold different values of it"
+        if math.isnan(count)
+        else f"{path}: {count:.0f} values are not finite"
+        for path, count in wrong.items()
+    ]
     return conclude(FINITE, problems, f"{len(found)} tensors of weights and optimizer", looked_at=len(found))
 
 
@@ -153,4 +158,6 @@ def _odd(found: dict[str, Numbers], twin: dict[str, Numbers]) -> Sequence[str]:
 def _difference(mine: Numbers | None, theirs: Numbers | None) -> str:
     if mine is None or theirs is None:
         return "it is there in this run only" if theirs is None else "missing"
+    if math.isnan(mine[0]) or math.isnan(theirs[0]):
+        return "ranks hold different values of it" + ("" if math.isnan(mine[0]) else " in the other run")
     return f"norm {math.sqrt(mine[1]):.9g} instead of {math.sqrt(theirs[1]):.9g}"

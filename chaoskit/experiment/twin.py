@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
@@ -22,7 +23,7 @@ from chaoskit.experiment.run import RawRun
 from chaoskit.runtime.sources import source_digest
 from chaoskit.vocabulary import Event, Verdict
 
-_FORM = 6  # of what is kept: raised when twins of before must not be used any more
+_FORM = 7  # of what is kept: raised when twins of before must not be used any more
 _STIRS = (Event.DETECTED, Event.NODE_LOST, Event.CORRUPT, Event.RESUMED, Event.RECORD_LOST)
 
 
@@ -43,6 +44,7 @@ class Twin(msgspec.Struct, frozen=True):
 
     Attributes:
         losses: by step from 0, None where a batch was skipped.
+        nan_steps: the steps whose loss is NaN, which JSON would confuse with a batch that was skipped.
         sources: path -> digest of the user's code that it imported.
         run_id: which run it was.
         ending: numbers of each tensor of its final state.
@@ -58,6 +60,11 @@ class Twin(msgspec.Struct, frozen=True):
     ending: dict[str, Numbers] = {}
     scalars: str = ""
     state_digest: str = ""
+    nan_steps: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for step in self.nan_steps:
+            self.losses[step] = math.nan
 
     @classmethod
     def of(cls, run: RawRun) -> Twin:
@@ -85,7 +92,9 @@ class Twin(msgspec.Struct, frozen=True):
         sources = {path: digest for record in ends for path, digest in record.get("sources", {}).items()}
         states = {record["state_digest"] for record in ends}
         final = (ending(run.records), scalars(run.records), states.pop() if len(states) == 1 else "")
-        return cls(history.losses(), digests.pop(), history.samples_digest(), sources, run.run_id, *final)
+        losses = history.losses()
+        nan_steps = tuple(step for step, loss in enumerate(losses) if loss is not None and math.isnan(loss))
+        return cls(losses, digests.pop(), history.samples_digest(), sources, run.run_id, *final, nan_steps)
 
 
 def interruptions(run: RawRun, history: History) -> list[str]:

@@ -54,7 +54,7 @@ def test_a_hang_on_the_threshold_of_the_reduction_is_found_at_once(chaos: Chaos)
     assert "hung (forward for" in outcome.recovery.cause
 
 
-@pytest.mark.promise("No step is committed with a loss that is not finite", where="gradient")
+@pytest.mark.promise("No step is committed with a gradient that is not finite", where="gradient")
 @pytest.mark.parametrize("where", ["gradient", "weight", "activation"])
 def test_a_nan_is_never_committed(chaos: Chaos, where: str) -> None:
     """Non-finite numbers are traced to the rank that made them, before they reach any weight."""

@@ -170,7 +170,7 @@ PROPERTIES: tuple[Property, ...] = (
         23,
         "safety",
         "commits are finite",
-        "No step is committed with a loss that is not finite; a bad batch is written down as skipped.",
+        "No step is committed with a gradient that is not finite; a bad batch is written down as skipped.",
         steps.finite,
     ),
     Property(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 
+from chaoskit.experiment.ending import check_finite, described
 from chaoskit.experiment.history import Step
 from chaoskit.experiment.properties.base import Finding, RunTrace
 from chaoskit.journal import Record
-from chaoskit.vocabulary import Event
+from chaoskit.vocabulary import Event, Verdict
 
 
 def contributions(trace: RunTrace) -> Finding:
@@ -111,12 +113,47 @@ def suspects(trace: RunTrace) -> Finding:
     return found
 
 
+def unexplained_losses(losses: Sequence[float | None], *, is_end_finite: bool) -> list[int]:
+    """Return the steps whose loss is not finite, where nothing shows that their gradients were.
+
+    Weights that took a NaN keep it, and so do all losses after it. So a later loss that is a number shows that the
+    gradient was finite, and so does a final state that is. Pure.
+
+    Args:
+        losses: by step; None of one that was skipped.
+        is_end_finite: whether the state behind the last step is known to be finite.
+    """
+    last = max((step for step, loss in enumerate(losses) if _is_number(loss)), default=-1)
+    odd = [step for step, loss in enumerate(losses) if loss is not None and not _is_number(loss)]
+    return [] if is_end_finite else [step for step in odd if step > last]
+
+
+def _is_number(loss: float | None) -> bool:
+    return loss is not None and math.isfinite(loss)
+
+
+def _ends_finite(trace: RunTrace, steps: int) -> bool:
+    """Return whether ranks have described the state behind the last of so many steps, and all of it is finite."""
+    state = described(trace.of(Event.STATE), steps)
+    return check_finite(state).verdict == Verdict.PASSED
+
+
 def finite(trace: RunTrace) -> Finding:
-    """No committed loss is infinite or no number, and a bad batch is written down as skipped."""
+    """No step is committed whose gradient may not have been finite, and a bad batch is written down as skipped.
+
+    The loss may be NaN over a gradient that is finite, as of a shard whose labels are all ignored. See
+    :func:`unexplained_losses` for the evidence.
+    """
     found = []
+    losses = trace.history.losses()
+    unexplained = set(unexplained_losses(losses, is_end_finite=_ends_finite(trace, len(losses))))
     for (step, _), commits in trace.commits.items():
-        if any(record["loss"] is None or not math.isfinite(record["loss"]) for record in commits):
-            found.append(f"step {step} was committed with a loss that is not finite")
+        if all(_is_number(record["loss"]) for record in commits):
+            continue
+        if _is_number(losses[step]) or losses[step] is None:
+            found.append(f"step {step} was committed with a loss that is not finite, and then with one that is")
+        elif step in unexplained:
+            found.append(f"step {step} was committed with a loss that is not finite, as are all losses after it")
     skipped = {record["step"] for record in trace.of(Event.SKIP)}
     suspects = defaultdict(set)
     for record in trace.of(Event.NONFINITE):
