@@ -273,12 +273,11 @@ def _train(spec: WorkerSpec, control: Control, board: Board) -> int:
         return _train_sharded(control, context, lambda trainer: train(trainer, **job.options))
     trainer, cut_short_by = ReplicatedTrainer(context), ""
     try:
-        train(trainer, **job.options)
+        with contextlib.suppress(TrainingHalted):  # its state is that of the step, as if the script had returned
+            train(trainer, **job.options)
         trainer.finish()
     except TrainingOver as over:
         cut_short_by = over.cut_short_by
-    except TrainingHalted:
-        pass  # its state is that of the step, as if the script had returned
     if not trainer.took_part:
         raise BadInput(
             "job", spec.config.job.path, "enter `with trainer.transaction()` at least once: it never trained"
