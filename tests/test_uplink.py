@@ -19,7 +19,19 @@ from chaoskit.config import RunConfig
 from chaoskit.control.uplink import Uplink, attach_first
 from chaoskit.coordinator_files import Address, CoordinatorAddress, address_file
 from chaoskit.job import JobSpec
-from chaoskit.messages import AgentHello, EndJob, Heard, Heartbeat, Probe, Recall, Welcome
+from chaoskit.messages import (
+    AgentHello,
+    EndJob,
+    HealthReport,
+    Heard,
+    Heartbeat,
+    Probe,
+    Recall,
+    Sealed,
+    Welcome,
+    WorkerFailed,
+    WorkerLost,
+)
 
 TOKEN = "token"
 BEAT_S = 0.02
@@ -39,6 +51,7 @@ class Server:
         self.lines: list[asyncio.StreamWriter] = []
         self.ended: list[int] = []  # lines that the agent has closed
         self.heard_ns = 0  # the newest heartbeat
+        self.received: list[Any] = []  # messages of all lines
         self.moved = asyncio.Condition()
 
     async def greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -51,6 +64,7 @@ class Server:
             while True:
                 await self._tell()
                 message = await wire.read_message(reader)
+                self.received.append(message)
                 if isinstance(message, Heartbeat):
                     self.heard_ns = message.sent_ns
                     if self.answers:
@@ -65,6 +79,10 @@ class Server:
     async def until(self, lines: int) -> None:
         async with self.moved:
             await asyncio.wait_for(self.moved.wait_for(lambda: len(self.lines) >= lines), LIMIT_S)
+
+    async def until_received(self, count: int) -> None:
+        async with self.moved:
+            await asyncio.wait_for(self.moved.wait_for(lambda: len(self.received) >= count), LIMIT_S)
 
     async def until_heard(self, sent_ns: int) -> None:
         async with self.moved:
@@ -138,6 +156,39 @@ def test_a_coordinator_that_falls_silent_is_attached_to_again_before_the_first_c
             server.lines[1].write(wire.encode(EndJob(True, "")))
             assert await agent.next() == EndJob(True, "")
             assert await agent.next() is None
+
+    asyncio.run(main())
+
+
+def test_messages_before_the_first_connection_is_in_use_are_sent_first_and_in_order() -> None:
+    """The fork server may report before the agent reads from its connection, and nothing is said twice."""
+    early = [
+        WorkerFailed("node0.zygote", "ModuleNotFoundError", fatal=True),
+        Sealed("node0", (), 0),
+        HealthReport("node0", (), 0.0),
+        WorkerLost("node0.0", "node0", "raised", "could not be started", 1),
+        Heartbeat("node0", (), 1),
+    ]
+
+    async def main() -> None:
+        server, clock = Server(OUTAGE_S), FakeClock()
+        listener = await asyncio.start_server(server.greet, "127.0.0.1", 0)
+        address = listener.sockets[0].getsockname()
+        line, welcome = await asyncio.to_thread(attach_first, lambda: address, TOKEN, HELLO)
+        line.setblocking(False)
+        uplink = Uplink(line, lambda: address, TOKEN, welcome, lambda: HELLO, clock=clock.now_ns)
+        for message in early:
+            uplink.tell(message)
+        agent = Agent(uplink, clock)
+        server.lines[0].write(wire.encode(Recall()))
+        assert await agent.next() == Recall(), "it follows"
+        uplink.tell(Heartbeat("node0", (), 2))
+        await server.until_received(len(early) + 1)
+        assert server.received == [*early, Heartbeat("node0", (), 2)]
+        listener.close()
+        server.lines[0].write(wire.encode(EndJob(True, "")))
+        assert await agent.next() == EndJob(True, "")
+        await agent.following
 
     asyncio.run(main())
 

@@ -160,10 +160,20 @@ class Coordinator:
                 await asyncio.wait_for(self._watched.wait(), self._alone_until_s - time.monotonic())
 
     async def _drain(self) -> None:
-        for writer in (*self._agents.values(), *self._observers.writers):
+        for writer in self._observers.writers:
             with contextlib.suppress(TimeoutError, OSError):
                 writer.close()
                 await asyncio.wait_for(writer.wait_closed(), _FAREWELL_S)
+        # the end of a connection with unread data would take back what an agent has not read yet, such as EndJob
+        agents = [asyncio.ensure_future(self._await_close(writer)) for writer in self._agents.values()]
+        if agents:
+            await asyncio.wait(agents, timeout=_FAREWELL_S)
+
+    async def _await_close(self, writer: asyncio.StreamWriter) -> None:
+        """Send nothing more to an agent, and read from it until it hangs up."""
+        with contextlib.suppress(OSError, RuntimeError):
+            writer.write_eof()
+            await writer.wait_closed()
 
     # -- connections ----------------------------------------------------------------------------------------------
 
@@ -214,6 +224,8 @@ class Coordinator:
                 message = await wire.read_message(reader)
                 if self._agents.get(hello.node) is not writer:
                     return  # this node was given up meanwhile
+                if self._ended.is_set():
+                    continue  # nothing is decided any more
                 self._hear_agent(hello.node, message)
         except (ConnectionError, Refused):
             if self._agents.get(hello.node) is writer:

@@ -71,6 +71,7 @@ class Uplink:
         self._hello, self._outage_s = hello, config.coordinator_outage_s
         self._term = welcome.term
         self._writer: asyncio.StreamWriter | None = None
+        self._early: list[messages.Message] | None = []  # told before :meth:`follow` runs; None since then
         self._leases = Leases(config.heartbeat_ms / 1000, _PATIENCE * config.lease_beats)
         self._reader: asyncio.StreamReader | None = None  # of the coordinator that is followed
         self._acknowledged_ns = self._now_ns()
@@ -88,9 +89,15 @@ class Uplink:
         return self._acknowledged_ns + int(self._outage_s * 1e9)
 
     def tell(self, message: messages.Message) -> None:
-        """Say it to the coordinator, if there is one. What must not be lost is told again to the next."""
+        """Send a message to the coordinator, if there is one.
+
+        A message that comes before the first connection is in use is kept and sent first, in order. Between two
+        coordinators messages are dropped: the facts among them are told again to the next one.
+        """
         self.facts.note(message)
-        if self._writer is not None:
+        if self._early is not None:
+            self._early.append(message)
+        elif self._writer is not None:
             self._writer.write(wire.encode(message))
 
     def look(self, now_s: float) -> None:
@@ -101,6 +108,9 @@ class Uplink:
     async def follow(self) -> AsyncIterator[Any]:
         """Every message of every coordinator, until one ends the job or none is left."""
         self._reader, self._writer = await asyncio.open_connection(sock=self._connection)
+        early, self._early = self._early or [], None
+        for message in early:
+            self._writer.write(wire.encode(message))
         self._begin(self._now_ns())
         while self._reader is not None:
             try:
@@ -110,6 +120,8 @@ class Uplink:
                         self._acknowledge(message)
                         continue
                     self.facts.note(message)
+                    if isinstance(message, EndJob):
+                        self._hang_up()  # the coordinator waits for it
                     yield message
                     if isinstance(message, EndJob):
                         return
