@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
+import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import msgspec
 
 from chaoskit.errors import BadInput
+
+#: Folders in which installed packages lie.
+_INSTALLED = {"site-packages", "dist-packages"}
+#: Package of the reference jobs, such as ``gpt``.
+_REFERENCE_JOBS = "chaoskit.fixtures.jobs."
+#: Attribute of a module that was loaded as a job, with the job's path.
+_IS_JOB = "__chaoskit_job__"
 
 
 class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -21,6 +32,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         module: dotted name under which the file is imported, or "" to load it by path.
         options: keyword arguments of the function; plain JSON values.
         sharded: the job shards its state over ranks: it calls ``trainer.mesh``.
+        root: folder in which ``module`` is found, or "" where the module is installed.
     """
 
     path: str
@@ -28,14 +40,48 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     module: str = ""
     options: dict[str, Any] = {}
     sharded: bool = False
+    root: str = ""
 
     @property
     def name(self) -> str:
-        return Path(self.path).stem if self.function == "train" else f"{Path(self.path).stem}:{self.function}"
+        name = self.module if self.root else Path(self.path).stem
+        return name if self.function == "train" else f"{name}:{self.function}"
+
+    @property
+    def folder(self) -> Path:
+        """The folder from which the job imports what is beside it."""
+        return Path(self.root) if self.root else Path(self.path).parent
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether the job is imported from an installed package, such as a reference job."""
+        return bool(self.module) and not self.root
+
+    def moved_to(self, folder: Path) -> JobSpec:
+        """The same job, with the content of its folder in ``folder``."""
+        path = folder / Path(self.path).relative_to(self.folder)
+        return msgspec.structs.replace(self, path=str(path), root=str(folder) if self.root else "")
+
+    @property
+    def target(self) -> str:
+        """What :func:`resolve_job` finds this job by, from any directory."""
+        target = self.module.removeprefix(_REFERENCE_JOBS) or self.path
+        if self.root:
+            target = f"{self.root}/{target}"
+        return target if self.function == "train" else f"{target}:{self.function}"
+
+    def sources(self) -> list[Path]:
+        """The Python files that the job may import: those beside it, or all of its package."""
+        if self.root and "." in self.module:
+            return sorted((self.folder / self.module.partition(".")[0]).rglob("*.py"))
+        return sorted(Path(self.path).parent.glob("*.py"))
 
 
 def resolve_job(target: str, options: dict[str, Any] | None = None) -> JobSpec:
-    """Find a job by name (``gpt``), file (``train.py``) or file and function (``jobs.py:train_small``).
+    """Find a job by name (``gpt``), file (``train.py``), module (``package.train``) or file and function.
+
+    A function follows a colon (``jobs.py:train_small``). A module is looked for as ``python -m`` does, in the working
+    directory first; ``folder/package.train`` looks in ``folder`` only. No code of the job is run.
 
     Raises:
         BadInput: if there is no such job, or it cannot be one.
@@ -44,19 +90,118 @@ def resolve_job(target: str, options: dict[str, Any] | None = None) -> JobSpec:
     if colon and not function:
         raise BadInput("job", target, "name a function behind the colon, or leave the colon out")
     if not path.endswith(".py"):
-        module = f"chaoskit.fixtures.jobs.{path}"
-        try:
-            found = importlib.util.find_spec(module)
-        except (ImportError, ValueError):
-            found = None
-        if found is None or found.origin is None:
+        job = _reference_job(path) or _module_job(path)
+        if job is None:
             raise BadInput("job", target, "name a reference job such as 'gpt', or a file such as 'train.py'")
-        job = JobSpec(found.origin, function or "train", module, options or {})
     else:
         if not Path(path).is_file():
             raise BadInput("job", target, "name a Python file that exists")
-        job = JobSpec(str(Path(path).resolve()), function or "train", "", options or {})
+        job = JobSpec(str(Path(path).resolve()))
+    job = msgspec.structs.replace(job, function=function or "train", options=options or {})
     return msgspec.structs.replace(job, sharded=validate_job(job))
+
+
+def recall_job(target: str, options: dict[str, Any], *, sharded: bool) -> JobSpec:
+    """The job that has this :attr:`JobSpec.target`, without looking it up: its file may be gone."""
+    path, _, function = target.partition(":")
+    root, _, module = path.rpartition("/")
+    if path.endswith(".py"):
+        root = module = ""
+    elif not root and "." not in module:
+        module = f"{_REFERENCE_JOBS}{module}"
+    return JobSpec(path, function or "train", module, options, sharded, root)
+
+
+def _reference_job(name: str) -> JobSpec | None:
+    module = f"{_REFERENCE_JOBS}{name}"
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    return JobSpec(spec.origin, module=module) if spec is not None and spec.origin is not None else None
+
+
+def _module_job(target: str) -> JobSpec | None:
+    """The job in a module of the user, ``package.module`` or ``folder/package.module``."""
+    folder, slash, module = target.rpartition("/")
+    parts = module.split(".")
+    if not all(part.isidentifier() for part in parts):
+        return None
+    folders = [folder or "/"] if slash else ["", *sys.path, *_parents_of_package(parts[0])]
+    for root in dict.fromkeys(Path(each).resolve() for each in folders):
+        if (found := _file_of(root, parts)) is not None:
+            path, module = found
+            is_installed = not _INSTALLED.isdisjoint(path.parts)
+            return JobSpec(str(path), module=module, root="" if is_installed else str(root))
+    return None
+
+
+def _file_of(root: Path, parts: list[str]) -> tuple[Path, str] | None:
+    """The file of a module below ``root``, and its full name. A package stands for its ``__main__``, if it has one."""
+    place, module = root.joinpath(*parts), ".".join(parts)
+    if (place / "__main__.py").is_file():
+        return place / "__main__.py", f"{module}.__main__"
+    if (place / "__init__.py").is_file():
+        return place / "__init__.py", module
+    file = place.with_name(f"{parts[-1]}.py")
+    return (file, module) if file.is_file() else None
+
+
+def _parents_of_package(name: str) -> list[str]:
+    """Folders that hold a package which an import hook finds, such as one that is installed in place."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return []
+    return [str(Path(place).parent) for place in (spec and spec.submodule_search_locations) or ()]
+
+
+def import_job(job: JobSpec) -> ModuleType:
+    """Import the module of a job, as ``python FILE`` or ``python -m MODULE`` would find what it imports.
+
+    Processes that the job starts, such as the workers of a ``DataLoader``, can import the module by its name.
+
+    Raises:
+        BadInput: if a package of chaoskit or of its dependencies has taken the name of the job's module.
+    """
+    if not job.module or job.root:
+        folder = str(job.folder)
+        if sys.path[:1] != [folder]:
+            sys.path.insert(0, folder)
+    if job.module:
+        module = importlib.import_module(job.module)
+        if job.root and Path(module.__file__ or "").resolve() != Path(job.path).resolve():
+            raise BadInput("job", job.target, f"rename it: {module.__file__} has the name {job.module}, too")
+        return module
+    return _import_file(Path(job.path))
+
+
+def _import_file(path: Path) -> ModuleType:
+    loaded = [module for module in sys.modules.values() if getattr(module, _IS_JOB, "") == str(path)]
+    if loaded:
+        return loaded[0]
+    name = path.stem if _is_found_by_name(path) else f"chaoskit_job_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    setattr(module, _IS_JOB, str(path))
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _is_found_by_name(path: Path) -> bool:
+    """Whether ``import`` with the stem of the file finds the file, once its folder is the first on the path."""
+    name = path.stem
+    if "." in name or name in sys.modules or name in sys.builtin_module_names:
+        return False
+    spec = PathFinder.find_spec(name, [str(path.parent)])
+    return spec is not None and spec.origin is not None and Path(spec.origin) == path
 
 
 def validate_job(job: JobSpec) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import importlib.util
 import math
 import random
 import sys
@@ -26,7 +25,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from chaoskit.job import JobSpec
+from chaoskit.job import JobSpec, import_job
 
 #: Packages of which nothing may be loaded in this process.
 UNDER_TEST = ("chaoskit.runtime", "chaoskit.checkpoint", "chaoskit.control")
@@ -574,17 +573,7 @@ def _keep_whole(module: Any, *, mp_policy: Any = None, **_: Any) -> Any:
 
 
 def _load_train(job: JobSpec) -> Callable[..., None]:
-    if job.module:
-        module = importlib.import_module(job.module)
-    else:
-        sys.path.insert(0, str(Path(job.path).parent))
-        spec = importlib.util.spec_from_file_location(f"chaoskit_job_{Path(job.path).stem}", job.path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module
-        spec.loader.exec_module(module)
-    train: Callable[..., None] = getattr(module, job.function)
+    train: Callable[..., None] = getattr(import_job(job), job.function)
     return train
 
 

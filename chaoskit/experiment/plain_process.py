@@ -133,7 +133,7 @@ def _key(request: Request) -> str:
     package = Path(next(iter(chaoskit.__path__)))
     digest = hashlib.sha256(msgspec.json.encode(request))
     digest.update(machine_facts().encode())
-    for path in (Path(plain.__file__), package / "sketch.py", *sorted(Path(request.job.path).parent.glob("*.py"))):
+    for path in (Path(plain.__file__), package / "sketch.py", *request.job.sources()):
         digest.update(path.name.encode() + path.read_bytes())
     for path in sorted((package / "fixtures" / "jobs").glob("*.py")):
         digest.update(path.name.encode() + path.read_bytes())

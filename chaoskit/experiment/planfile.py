@@ -28,7 +28,7 @@ from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
 from chaoskit.experiment.blackbox.plan import CommandExperiment, plan_command
 from chaoskit.experiment.plan import Experiment, Wish, plan_experiment
-from chaoskit.job import JobSpec, resolve_job
+from chaoskit.job import JobSpec, recall_job, resolve_job
 from chaoskit.logrule import LogRule
 from chaoskit.stacks import LogPatterns
 from faults import CATALOGUE
@@ -97,7 +97,7 @@ def _job_plan(experiment: Experiment) -> _PlanFile:
     steps = options.pop("steps") if experiment.steps is not None else None
     return _PlanFile(
         version=VERSION,
-        job=_job_name(experiment.config.job),
+        job=experiment.config.job.target,
         name=experiment.name,
         steps=steps,
         options=options,
@@ -130,12 +130,6 @@ def save(experiment: Planned, path: Path) -> Path:
     except OSError as error:
         raise BadInput("plan", str(path), f"choose a file that can be written ({error.strerror})") from None
     return path
-
-
-def _job_name(job: JobSpec) -> str:
-    """What :func:`chaoskit.job.resolve_job` finds this job by, from any directory."""
-    target = job.module.rpartition(".")[2] if job.module else job.path
-    return target if job.function == "train" else f"{target}:{job.function}"
 
 
 def _plain(fault: Fault) -> dict[str, Any]:
@@ -205,9 +199,7 @@ def recall(path: Path, *, sharded: bool) -> Planned:
     faults = tuple(
         _recalled(entry) if "judged" in entry else _fault(number, entry) for number, entry in enumerate(plan.faults)
     )
-    target, _, function = plan.job.partition(":")
-    module = "" if target.endswith(".py") else f"chaoskit.fixtures.jobs.{target}"
-    return _assembled(plan, faults, JobSpec(target, function or "train", module, _options(plan), sharded))
+    return _assembled(plan, faults, recall_job(plan.job, _options(plan), sharded=sharded))
 
 
 def receive(data: bytes) -> Planned:

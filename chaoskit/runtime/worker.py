@@ -6,8 +6,6 @@ Started by a zygote: forked from it, or as a fresh interpreter where forking is 
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.util
 import os
 import signal
 import socket
@@ -26,7 +24,7 @@ from chaoskit.config import RunConfig, disk_directory
 from chaoskit.coordinator_files import CoordinatorAddress
 from chaoskit.errors import BadInput, JobFailed, JournalFull, NonFiniteBatch, Refused
 from chaoskit.injection_line import InjectionDoor, dial
-from chaoskit.job import JobSpec
+from chaoskit.job import JobSpec, import_job
 from chaoskit.journal import Journal
 from chaoskit.messages import (
     EndJob,
@@ -196,19 +194,7 @@ def load_job(job: JobSpec) -> Callable[..., None]:
     """The job's train function. Imports its file."""
     if job.path not in _sources:
         _sources[job.path] = source_digest(Path(job.path))
-    if job.module:
-        module = importlib.import_module(job.module)
-    else:
-        name = f"chaoskit_job_{Path(job.path).stem}"
-        if name not in sys.modules:
-            found = importlib.util.spec_from_file_location(name, job.path)
-            assert found is not None
-            assert found.loader is not None
-            module = importlib.util.module_from_spec(found)
-            sys.modules[name] = module
-            sys.path.insert(0, str(Path(job.path).parent))
-            found.loader.exec_module(module)
-        module = sys.modules[name]
+    module = import_job(job)
     imported_sources()  # now, as they are
     train: Callable[..., None] = getattr(module, job.function)
     return train

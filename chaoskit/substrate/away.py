@@ -44,10 +44,9 @@ class AwaySubstrate(SupervisedSubstrate):
 
     def seen_there(self, config: RunConfig) -> RunConfig:
         """With the job's file where :meth:`prepare` has it put."""
-        path = Path(config.job.path)
-        self._source = Source(path.parent)
-        there = str(self.files / "source" / self._source.digest / path.name)
-        return msgspec.structs.replace(config, job=msgspec.structs.replace(config.job, path=there))
+        job = config.job
+        self._source = Source(job.folder)
+        return msgspec.structs.replace(config, job=job.moved_to(self.files / "source" / self._source.digest))
 
     def home(self, run_directory: Path) -> Path:
         if run_directory not in self._homes:

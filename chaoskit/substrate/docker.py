@@ -136,7 +136,7 @@ class DockerSubstrate(LocalSubstrate):
         run_directory = run_directory.resolve()
         run_directory.mkdir(parents=True, exist_ok=True)
         # the runs of a harness lie beside each other: so the containers of one are good for the next
-        self._see(Path(config.job.path).parent, writable=[run_directory.parent])
+        self._see(config.job.folder, writable=[run_directory.parent])
         self._stand_ready([COORDINATOR, *node_names(config.nodes_max), *_STANDBYS[:replacements]])
         return super().launch(config, run_directory, port=port, heartbeat_s=heartbeat_s, injection=injection)
 

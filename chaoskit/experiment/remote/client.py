@@ -170,11 +170,11 @@ class RemoteHost:
 
     def _seen_there(self, link: SupervisorLink, experiment: Planned) -> Planned:
         """The same, with the job's file where it is there."""
-        if isinstance(experiment, CommandExperiment) or experiment.config.job.module:
+        if isinstance(experiment, CommandExperiment) or experiment.config.job.is_installed:
             return experiment
         job = experiment.config.job
-        path = self._store(link, Path(job.path).parent) / Path(job.path).name
-        config = msgspec.structs.replace(experiment.config, job=msgspec.structs.replace(job, path=str(path)))
+        job = job.moved_to(self._store(link, job.folder))
+        config = msgspec.structs.replace(experiment.config, job=job)
         return replace(experiment, config=config)
 
     def _store(self, link: SupervisorLink, directory: Path) -> Path:
