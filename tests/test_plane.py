@@ -723,6 +723,35 @@ def test_only_a_failure_that_ends_the_job_is_told_to_observers() -> None:
     assert [one for one in bench.plane.picture() if isinstance(one, WorkerFailed)] == [fatal]
 
 
+@pytest.mark.parametrize("first", ["failure", "loss"])
+def test_a_fatal_failure_ends_the_job_whether_it_is_heard_before_its_loss_or_after_it(first: str) -> None:
+    """The end of a process may be noticed before what it said last is read."""
+    bench = Bench().begin()
+    failure = WorkerFailed("b.0", "BadInput: x='1': use 2", fatal=True)
+    loss = WorkerLost("b.0", "b", "exited", "its life latch broke", 1)
+    bench.hear(*([failure, loss] if first == "failure" else [loss, failure]))
+    (end,) = [output.message for output in bench.outputs if isinstance(output, Show) and type(output.message) is EndJob]
+    assert (end.ok, end.reason) == (False, failure.error)
+    detected = [output for output in bench.outputs if isinstance(output, Note) and output.event == Event.DETECTED]
+    assert len(detected) == (0 if first == "failure" else 1), "a loss that follows from the failure is no news"
+
+
+def test_the_last_words_of_a_rank_that_was_given_up_end_no_job() -> None:
+    """Training goes on without it, and it may complain that the others do."""
+    bench = Bench().begin()
+    bench.hear(lost("b.0"), WorkerFailed("b.0", "JobFailed: no connection", fatal=True))
+    assert not bench.plane.ended
+
+
+def test_the_end_of_a_run_that_lost_too_much_names_the_last_loss() -> None:
+    config = RunConfig(job=JobSpec("job.py"), nodes=2, spares=0, max_failures=0)
+    bench = Bench(config).begin()
+    bench.hear(WorkerLost("b.0", "b", "raised", "could not be started: OSError: no room", 1))
+    reason = "the failure budget is spent: 1 workers were lost, max_failures=0"
+    last = "; the last one that was lost is b.0: could not be started: OSError: no room"
+    assert Show(EndJob(False, reason + last, ("a", "b"))) in bench.outputs
+
+
 # -- the end ------------------------------------------------------------------------------------------------------
 
 

@@ -57,6 +57,7 @@ from chaoskit.messages import (
 )
 from chaoskit.osprocess import (
     adopt_orphans,
+    describe_status,
     die_of,
     die_with_parent,
     host_id,
@@ -75,6 +76,8 @@ _RETIRE_LOOK_S = 0.02
 _ASK_AGAIN_S = 1.0
 _BURIAL_S = 1.0  # a killed worker is gone much sooner, unless the kernel holds it
 _REPORT_BYTES_MAX = 65536
+#: Signals that a process gets for what its own code does.
+_CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
 
 
 class AgentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -108,6 +111,7 @@ class Agent:
         port: int,
         keeper: KeeperLine,
         log_process: socket.socket | None,
+        zygote_pid: int = 0,
     ) -> None:
         self._spec, self._config = spec, welcome.config
         self._zygote, self._port, self._keeper, self._log_process = reports, port, keeper, log_process
@@ -117,7 +121,8 @@ class Agent:
         self._journal = Journal(Path(spec.run_directory) / "journal", spec.node, role="agent", node=spec.node)
         self._charges: dict[str, Charge] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._is_job_broken = False  # as the fork server has said, which ends then
+        self._zygote_pid = zygote_pid
+        self._is_job_imported = not (welcome.config.fork and zygote_pid)  # by the fork server, if it is to
         self._retirement: asyncio.Task[None] | None = None  # while the node asks for leave
 
     async def run(self) -> None:
@@ -338,8 +343,7 @@ class Agent:
             return
         if not data:
             self._loop.remove_reader(self._zygote)
-            if not self._is_job_broken:  # its workers have ended with it, and no other can be started
-                die_of(ChaoskitError("the fork server of this node has ended"))
+            self._spawn(self._zygote_ended())
             return
         report = zygote.report_decoder.decode(data)
         if isinstance(report, zygote.Started):
@@ -348,9 +352,24 @@ class Agent:
             self._not_started(self._charges[report.worker], report.error)
         elif isinstance(report, zygote.ChildChanged):
             self._child_changed(report)
+        elif isinstance(report, zygote.Loaded):
+            self._is_job_imported = True
         else:
-            self._is_job_broken = True
-            self._tell(WorkerFailed(f"{self._spec.node}.zygote", report.error, fatal=True))
+            self._tell_broken(report.error, report.refused)
+
+    def _tell_broken(self, error: str, refused: tuple[str, str, str] | None = None) -> None:
+        """Report that the job cannot be imported: no node could do it."""
+        self._tell(WorkerFailed(f"{self._spec.node}.zygote", error, fatal=True, refused=refused))
+
+    async def _zygote_ended(self) -> None:
+        """End the node, as no worker can be started any more; the whole job, if its import has ended the zygote."""
+        if self._is_job_imported:
+            die_of(ChaoskitError("the fork server of this node has ended"))
+        _, status = await asyncio.to_thread(os.waitpid, self._zygote_pid, 0)
+        if os.WIFSIGNALED(status) and os.WTERMSIG(status) not in _CRASHES:
+            die_of(ChaoskitError("the fork server of this node was ended while it imported the job"))
+        how = f"with {describe_status(status)[1]}"
+        self._tell_broken(f"importing {self._config.job.path} ended the process, {how}; see {self._spec.node}.log")
 
     def _started(self, charge: Charge, pid: int) -> None:
         charge.pid = pid
@@ -464,7 +483,8 @@ def run_agent(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: in
     connection, welcome = attach_first(spec.where, spec.token, hello)
     mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     me = os.getpid()
-    if os.fork() == 0:
+    zygote_pid = os.fork()
+    if zygote_pid == 0:
         for one in (mine, connection, door):
             one.close()
         zygote.run_zygote(theirs, me, welcome.config.job, welcome.config.fork)
@@ -477,7 +497,8 @@ def run_agent(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: in
         log_process, _ = start_log_process(spec.node, rules, logs, (mine, connection, keeper))
     raise_priority()
     try:
-        agent = Agent(spec, connection, welcome, mine, port, KeeperLine(keeper, copies_port), log_process)
+        line = KeeperLine(keeper, copies_port)
+        agent = Agent(spec, connection, welcome, mine, port, line, log_process, zygote_pid)
         asyncio.run(agent.run())
     except BaseException as error:  # noqa: BLE001 - a forked child must end here, whatever happened
         die_of(error)

@@ -17,12 +17,18 @@ class Attendance:
         self._full, self._until_s = full, until_s
         self._from_s: float | None = None
         self._attached: set[str] = set()
+        self._met: set[str] = set()
         self._waiting: list[str] | None = []  # None: whoever comes is admitted at once
 
     @property
     def attached(self) -> frozenset[str]:
         """Nodes that are connected."""
         return frozenset(self._attached)
+
+    @property
+    def met(self) -> frozenset[str]:
+        """Nodes that have ever connected."""
+        return frozenset(self._met)
 
     def connect(self, node: str) -> None:
         """A node has connected.
@@ -33,10 +39,12 @@ class Attendance:
         if node in self._attached:
             raise Refused(f"a node named {node} is connected already")
         self._attached.add(node)
+        self._met.add(node)
 
     def reconnect(self, node: str) -> None:
         """The same node has connected again, whether the end of its last connection was noticed or not."""
         self._attached.add(node)
+        self._met.add(node)
 
     def disconnect(self, node: str) -> None:
         """Its connection has ended."""

@@ -132,8 +132,9 @@ class Decisions:
         if self._end is not None:
             return []
         self._end = EndJob(ok, reason)
+        attached = tuple(sorted({*self._attendance.met, *self._hosts.values()}))
         told = [Send(node, self._end) for node in sorted(self._attendance.attached)]
-        return [note_of_end(ok, reason, now_s), Show(self._end), *told, End()]
+        return [note_of_end(ok, reason, now_s), Show(EndJob(ok, reason, attached)), *told, End()]
 
     def _tell_loss(self, event: events.AnyEvent, now_s: float) -> list[Output]:
         """What is to be told of a loss that the membership has yet to take in. Two coordinators may tell of it."""

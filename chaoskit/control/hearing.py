@@ -136,6 +136,8 @@ class Hearing(Inheritance):
     def _hear_node(self, message: Any, shown: list[Output], now_s: float) -> list[Output] | None:
         match message:
             case WorkerLost(worker, node, cause, detail, detected_ns, trained_in):
+                if self._end is not None and not self._end.ok:
+                    return []  # the loss follows from the failure that ended the job
                 if self._membership.host_of(worker) is None:
                     return [Send(node, StopWorker(worker, cause))]  # is in the record: need not be said again
                 lost = events.WorkerLost(worker, cause, detail, detected_ns, trained_in=trained_in)

@@ -50,7 +50,7 @@ from chaoskit.control.events import (
     WorkerReady,
 )
 from chaoskit.control.renewal import Renewal
-from chaoskit.vocabulary import SLOW
+from chaoskit.vocabulary import EXITED, SLOW
 
 #: When nobody can train, so many starts in a row that come to nothing end the job.
 STARTS_MAX = 8
@@ -161,6 +161,9 @@ class Membership(Renewal):
         match event:
             case WorkerLost(worker, cause) if worker in self._hosts:
                 self._note_trained(event.trained_in)
+                self._last_loss = f"{worker}: {event.detail}" if event.detail else f"{worker}: {cause}"
+                if worker in self.members and cause in (EXITED, "raised"):
+                    self._ended_ranks.add(worker)
                 self._count_loss(worker, cause, now_s)
                 if self._config.job.sharded:
                     self._doubt([worker])
@@ -270,13 +273,15 @@ class Membership(Renewal):
         self._over_s = math.inf
         if self._losses > self._config.max_failures:
             budget = f"max_failures={self._config.max_failures}"
-            return Finish(False, f"the failure budget is spent: {self._losses} workers were lost, {budget}")
+            spent = f"the failure budget is spent: {self._losses} workers were lost, {budget}"
+            return Finish(False, spent + self._last())
         if not self._plan and not self._record_lost:
             return self._begin(now_s)
         if not self._trained and not self._nodes and now_s >= self._deadline_s:  # all were lost in the first regroup
             return Finish(False, self._late())
         if self._failed_starts >= STARTS_MAX and len(members) < self._config.least_world:
-            return Finish(False, f"{self._failed_starts} workers in a row ended before they were ready: {self._left()}")
+            ended = f"{self._failed_starts} workers in a row ended before they were ready: {self._left()}"
+            return Finish(False, ended + self._last())
         if self._revival.active:
             return self._revive(now_s)
         if not self._plan:  # nobody is there who could be asked for copies
@@ -304,7 +309,10 @@ class Membership(Renewal):
         found = f"{len(self._nodes)} of {self._config.nodes} nodes joined, {len(self._ready)} workers are ready"
         unfit = [node for node in self._nodes if node in self._unfit]
         found += f"; not fit to train: {', '.join(unfit)}" if unfit else ""
-        return f"start-up took longer than startup_s={self._config.startup_s:g}: {found}"
+        return f"start-up took longer than startup_s={self._config.startup_s:g}: {found}{self._last()}"
+
+    def _last(self) -> str:
+        return f"; the last one that was lost is {self._last_loss}" if self._last_loss else ""
 
     def _left(self) -> str:
         return f"{len(self.members)} ranks are left, min_world={self._config.least_world}"

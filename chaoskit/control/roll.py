@@ -66,6 +66,8 @@ class Roll:
         self._revival = Revival(limits, policies.restorable)
         self._ready_s = -math.inf  # when the last worker became ready
         self._failure = ""
+        self._ended_ranks: set[str] = set()  # members whose processes ended: why may be heard after their loss
+        self._last_loss = ""  # worker and detail of the last one that was lost, in words
         self._deadline_s = math.inf
         self._finished = False
 
@@ -285,4 +287,4 @@ class Roll:
 
     def outlives(self, worker: str) -> bool:
         """Whether training goes on even if ``worker`` fails in a way that would repeat on every rank."""
-        return self._trained and worker not in self.members
+        return self._trained and worker not in self.members and worker not in self._ended_ranks

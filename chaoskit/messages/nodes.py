@@ -130,8 +130,15 @@ class Probe(Message, frozen=True):
 
 
 class EndJob(Message, frozen=True):
+    """The job has ended, or is to end.
+
+    ``attached`` is for observers of the coordinator that decided the end: the nodes that have ever connected. No other
+    node has started a worker. None where that is not known.
+    """
+
     ok: bool
     reason: str
+    attached: tuple[str, ...] | None = None
 
 
 class Store(Message, frozen=True):

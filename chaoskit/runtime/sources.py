@@ -28,7 +28,7 @@ def imported_sources() -> dict[str, str]:
         # what a compiler has generated has no spec; some modules import things when they are asked for an attribute
         spec = getattr(module, "__dict__", {}).get("__spec__")
         origin = spec.origin if spec is not None and spec.has_location else None
-        if origin and origin not in _digests and _is_the_users(Path(origin)):
+        if origin and origin not in _digests and is_the_users(Path(origin)):
             with contextlib.suppress(OSError):
                 _digests[origin] = source_digest(Path(origin))
         _seen.add(name)
@@ -40,7 +40,8 @@ def source_digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
 
 
-def _is_the_users(path: Path) -> bool:
+def is_the_users(path: Path) -> bool:
+    """Return whether a file belongs neither to Python, nor to what is installed, nor to chaoskit."""
     if _INSTALLED.intersection(path.parts) or _lies_in(path, _NOT_THE_USERS):
         return False  # nearly all of them, and following links would cost more than all the rest
     where = path.resolve()

@@ -46,6 +46,7 @@ from chaoskit.runtime.callbacks import Callbacks
 from chaoskit.runtime.collectives import explain_missing_group
 from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.entries import Entries
+from chaoskit.runtime.failure import failure_of, format_failure
 from chaoskit.runtime.fingerprint import fingerprint
 from chaoskit.runtime.group import Group, disown
 from chaoskit.runtime.halting import HaltOrder, TrainingHalted
@@ -189,6 +190,9 @@ _NO_THREADS = ("can't start new thread", "Resource temporarily unavailable")
 #: Digests of job files as they were loaded: a zygote's workers run that, whatever is edited since.
 _sources: dict[str, str] = {}
 
+#: Job files that were imported without an exception: one in an import ends the job, as every rank imports the same.
+_loaded: set[str] = set()
+
 
 def load_job(job: JobSpec) -> Callable[..., None]:
     """The job's train function. Imports its file."""
@@ -197,6 +201,7 @@ def load_job(job: JobSpec) -> Callable[..., None]:
     module = import_job(job)
     imported_sources()  # now, as they are
     train: Callable[..., None] = getattr(module, job.function)
+    _loaded.add(job.path)
     return train
 
 
@@ -313,11 +318,10 @@ def _finish(
 
 
 def _report_failure(spec: WorkerSpec, control: Control, error: BaseException) -> None:
-    text = "".join(traceback.format_exception(error))
+    text = format_failure(error)
     sys.stderr.write(text)
-    refused = (error.field, repr(error.value), error.remedy) if isinstance(error, BadInput) else None
-    fatal = isinstance(error, (BadInput, NonFiniteBatch, JobFailed))
-    summary = f"{type(error).__name__}: {error}"
+    summary, refused = failure_of(error, spec.config.job.path)
+    fatal = isinstance(error, (BadInput, NonFiniteBatch, JobFailed)) or spec.config.job.path not in _loaded
     with contextlib.suppress(JournalFull):
         control.journal.write(Event.FAILED, error=summary, traceback=text)
     control.journal.sign_off("it failed")  # as soon as its agent has read why, this process is ended

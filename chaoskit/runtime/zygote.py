@@ -8,6 +8,7 @@ one is stopped, and how one ended. Where forking is switched off it starts fresh
 from __future__ import annotations
 
 import errno
+import faulthandler
 import gc
 import os
 import signal
@@ -17,11 +18,11 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from chaoskit.osprocess import await_readable, die_with_parent, more_files, set_name
+from chaoskit.job import JobSpec
+from chaoskit.osprocess import await_readable, die_with_parent, more_files, print_error, set_name
 
 _ORDER_BYTES_MAX = 65536
 _DESCRIPTORS = 4
@@ -57,13 +58,21 @@ class ChildChanged(msgspec.Struct, frozen=True, tag=True):
     status: int
 
 
+class Loaded(msgspec.Struct, frozen=True, tag=True):
+    """The job is imported: from now on no code of the user runs in the zygote itself."""
+
+
 class Broken(msgspec.Struct, frozen=True, tag=True):
-    """The job cannot be imported."""
+    """The job cannot be imported. Each order is answered by :class:`NotStarted` from now on.
+
+    ``refused`` holds field, value and remedy where the error was BadInput.
+    """
 
     error: str
+    refused: tuple[str, str, str] | None = None
 
 
-Report = Started | NotStarted | ChildChanged | Broken
+Report = Started | NotStarted | ChildChanged | Loaded | Broken
 report_decoder = msgspec.json.Decoder(Report)
 _order_decoder = msgspec.json.Decoder(Order)
 
@@ -111,6 +120,25 @@ class Zygote:
         self._connection, self._fork = connection, fork
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._pids: set[int] = set()
+        self._broken_by = ""  # the error with which the import of the job ended
+
+    def load(self, job: JobSpec) -> None:
+        """Import what workers need, and the job. An exception of the job is reported, whatever it is."""
+        try:
+            preload()
+            from chaoskit.runtime.worker import load_job
+
+            faulthandler.enable()  # where an import crashes is in the log of the node
+            load_job(job)
+            faulthandler.disable()
+        except BaseException as error:  # noqa: BLE001 - an import may also raise SystemExit
+            from chaoskit.runtime.failure import failure_of
+
+            print_error(error)
+            self._broken_by, refused = failure_of(error, job.path)
+            self.report(Broken(self._broken_by, refused))
+        else:
+            self.report(Loaded())
 
     def serve(self) -> None:
         """Until the agent goes away."""
@@ -146,6 +174,9 @@ class Zygote:
             return False
         worker = _order_decoder.decode(data).worker
         try:
+            if self._broken_by:
+                self.report(NotStarted(worker, f"the job cannot be imported: {self._broken_by}"))
+                return True
             if flags & socket.MSG_CTRUNC:
                 raise OSError(errno.EMFILE, more_files())
             pid = self._start(descriptors)
@@ -224,23 +255,21 @@ def _spawn(spec: int, descriptors: list[int], log: int) -> int:
     return child.pid
 
 
-def run_zygote(connection: socket.socket, agent_pid: int, job: Any, fork: bool) -> None:
+def run_zygote(connection: socket.socket, agent_pid: int, job: JobSpec, fork: bool) -> None:
     """The life of a zygote process. Does not return."""
     die_with_parent(agent_pid)
     set_name("ck-zygote")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     zygote = Zygote(connection, fork)
+    code = 1
     try:
         if fork:
-            preload()
-            from chaoskit.runtime.worker import load_job
-
-            load_job(job)
+            zygote.load(job)
         zygote.serve()
+        code = 0
     except ConnectionError:
-        pass  # the agent is gone, and so are the workers soon
-    except Exception as error:  # noqa: BLE001 - the job's import may raise anything; the agent is told
-        traceback.print_exc()
-        zygote.report(Broken(f"{type(error).__name__}: {error}"))
+        code = 0  # the agent is gone, and so are the workers soon
+    except BaseException as error:  # noqa: BLE001 - a forked child must end here, whatever happened
+        print_error(error)
     finally:
-        os._exit(0)
+        os._exit(code)

@@ -96,6 +96,7 @@ class JobCluster(BaseCluster):
         self._workers: dict[tuple[str, int], Process] = {}  # node, pid
         self._hearing: tuple[contextlib.ExitStack, set[SupervisorLink]] | None = None
         self._splitter = wire.Splitter()
+        self._attached: tuple[str, ...] | None = None  # nodes that have connected, once the job is over
         self._over = False  # agents are ending by themselves, and write down how their workers ended
         self._inbox: list[Any] = []
         self._unsent: list[Message] = []  # for the next coordinator
@@ -171,7 +172,7 @@ class JobCluster(BaseCluster):
             place = message.node, message.endpoint.pid
             self._workers[place] = self._found(*place)
         elif isinstance(message, messages.EndJob):
-            self._over = True
+            self._over, self._attached = True, message.attached
 
     def send(self, message: Message) -> None:
         """Speak to the coordinator; if it has ended, to the next one, once :meth:`receive` has found that."""
@@ -238,6 +239,10 @@ class JobCluster(BaseCluster):
         self._agents[node] = self._substrate.start_agent(self._network, node, *where)
         self._hear_supervisor(node)
 
+    def _is_late(self, station: str) -> bool:
+        """Whether the job was over before the agent of a node had connected to its coordinator."""
+        return self._attached is not None and station not in (COORDINATOR, *self._attached)
+
     def end(self) -> None:
         """End every process of the run, and wait until they are gone."""
         self._observer.close()
@@ -247,7 +252,11 @@ class JobCluster(BaseCluster):
             ended.callback(self._close_backends)
             ended.callback(self._network.close)
             ended.callback(self._substrate.collect, self.run_directory)
-            self._substrate.end(programs, _FAREWELL_S if self._over else 0.0)
+            # agents that came too late would look for a coordinator that is gone
+            self._substrate.end([each for each in programs if self._is_late(each[0])], 0.0)
+            self._substrate.end(
+                [each for each in programs if not self._is_late(each[0])], _FAREWELL_S if self._over else 0.0
+            )
         deadline_s = time.monotonic() + _END_S
         while left := [process.pid for process in self._workers.values() if not _is_gone(process)]:
             if time.monotonic() > deadline_s:
