@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import signal
 import socket
 import subprocess
@@ -205,6 +206,8 @@ def test_a_script_that_fails_everywhere_says_why(workplace: Workplace) -> None:
     assert done.stdout.count(r"ValueError: boom: this cannot work \x1b[2J[red]again[/red]") >= 2
     assert "\x1b" not in done.stdout, "text of a job does nothing to a terminal"
     assert "in train\n" in done.stdout  # the traceback, from the worker's log
+    assert "the last error" not in done.stdout, "the reason of the end names it"
+    assert re.search(r"training failed: ValueError: .*/train\.py:\d+\)\n", done.stdout)
     workplace.await_silence()
 
 

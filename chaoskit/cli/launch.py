@@ -357,7 +357,7 @@ def _print_stored(result: LaunchResult, shown: Console) -> None:
 
 
 def _print_error(result: LaunchResult, shown: Console) -> None:
-    if result.error:
+    if result.error and result.error not in result.reason:
         shown.print(Text(f"the last error: {result.error}", "red"), soft_wrap=True)
     try:
         lines = Path(result.error_log).read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]

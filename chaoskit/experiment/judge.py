@@ -40,7 +40,7 @@ from chaoskit.experiment.properties import RunTrace, check_properties, summary
 from chaoskit.experiment.redundancy import exposures
 from chaoskit.experiment.reference import Reference
 from chaoskit.experiment.run import RawRun
-from chaoskit.experiment.timeline import Incident, Timeline, alarm_in_words
+from chaoskit.experiment.timeline import Incident, Timeline, alarm_in_words, raised_by_job
 from chaoskit.experiment.torn import TornWorld, lost_without_reason, torn_worlds, widest_interval
 from chaoskit.experiment.twin import Twin
 from chaoskit.journal import Record
@@ -65,7 +65,8 @@ class _Told:
     def __init__(self, run: RawRun) -> None:
         self.run, self.history = run, History(run.records)
         self.timeline = Timeline(run, self.history)
-        self.incidents, self.alarms = self.timeline.incidents()
+        self.incidents, unexplained = self.timeline.incidents()
+        self.exceptions, self.alarms = raised_by_job(unexplained, run.records)
         self.ways_back = [self.timeline.recovery(incident) for incident in self.incidents]
         self.recoveries = [recovery for recovery in self.ways_back if recovery is not None]
         config = run.experiment.config
@@ -116,6 +117,7 @@ def _checks(told: _Told, twin: Twin | None) -> list[Check]:
         _lost_steps(history, torn_worlds(run.records), run.experiment.max_lost_steps),
         _one_history(history, told.digests, told.states, again),
         _samples(told.ledger, history, twin),
+        *_exceptions(run, told.exceptions),
         _false_alarms(run, [alarm_in_words(alarm) for alarm in told.alarms]),
     ]
 
@@ -292,6 +294,17 @@ def _samples(ledger: Ledger, history: History, twin: Twin | None) -> Check:
         f"{ledger.samples} samples in {ledger.steps} steps",
         looked_at=ledger.samples,
     )
+
+
+def _exceptions(run: RawRun, losses: Sequence[Record]) -> list[Check]:
+    """A failed check where the job raised by itself, unless the run ended of the same exception and says so."""
+    reason = run.end.reason if run.end is not None else ""
+    workers: dict[str, list[str]] = {}
+    for loss in losses:
+        if loss["detail"] not in reason:
+            workers.setdefault(loss["detail"], []).append(loss["worker"])
+    problems = [f"{', '.join(names)}: {error}" for error, names in workers.items()]
+    return [conclude("no exception in the job", problems, "", looked_at=len(problems))] if problems else []
 
 
 def _false_alarms(run: RawRun, alarms: list[str]) -> Check:

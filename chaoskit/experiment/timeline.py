@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -342,6 +343,19 @@ def _is_alarm(record: Record, struck: bool) -> bool:
     if record.event == Event.CORRUPT:
         return not (record["verdict"] == "undecided" and struck)
     return record.event in (Event.DETECTED, Event.RECORD_LOST)
+
+
+def raised_by_job(losses: Sequence[Record], records: Iterable[Record]) -> tuple[list[Record], list[Record]]:
+    """Split losses that no fault explains: those of an exception in the job, which its worker wrote down, and others.
+
+    A worker that its own code ends is rightly given up: such a loss is no false alarm.
+    """
+    failed = {record.source for record in records if record.event == Event.FAILED}
+    own, others = list[Record](), list[Record]()
+    for loss in losses:
+        is_own = loss.event == Event.DETECTED and loss["cause"] == "raised" and loss["worker"] in failed
+        (own if is_own else others).append(loss)
+    return own, others
 
 
 def alarm_in_words(alarm: Record) -> str:

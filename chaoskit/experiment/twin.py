@@ -20,6 +20,7 @@ from chaoskit.experiment.plan import Experiment
 from chaoskit.experiment.properties import RunTrace, check_properties
 from chaoskit.experiment.properties.base import Kind
 from chaoskit.experiment.run import RawRun
+from chaoskit.experiment.timeline import raised_by_job
 from chaoskit.runtime.sources import source_digest
 from chaoskit.vocabulary import Event, Verdict
 
@@ -81,7 +82,10 @@ class Twin(msgspec.Struct, frozen=True):
         if not run.end.ok:
             raise UnbrokenFailed(run, run.end.reason)
         if problems := interruptions(run, history):
-            remedy = f"look into {run.directory}, and run it again on a machine at rest"
+            lost = [record for record in run.records if record.event == Event.DETECTED]
+            raised, others = raised_by_job(lost, run.records)
+            remedy = "mend the job" if raised and not others else "run it again on a machine at rest"
+            remedy = f"look into {run.directory}, and {remedy}"
             raise Interrupted(f"the unbroken run of {job} was broken by itself: {'; '.join(problems)}; {remedy}")
         if wrong := mistakes(run, history):
             raise UnbrokenFailed(run, "; ".join(wrong))
@@ -204,7 +208,7 @@ def _key(experiment: Experiment) -> str:
     digest = hashlib.sha256(repr((_FORM, place, job.function, sorted(job.options.items()), numbers)).encode())
     digest.update(repr(config.follow).encode() if config.follow else b"")
     digest.update(machine_facts().encode())
-    for path in sorted(Path(job.path).parent.glob("*.py")):
+    for path in job.sources():
         digest.update(path.name.encode() + path.read_bytes())
     digest.update(numerics_digest(Path(next(iter(chaoskit.__path__)))))
     return digest.hexdigest()[:32]

@@ -249,7 +249,8 @@ class Progress:
             return []
         name = f"rank {member.rank} ({lost.worker})" if member else lost.worker
         again = "; further ones are not shown" if self._losses_told[lost.detail] == _SAME_LOSS_SHOWN else ""
-        return [("bad", f"{name} lost: {_reason(lost)}{again}")]
+        is_repeated = lost.cause == "raised" and self._losses_told[lost.detail] > 1
+        return [("bad", f"{name} lost: {'raised the same' if is_repeated else _reason(lost)}{again}")]
 
     def _on_rule_fired(self, fired: RuleFired) -> list[tuple[str, str]]:
         kind = "info" if fired.action == "none" else "bad"
