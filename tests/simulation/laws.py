@@ -360,7 +360,16 @@ class Laws:
 
     def _may_be_lost(self) -> bool:
         """Whether nobody who can be reached has the state."""
-        return self._world.haven not in self.keepers or (self.torn and self.high <= 1)
+        return self._world.haven not in self.keepers or (self.high <= 1 and (self.torn or self._haven_is_torn))
+
+    @property
+    def _haven_is_torn(self) -> bool:
+        """Whether a copy of the first step broke off on the node that no fault strikes, and no later one was made.
+
+        A rank that finds no other source gives itself up. No plan need tell it before that no member has the state.
+        """
+        steps = [worker.step for worker in self._world.workers.values() if worker.agent.node == self._world.haven]
+        return min(steps, default=0) < 0 and max(steps) < 1
 
     def _goes_on(self, generation: int) -> bool:
         """Whether all members of a generation can still commit in it."""
