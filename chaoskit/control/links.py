@@ -3,6 +3,10 @@
 A coordinator sees only its own links. When all ranks wait for each other, nobody is late, and nobody is to blame, the
 nodes are asked to try theirs. Where some are broken, the largest set of nodes that all reach each other goes on; the
 others are left out until they reach everybody again.
+
+A node that has ended cannot be connected to, either. The coordinator may hear of its end later than of the connections
+that failed. So both nodes of a broken link are asked once more before one is left out: a node that has ended is lost,
+and no other node is left out in its place.
 """
 
 from __future__ import annotations
@@ -30,10 +34,25 @@ Pair = frozenset[str]
 
 @dataclass
 class _Test:
+    """A question to some nodes, and their answers.
+
+    Attributes:
+        confirms: the test that has found broken links. Their nodes are asked to answer once more, and for no links.
+        sent: whether the nodes were asked.
+    """
+
     number: int
     asked: tuple[str, ...]
     since_s: float
     answers: dict[str, frozenset[str]] = field(default_factory=dict)
+    confirms: _Test | None = None
+    sent: bool = True
+
+    @property
+    def apart(self) -> set[Pair]:
+        """The pairs of which one node could not connect to the other, by the first answers."""
+        answers = self.confirms.answers if self.confirms is not None else self.answers
+        return {frozenset((node, other)) for node, others in answers.items() for other in others}
 
 
 class Links:
@@ -52,6 +71,9 @@ class Links:
 
     def test(self, membership: Membership, attached: Collection[str], now_s: float) -> list[Send]:
         """Ask all nodes that matter for their links to each other, unless it is too early for that."""
+        if (test := self._test) is not None and not test.sent:
+            test.sent = True
+            return [Send(node, TestLinks(test.number, ())) for node in test.asked]
         asked = tuple(sorted(_asked(membership).intersection(attached)))
         if self._test is not None or now_s < self._rested_s + AGAIN_S or len(asked) < 2:
             return []
@@ -78,8 +100,12 @@ class Links:
         if not inside:  # nobody is left whom they could not reach; a single node has nobody to try
             back = tuple(node for node in membership.left_out if node in attached)
             return [Returned(back)] if back else []
-        apart = self._result(attached, now_s)
-        if apart is None:
+        test = self._take_result(attached, inside, now_s)
+        if test is None:
+            return []
+        apart = test.apart
+        if stuck and test.confirms is None and any(pair <= inside for pair in apart):
+            self._ask_to_confirm(test, attached, inside, now_s)
             return []
         decided: list[LeftOut | Returned] = []
         mute = inside - self._tested
@@ -91,16 +117,26 @@ class Links:
         whole = [node for node in membership.left_out if node in tested and not _is_apart(node, inside, apart)]
         return [*decided, Returned((whole[0],))] if whole else decided
 
-    def _result(self, attached: Collection[str], now_s: float) -> set[Pair] | None:
-        """Which pairs are apart; None until all have answered who are still attached, or will not answer."""
+    def _take_result(self, attached: Collection[str], inside: Collection[str], now_s: float) -> _Test | None:
+        """The test that is over; None until all have answered who are still attached, or will not answer."""
         test = self._test
         if test is None:
             return None
-        missing = [node for node in test.asked if node in attached and node not in test.answers]
+        awaited = attached if test.confirms is None else inside  # the end of a node may be known before its loss
+        missing = [node for node in test.asked if node in awaited and node not in test.answers]
         if missing and now_s < test.since_s + ANSWER_S:
             return None
-        self._test, self._rested_s, self._tested = None, now_s, frozenset(test.answers)
-        return {frozenset((node, other)) for node, others in test.answers.items() for other in others}
+        first = test.confirms or test
+        self._test, self._rested_s = None, now_s
+        self._tested = frozenset(first.answers).difference(missing)
+        return test
+
+    def _ask_to_confirm(self, test: _Test, attached: Collection[str], inside: set[str], now_s: float) -> None:
+        """Have both nodes of each broken link answer once more, before one of them is left out."""
+        doubtful = {node for pair in test.apart if pair <= inside for node in pair}
+        self._count += 1
+        asked = tuple(sorted(doubtful.intersection(attached)))
+        self._test = _Test(self._count, asked, now_s, confirms=test, sent=False)
 
 
 def _asked(membership: Membership) -> set[str]:

@@ -188,7 +188,8 @@ class Agent(Process):
                 if self.world.kind != "replicated":
                     self.kept.follow(message)
             case TestLinks(number, targets):
-                self.after(self.engine.uniform(0.001, 0.5), self._test_links, number, [node for node, _, _ in targets])
+                took_s = self.engine.uniform(0.001, 0.5) if targets else LOCAL_S
+                self.after(took_s, self._test_links, number, [node for node, _, _ in targets])
             case StartWorker(worker):
                 if worker not in self.charges:
                     names = self.world.names  # stand for the logs that workers leave on their node
