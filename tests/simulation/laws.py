@@ -349,6 +349,7 @@ class Laws:
         elif "start-up" in reason:
             struck = self.excused | self.excused_nodes | world.barren.keys()
             late = bool(world.record.losses)  # the nodes that may still come are waited for, of a start-up of seconds
+            late |= world.engine.now_s < world.coordinator.awake_since_s + world.config.startup_s  # it stood still
             self.require(bool(struck) or late, f"no worker failed to start: {reason}")
         else:
             self.require(reason == world.stopped, f"unexpected end: {reason}")
