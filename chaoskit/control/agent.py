@@ -28,6 +28,7 @@ from chaoskit.control.keeper_line import KeeperLine
 from chaoskit.control.keeper_process import Quarters, start_keeper
 from chaoskit.control.lease import REPORT_SHARE
 from chaoskit.control.log_process import LogLine, start_log_process
+from chaoskit.control.standstill import Standstill
 from chaoskit.control.uplink import Uplink, attach_first
 from chaoskit.coordinator_files import Address, CoordinatorAddress
 from chaoskit.errors import ChaoskitError, Refused
@@ -256,7 +257,7 @@ class Agent:
 
     def _start(self, worker: str) -> None:
         mine, theirs = socket.socketpair()
-        charge = Charge(worker, Board.create(), mine)
+        charge = Charge(worker, Board.create(), mine, Standstill(self._config.heartbeat_ms))
         self._charges[worker] = charge
         self._started_count = max(self._started_count, int(worker.rpartition(".")[2]) + 1)
         spec = {

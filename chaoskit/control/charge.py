@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass, field
 
 from chaoskit import messages, wire
+from chaoskit.control.standstill import Standstill
 from chaoskit.health.clock import apart_ns
 from chaoskit.messages import Beat, Effort
 from chaoskit.osprocess import Starvation
@@ -24,6 +25,7 @@ class Charge:
     name: str
     board: Board
     connection: socket.socket
+    standstill: Standstill
     pid: int = 0
     pidfd: int = -1
     writer: asyncio.StreamWriter | None = None
@@ -52,22 +54,23 @@ class Charge:
                 signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def read(self) -> Beat:
-        """What its board shows."""
+        """Return what its board shows. Time in which the agent stood still, too, counts as time without a CPU."""
         board = self.board
-        since_ns, phase = board.since_ns, board.phase
+        since_ns, phase, now_ns = board.since_ns, board.phase, time.monotonic_ns()
         if self._starvation is None and board.pid:
             self._starvation = Starvation(board.pid, board.tid)
         starved = self._starvation.read_ns() if self._starvation is not None else 0
         if self._starved[0] != since_ns:
             self._starved = (since_ns, starved)
+        stood_ns = self.standstill.read_ns(since_ns, now_ns)
         return Beat(
             worker=self.name,
             generation=board.generation,
             rank=board.rank,
             step=board.step,
             phase=phase,
-            age_ms=(time.monotonic_ns() - since_ns) / 1e6 if since_ns else 0.0,
-            starved_ms=(starved - self._starved[1]) / 1e6,
+            age_ms=(now_ns - since_ns) / 1e6 if since_ns else 0.0,
+            starved_ms=(starved - self._starved[1] + stood_ns) / 1e6,
             commits=board.commits,
             loss=board.loss,
             rehearsal_ms=board.rehearsal_ms,
