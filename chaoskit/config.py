@@ -109,7 +109,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         hang_steps: no phase is suspected of a hang before it has lasted as long as this many recent steps.
         hang_floor_ms: nor before it is so much longer than the longest one of its kind. Where recoveries take longer,
             their duration counts.
-        outside_limit_s: limit for the user's own code between two transactions.
+        outside_limit_s: limit for the user's own code between two transactions, and of any phase while no rank waits.
+        long_limit_s: limit for a ``trainer.long_phase``, and for a compilation; 0: they may take any time.
         balance: give slow ranks fewer shards. Without more shards than ranks there is nothing to move.
         slow_limit: a rank whose shards take so many times longer than those of the others, by its own computation, is
             replaced if a spare is ready on another node. 0: never.
@@ -164,6 +165,7 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     hang_steps: float = 3.0
     hang_floor_ms: int = 500
     outside_limit_s: float = 120.0
+    long_limit_s: float = 0.0
     balance: bool = True
     slow_limit: float = 0.0
     slow_steps: int = 20
@@ -267,6 +269,7 @@ _LEAST: dict[str, float] = {
     "hang_steps": 1,
     "hang_floor_ms": 1,
     "outside_limit_s": 0.001,
+    "long_limit_s": 0,
     "startup_s": 0.001,
     "collective_timeout_s": 0.001,
     "memory_copies": 0,

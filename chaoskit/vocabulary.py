@@ -16,7 +16,7 @@ class Phase(IntEnum):
     OPTIMIZER = 5
     REGROUP = 6  # waiting for a new process group
     RESTORE = 7  # pulling state from a peer
-    LONG = 8  # declared by trainer.long_phase(): has no time limit
+    LONG = 8  # declared by trainer.long_phase(): has no time limit but ``long_limit_s``
     DONE = 9
 
     @property

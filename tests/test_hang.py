@@ -62,9 +62,14 @@ def test_the_rank_that_others_wait_for_is_blamed() -> None:
     assert hang.limit_s == pytest.approx(0.62)
 
 
-def test_nobody_is_blamed_while_nobody_waits() -> None:
-    assert blamed(trained(), beat("a", Phase.BACKWARD, 9), beat("b", Phase.FORWARD, 9)) == []
-    assert blamed(trained(), beat("a", Phase.BACKWARD, 9), beat("b", Phase.REDUCE, 9, step=9)) == []
+def test_while_no_rank_waits_a_phase_has_the_limit_of_user_code() -> None:
+    short, long = CONFIG.outside_limit_s - 1, CONFIG.outside_limit_s + 1
+    assert blamed(trained(), beat("a", Phase.BACKWARD, short), beat("b", Phase.FORWARD, short)) == []
+    assert blamed(trained(), beat("a", Phase.BACKWARD, short), beat("b", Phase.REDUCE, short, step=9)) == []
+    assert blamed(trained(), beat("a", Phase.BACKWARD, short), beat("b", Phase.FORWARD, long)) == ["b"]
+    assert blamed(trained(), beat("a", Phase.BACKWARD, long), beat("b", Phase.LONG, long)) == ["a"]
+    slow = {"longest_ms": (1000 * CONFIG.outside_limit_s,) * 3}
+    assert blamed(trained(), *(beat(worker, Phase.FORWARD, long, **slow) for worker in "ab")) == []  # type: ignore[arg-type]
 
 
 def test_before_the_first_step_the_rehearsal_tells_what_is_long() -> None:
@@ -81,17 +86,17 @@ def test_a_short_rehearsal_is_no_promise() -> None:
     assert blamed(fresh, beat("a", Phase.FORWARD, 10.5, step=0, commits=0, rehearsal_ms=20), waiting) == ["a"]
 
 
-def test_a_world_of_one_holds_no_rank_up() -> None:
-    """Its phases may last as long as a collective may; where that is not enough, as any other."""
-    assert blamed(trained(workers="a"), beat("a", Phase.FORWARD, CONFIG.collective_timeout_s - 1)) == []
-    assert blamed(trained(workers="a"), beat("a", Phase.FORWARD, CONFIG.collective_timeout_s + 1)) == ["a"]
-    beats = [beat("a", Phase.FORWARD, 0.7)]
-    assert [hang.worker for hang in trained(workers="a").observe(beats, 0.01, planned=2)] == ["a"], (
-        "its next world waits"
-    )
-    slow = {"longest_ms": (1000 * CONFIG.collective_timeout_s,) * 3}
-    detector = HangDetector(CONFIG)
-    assert blamed(detector, beat("a", Phase.FORWARD, CONFIG.collective_timeout_s + 1, **slow)) == []
+@pytest.mark.parametrize("phase", [Phase.OUTSIDE, Phase.FORWARD, Phase.OPTIMIZER])
+def test_a_world_of_one_has_the_limit_of_user_code(phase: Phase) -> None:
+    """Where its next world waits for it, or where a phase has taken longer before, a phase has another limit."""
+    assert blamed(trained(workers="a"), beat("a", phase, CONFIG.outside_limit_s - 1)) == []
+    assert blamed(trained(workers="a"), beat("a", phase, CONFIG.outside_limit_s + 1)) == ["a"]
+    if phase in TIMED_PHASES:
+        beats = [beat("a", phase, 0.7)]
+        hangs = trained(workers="a").observe(beats, 0.01, planned=2)
+        assert [hang.worker for hang in hangs] == ["a"], "its next world waits"
+        slow = {"longest_ms": (1000 * CONFIG.outside_limit_s,) * 3}
+        assert blamed(trained(workers="a"), beat("a", phase, CONFIG.outside_limit_s + 1, **slow)) == []  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("phase", [Phase.REDUCE, Phase.REGROUP, Phase.LONG, Phase.START, Phase.DONE])
@@ -141,6 +146,84 @@ def test_the_users_own_code_has_a_limit_of_its_own() -> None:
     waiting = beat("b", Phase.REDUCE, 200)
     assert blamed(trained(), beat("a", Phase.OUTSIDE, CONFIG.outside_limit_s - 1), waiting) == []
     assert blamed(trained(), beat("a", Phase.OUTSIDE, CONFIG.outside_limit_s + 1), waiting) == ["a"]
+
+
+def test_ranks_that_all_stand_still_between_two_steps_are_found() -> None:
+    """No rank waits for another one, and the limit of user code holds."""
+    hangs = trained().observe([beat(worker, Phase.OUTSIDE, CONFIG.outside_limit_s + 1) for worker in "ab"], 0.01)
+    assert [(hang.worker, hang.waited) for hang in hangs] == [("a", False)]
+    assert hangs[0].detail.endswith("limit 120000 ms, and no rank waits for it")
+    young = [beat(worker, Phase.OUTSIDE, CONFIG.outside_limit_s - 1) for worker in "ab"]
+    assert blamed(trained(), *young) == []
+
+
+def test_ranks_that_build_their_model_again_have_the_time_of_a_start() -> None:
+    """All ranks of a sharded job do so in each generation, before their first step in it."""
+    detector = HangDetector(msgspec.structs.replace(CONFIG, startup_s=300.0))
+    entered = {"generation": 2, "trained_in": 1}
+    assert detector.observe([beat(worker, Phase.OUTSIDE, 299.0, **entered) for worker in "ab"], 0.0) == []
+    (hang,) = detector.observe([beat(worker, Phase.OUTSIDE, 301.0, **entered) for worker in "ab"], 0.1)
+    assert (hang.worker, hang.limit_s) == ("a", 300.0)
+
+
+def test_of_ranks_that_all_stand_still_one_is_ended_at_a_time() -> None:
+    """The others have the state, which the replacement of the first one takes over; then it waits for them."""
+    detector, age_s = trained(workers="abc"), CONFIG.outside_limit_s + 1
+    left = [beat(worker, Phase.OUTSIDE, age_s) for worker in "bc"]
+    assert blamed(detector, beat("a", Phase.OUTSIDE, age_s), *left) == ["a"]
+    assert blamed(detector, beat("a", Phase.OUTSIDE, age_s), *left) == ["a"], "it was not ended, and still hangs"
+    assert detector.observe(left, 1.0, replacement_starts=True) == []
+    joiner = {"step": 0, "commits": 0}
+    waiting = beat("d", Phase.REGROUP, 1.0, generation=0, **joiner)
+    assert detector.observe([waiting, *left], 2.0, planned=2, gathers=True) == []
+    restoring = beat("d", Phase.RESTORE, 1.0, generation=2, **joiner)
+    assert detector.observe([restoring, *left], 3.0, planned=2) == []
+    hangs = detector.observe([beat("d", Phase.REDUCE, 0.1, generation=2, commits=0), *left], 4.0, planned=2)
+    assert [(hang.worker, hang.waited) for hang in hangs] == [("b", True), ("c", True)]
+
+
+def test_the_next_one_is_ended_where_no_replacement_comes() -> None:
+    detector, age_s = trained(workers="abc"), CONFIG.outside_limit_s + 1
+    assert blamed(detector, *(beat(worker, Phase.OUTSIDE, age_s) for worker in "abc")) == ["a"]
+    left = [beat(worker, Phase.OUTSIDE, age_s) for worker in "bc"]
+    assert detector.observe(left, CONFIG.startup_s, replacement_starts=True) == []
+    (hang,) = detector.observe(left, CONFIG.startup_s + 1, replacement_starts=True)
+    assert hang.worker == "b"
+    (hang,) = detector.observe(left[1:], CONFIG.startup_s + 2)
+    assert hang.worker == "c", "no worker is being started"
+
+
+def test_the_last_rank_is_kept_while_a_joiner_takes_its_state() -> None:
+    """Its process answers for it. A joiner that has not begun to after a while gets nothing from it."""
+    age_s = CONFIG.outside_limit_s + 1
+    left = beat("b", Phase.OUTSIDE, age_s)
+    joiner = beat("c", Phase.REGROUP, 9.0, generation=0, step=0, commits=0)
+    detector = trained()
+    assert blamed(detector, beat("a", Phase.OUTSIDE, age_s), left) == ["a"]
+    assert detector.observe([joiner, left], 0.1, planned=2, gathers=True) == []
+    assert [hang.worker for hang in detector.observe([joiner, left], 3.0, planned=2)] == ["b"]
+
+
+def test_joiners_that_are_stuck_on_their_way_keep_no_rank_alive() -> None:
+    """Ranks that hang in the optimizer tell no newer generation of their step, so its joiner never gets there."""
+    age_s = CONFIG.outside_limit_s + 1
+    left = [beat(worker, Phase.OPTIMIZER, age_s) for worker in "bc"]
+    joiner = beat("d", Phase.REGROUP, 9.0, generation=0, step=0, commits=0)
+    detector = trained(workers="abc")
+    assert blamed(detector, beat("a", Phase.OPTIMIZER, age_s), *left) == ["a"]
+    assert detector.observe([joiner, *left], 0.1, planned=2, gathers=True) == []
+    assert [hang.worker for hang in detector.observe([joiner, *left], 3.0, planned=2)] == ["b"]
+
+
+def test_a_declared_phase_has_a_limit_only_where_one_is_set() -> None:
+    """It needs no rank that waits, either."""
+    detector = HangDetector(msgspec.structs.replace(CONFIG, long_limit_s=600.0))
+    beats = [beat(worker, Phase.LONG, 599.0) for worker in "ab"]
+    assert detector.observe(beats, 0.0) == []
+    (hang,) = detector.observe([beat(worker, Phase.LONG, 601.0) for worker in "ab"], 0.1)
+    assert (hang.worker, hang.limit_s) == ("a", 600.0)
+    waiting = beat("b", Phase.REDUCE, 601.0)
+    assert [hang.worker for hang in detector.observe([beat("a", Phase.LONG, 601.0), waiting], 0.2)] == ["a"]
 
 
 @pytest.mark.promise("not counting time without a CPU")

@@ -110,6 +110,7 @@ class Attention(Generations):
             worked=self._membership.worked,
             over=self._membership.is_gathering,
             grows=bool(self._membership.spares) and len(self._membership.members) < self._membership.size,
+            starts=self._membership.is_starting,
         )
         outputs: list[Output] = []
         for hang in guilty:
@@ -122,9 +123,13 @@ class Attention(Generations):
         return outputs
 
     def _give_up_suspect(self, hang: Hang, now_s: float) -> list[Output]:
-        """Go on without a rank that hangs, unless rank after rank hangs in the same step."""
-        suspicion = events.Suspicion(hang.phase, hang.age_s, hang.limit_s)
-        self._watch.limits.suspect(suspicion)
+        """Go on without a rank that hangs, unless rank after rank hangs in the same step.
+
+        The age of a phase that no rank waited for says nothing about how long a phase of the step may take.
+        """
+        suspicion = events.Suspicion(hang.phase, hang.age_s, hang.limit_s) if hang.waited else None
+        if suspicion is not None:
+            self._watch.limits.suspect(suspicion)
         step = self._watch.committed
         if self._suspects.note(hang.phase.label, step, hang.worker):
             reason = f"rank after rank hangs in the {hang.phase.label} phase of step {step}: {hang.detail}"

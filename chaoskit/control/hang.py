@@ -1,11 +1,15 @@
-"""Finds the rank that hangs: the one whose phase is too old while another rank waits for it."""
+"""Finds ranks that hang: the phase of such a rank is older than its limit.
+
+A rank that another one waits for has the limit of its phase. While no rank waits, the limit of the
+user's own code holds for every phase.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
 
 from chaoskit.config import RunConfig
@@ -30,18 +34,24 @@ _AWAITING = frozenset({Phase.REDUCE, Phase.REGROUP, Phase.DONE})
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """A rank that holds the others up. ``age_s`` leaves out the time during which it waited for a CPU."""
+    """A rank that does not go on. ``age_s`` leaves out the time during which it waited for a CPU.
+
+    Attributes:
+        waited: another rank waits for it.
+    """
 
     worker: str
     phase: Phase
     age_s: float
     limit_s: float
+    waited: bool = True
 
     @property
     def detail(self) -> str:
-        """For people."""
+        """A sentence for people."""
         age_ms, limit_ms = self.age_s * 1000, self.limit_s * 1000
-        return f"{self.phase.label} for {age_ms:.0f} ms, limit {limit_ms:.0f} ms, while others wait"
+        why = "while others wait" if self.waited else "and no rank waits for it"
+        return f"{self.phase.label} for {age_ms:.0f} ms, limit {limit_ms:.0f} ms, {why}"
 
 
 @dataclass(slots=True)
@@ -78,6 +88,8 @@ class HangDetector:
         self._beats: Sequence[Beat] = ()
         self._observed_s = 0.0
         self._stalls = 0  # since the last step
+        self._ended = ""  # the last rank that was found without a waiting one
+        self._ended_s = -math.inf
 
     @property
     def generation(self) -> int:
@@ -98,26 +110,54 @@ class HangDetector:
             self._paces[worker].committed_s = None
 
     def observe(
-        self, beats: Sequence[Beat], now_s: float, *, planned: int = 0, joiner_waits: bool = False
+        self,
+        beats: Sequence[Beat],
+        now_s: float,
+        *,
+        planned: int = 0,
+        joiner_waits: bool = False,
+        replacement_starts: bool = False,
+        gathers: bool = False,
     ) -> list[Hang]:
-        """Return the members that hang, given the latest beat of every current member.
+        """Return the members that hang and are to be ended now, given the latest beat of every current member.
 
         Args:
             planned: the newest generation. A member of an older one is waited for.
             joiner_waits: a spare is ready to join, and waits even for the only rank of a world of one.
+            replacement_starts: a worker was started and is not ready yet.
+            gathers: a plan has just broken off a generation, and its joiners may be about to take the state over.
         """
         self._learn(beats, now_s)
         self._beats, self._observed_s = beats, now_s
-        hangs = [
-            Hang(beat.worker, Phase(beat.phase), _age_s(beat), self._limit_s(beat)) for beat in self._awaited(beats)
-        ]
-        if len(beats) == 1 and beats[0].generation >= planned and not joiner_waits:  # only the user waits for it
-            last_resort_s = self._config.collective_timeout_s
-            hangs = [replace(hang, limit_s=max(hang.limit_s, last_resort_s)) for hang in hangs]
-        return [hang for hang in hangs if hang.age_s > hang.limit_s]
+        is_alone = len(beats) == 1 and beats[0].generation >= planned and not joiner_waits
+        awaited = () if is_alone else {beat.worker for beat in self._awaited(beats, gathers)}
+        waited = [self._hang(beat, self._limit_s(beat)) for beat in beats if beat.worker in awaited]
+        if found := [hang for hang in waited if hang.age_s > hang.limit_s]:
+            return found
+        rest = [beat for beat in beats if beat.worker not in awaited]
+        unwaited = [self._hang(beat, self._unwaited_limit_s(beat, is_alone), waited=False) for beat in rest]
+        hangs = [hang for hang in unwaited if hang.age_s > hang.limit_s]
+        return self._one_of(hangs, gathers or replacement_starts, now_s)
 
-    def _awaited(self, beats: Sequence[Beat]) -> list[Beat]:
-        """The members that another one waits for, or that are alone."""
+    def _one_of(self, hangs: list[Hang], joiner_comes: bool, now_s: float) -> list[Hang]:
+        """Choose one of the ranks that hang without a waiting one.
+
+        The others still have the state. So no other one is chosen before the replacement of the last one has had the
+        time to take it over; then that rank waits for those that hang, and they are found at once.
+        """
+        if not hangs:
+            return []
+        if again := [hang for hang in hangs if hang.worker == self._ended]:
+            return again
+        suspects = {hang.worker for hang in hangs}
+        joins = any(beat.phase == Phase.RESTORE and beat.worker not in suspects for beat in self._beats)
+        if (joins or joiner_comes) and now_s < self._ended_s + self._config.startup_s:
+            return []
+        self._ended, self._ended_s = hangs[0].worker, now_s
+        return hangs[:1]
+
+    def _awaited(self, beats: Sequence[Beat], gathers: bool) -> list[Beat]:
+        """The members that another one waits for, or that are alone among members which have yet to join."""
         # A rank that hangs in the optimizer is waited for in the next step; a fresh joiner (step 0) waits for no step.
         reached = max((beat.step for beat in beats if beat.phase in _AWAITING), default=-1)
         # One that waits in the newest generation waits for those of older ones, too.
@@ -125,7 +165,7 @@ class HangDetector:
         # A rank that regroups waits for all of its generation, also for one that has taken a step more.
         left = max((beat.generation for beat in beats if beat.phase == Phase.REGROUP and beat.step > 0), default=0)
         # A worker that was in no generation yet waits for one, at step 0.
-        is_alone = sum(beat.generation > 0 for beat in beats) == 1
+        is_alone = sum(beat.generation > 0 for beat in beats) == 1 and not gathers
 
         def is_behind(beat: Beat) -> bool:
             return 0 < beat.generation < newest or 0 < beat.generation <= left
@@ -164,8 +204,27 @@ class HangDetector:
                 pace.advance(beat.commits, now_s)
                 self._stalls = 0
 
+    def _hang(self, beat: Beat, limit_s: float, *, waited: bool = True) -> Hang:
+        return Hang(beat.worker, Phase(beat.phase), _age_s(beat), limit_s, waited)
+
+    def _unwaited_limit_s(self, beat: Beat, is_alone: bool) -> float:
+        """Age at which the phase of a rank that no rank waits for is a hang.
+
+        Nothing is lost by patience while no rank waits, so a phase of the step has the limit of the user's own code.
+        """
+        limit_s = self._limit_s(beat)
+        if beat.phase in TIMED_PHASES:
+            return max(limit_s, self._config.outside_limit_s)
+        if beat.phase == Phase.RESTORE:
+            return max(limit_s, self._config.collective_timeout_s) if is_alone else math.inf
+        if beat.phase == Phase.OUTSIDE and beat.trained_in != beat.generation:  # it may build its model again
+            return max(limit_s, self._config.startup_s)
+        return limit_s
+
     def _limit_s(self, beat: Beat) -> float:
         """Age at which the phase that ``beat`` reports is a hang; infinite where a rank cannot be blamed."""
+        if beat.phase == Phase.LONG:
+            return self._config.long_limit_s or math.inf
         if self.limits.are_known and beat.phase == Phase.OUTSIDE:
             return self._config.outside_limit_s
         if self.limits.are_known and beat.phase in TIMED_PHASES:

@@ -154,6 +154,11 @@ class Roll:
         return tuple(sorted((worker for worker in self._ready if worker not in crew), key=name_order))
 
     @property
+    def is_starting(self) -> bool:
+        """Whether a worker is being started, and no spare is ready."""
+        return bool(self._begun_s) and not self.spares
+
+    @property
     def nodes(self) -> tuple[str, ...]:
         """Live nodes, in order of joining."""
         return tuple(self._nodes)

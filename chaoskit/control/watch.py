@@ -7,7 +7,7 @@ from typing import Any
 
 from chaoskit.config import RunConfig
 from chaoskit.control.hang import Hang, HangDetector
-from chaoskit.control.muster import Muster
+from chaoskit.control.muster import FOLLOW_S, Muster
 from chaoskit.control.phase_limits import PhaseLimits
 from chaoskit.messages import Beat, Plan
 from chaoskit.vocabulary import Phase
@@ -85,6 +85,7 @@ class Watch:
         worked: int = 0,
         over: bool = False,
         grows: bool = False,
+        starts: bool = False,
     ) -> tuple[list[Hang], bool]:
         """Return the ``members`` that hang, and whether all wait for each other instead.
 
@@ -94,13 +95,21 @@ class Watch:
             worked: the last generation of which all have built the group. Where the plan does not abort, it goes on
                 until a step boundary, and how long a rank had waited before it is of no interest.
             grows: a spare is ready to join, and so waits even for the only rank of a world of one.
+            starts: no spare is ready, and one is being started.
             over: the plan is given up, and there is no newer one yet: nobody need follow it.
         """
         beats = [self._beats[worker] for worker in members if worker in self._beats]
         self._measure_recovery(plan, beats, now_s)
         late = [] if over else self._muster.observe(plan, beats, set(arrived), now_s, worked=worked)
         hangs = {hang.worker: hang for hang in late}
-        hanging = self._hangs.observe(beats, now_s, planned=plan.generation, joiner_waits=grows)
+        hanging = self._hangs.observe(
+            beats,
+            now_s,
+            planned=plan.generation,
+            joiner_waits=grows,
+            replacement_starts=starts,
+            gathers=self._planned_s is not None and now_s < self._planned_s + FOLLOW_S,
+        )
         # Whoever has no copy to restore from waits there for the next plan.
         hangs |= {hang.worker: hang for hang in hanging if not (over and hang.phase == Phase.RESTORE)}
         if worked != self._worked:

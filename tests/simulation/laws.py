@@ -320,8 +320,6 @@ class Laws:
     def judge(self, finished: bool) -> None:
         """When all is over."""
         world = self._world
-        if not finished and self._all_hang():
-            return  # no rank waits, so none is blamed: what watches the run from outside has a limit of its own
         self.require(finished, f"not over after {world.engine.now_s:.0f} s, {world.patience_s:.0f} s after the faults")
         if not world.record.losses:
             self.require(not self.untold, f"no journal tells of: {sorted(self.untold)}")
@@ -339,7 +337,7 @@ class Laws:
         elif "record was lost" in reason:
             self.require(bool(world.record.losses), f"the record was not lost: {reason}")
         elif "every replica was lost" in reason:
-            self.require(self._may_be_lost() or self._all_hang(), f"the state is there: {reason}")
+            self.require(self._may_be_lost(), f"the state is there: {reason}")
             going = [generation for generation in self.settled if self._goes_on(generation)]
             self.require(not going or bool(world.record.losses), f"generation {going} goes on unseen: {reason}")
         elif "rank after rank hangs" in reason:  # each of those lost before was judged; the last one is not lost
@@ -353,11 +351,6 @@ class Laws:
             self.require(bool(struck) or late, f"no worker failed to start: {reason}")
         else:
             self.require(reason == world.stopped, f"unexpected end: {reason}")
-
-    def _all_hang(self) -> bool:
-        """Whether every rank of the last plan is stuck in the user's code."""
-        plan = self.plans.get(max(self.plans, default=0))
-        return plan is not None and all(self._world.workers[member.worker].hung for member in plan.members)
 
     def _may_be_lost(self) -> bool:
         """Whether nobody who can be reached has the state."""
