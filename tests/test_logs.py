@@ -64,6 +64,57 @@ def test_what_is_no_whole_number_is_remembered() -> None:
     assert (reader.odd, reader.highest) == ("1.5", None)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "line", "step"),
+    [
+        (r"step (\d+)", "\x1b[32m10:00:00\x1b[0m step \x1b[1;36m12\x1b[0m loss 0.5", 12),
+        (r"step\D*(\d+)", "step \x1b[1;36m12\x1b[0m", 12),  # and not the 1 of the colour
+        (r"step (\d+)", "\x1b]8;;http://host/5\x1b\\step 12\x1b]8;;\x1b\\", 12),  # a link
+        (r"step (\d+)", "\x1b[2K\x1b[1Astep 12", 12),  # rich draws a line over
+        (r"step \x1b\[1;36m(\d+)", "step \x1b[1;36m12\x1b[0m", 12),  # a pattern that knows of the colour
+        (r"step ([\d,]+)", "step 1,000 loss 0.5", 1000),
+        (r"step ([\d,]+)", "step 12,345,678", 12_345_678),
+        (r"step ([\d_]+)", "step 1_000", 1000),
+        (r"step ([\d']+)", "step 1'000", 1000),
+        (r"step ([\d\u202f]+)", "step 1\u202f000", 1000),
+        (r"step (\S+)", "step 1,000,", None),
+        (r"step ([\d,]+)", "step 1,00,000", None),
+        (r"step ([\d,_]+)", "step 1,000_000", None),
+        (r"step ([\d,]+)", "step 0,001", None),
+        (r"step (\S+)", "step 1.2k", None),
+        (r"step (\d+)", "step 1,000 loss 0.5", None),  # 1 would be another step
+        (r"step (\d+)", "step 1_000", None),
+        (r"step (\d+)", "step 999, loss 0.5", 999),
+        (r"step (\d+)", "step 17,5", 17),
+        (r"^(\d+)", "17,250,0.33", 17),  # columns
+        (r"^(\d+),", "17,250", 17),
+    ],
+)
+def test_numbers_are_read_as_they_are_printed(pattern: str, line: str, step: int | None) -> None:
+    read = LogPatterns(step=pattern).read(line)
+    assert (read and read.step) == step
+
+
+@pytest.mark.parametrize("line", ["step 1,000 loss 0.5", "step 1_000"])
+def test_a_pattern_that_cuts_a_number_is_named(line: str) -> None:
+    reader = LogReader(LogPatterns(step=r"step (\d+)"))
+    reader.feed("node0", f"step 999 loss 0.5\n{line}\n".encode(), 1)
+    assert (reader.odd, reader.unread, reader.highest) == (line.split()[1], 1, 999)
+
+
+@pytest.mark.parametrize(("text", "unread"), [("1.2k", 1), ("1e3", 1), ("1,00,000", 1), ("size", 0), ("20.", 0)])
+def test_numbers_of_steps_that_cannot_be_read_are_counted(text: str, unread: int) -> None:
+    reader = LogReader(LogPatterns(step=r"step (\S+)"))
+    reader.feed("node0", f"step 1\nstep {text}\n".encode(), 1)
+    assert (reader.steps, reader.unread) == (1, unread)
+
+
+def test_losses_may_be_coloured() -> None:
+    read = LogPatterns(step=r"step (\d+)", loss=r"loss.*?([\d.]+)").read("step 1 loss \x1b[33m0.25\x1b[0m")
+    assert read is not None
+    assert read.loss == "0.25"
+
+
 # -- bytes to lines -----------------------------------------------------------------------------------------------
 
 
@@ -94,6 +145,25 @@ def test_an_endless_line_takes_no_more_memory_than_a_long_one() -> None:
     for _ in range(64):
         assert splitter.feed(b"x" * 65_536) == []
     assert len(splitter.feed(b"\nstep 1\n")) == 2
+
+
+@pytest.mark.parametrize(
+    ("data", "drawn"),
+    [
+        (b"step 1\nstep 2\n", 0),
+        (b"step 1\r\nstep 2\r\n", 0),
+        (b"\rstep 1\rstep 2\rstep 3\n", 2),
+        (b"step 1\rstep 2\rstep 3\r", 3),
+        (b"\r  1%|\rwritten beside a bar: step 1\n\r  2%|\rstep 2\n", 0),
+        (b"step 1\r\n\rother\rstep 2\r\n", 0),
+    ],
+)
+@pytest.mark.parametrize("piece", [1, 2, 3, 100])
+def test_steps_that_are_drawn_over_are_counted(data: bytes, drawn: int, piece: int) -> None:
+    reader = LogReader(PATTERNS)
+    for start in range(0, len(data), piece):
+        reader.feed("node0", data[start : start + piece], 1)
+    assert reader.drawn == drawn
 
 
 # -- the course ---------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from pathlib import Path
 
 _CHUNK_BYTES = 1 << 20
 _LINE_BYTES_MAX = 1 << 16
-_ENDS = re.compile(rb"[\r\n]")  # progress bars draw a line over with \r
+_ENDS = re.compile(rb"(\r\n|[\r\n])")  # progress bars draw a line over with \r
 
 
 class Splitter:
@@ -19,10 +19,18 @@ class Splitter:
 
     def feed(self, data: bytes) -> list[str]:
         """The lines that ``data`` ends, without those that are empty. The middle of an endless line is left out."""
-        *lines, self._rest = _ENDS.split(self._rest + data)
+        return [line for line, _ in self.feed_with_ends(data)]
+
+    def feed_with_ends(self, data: bytes) -> list[tuple[str, bool]]:
+        """Return the lines that ``data`` ends, each with whether the next line is drawn over it.
+
+        A line that ends with the last byte of ``data`` is one if that is a carriage return; a line feed may follow.
+        """
+        *parts, self._rest = _ENDS.split(self._rest + data)
         if len(self._rest) > _LINE_BYTES_MAX:
             self._rest = self._rest[:_LINE_BYTES_MAX]
-        return [line.decode(errors="replace") for line in lines if line]
+        lines_and_ends = zip(parts[::2], parts[1::2], strict=True)
+        return [(line.decode(errors="replace"), end == b"\r") for line, end in lines_and_ends if line]
 
 
 class LogFile:

@@ -43,10 +43,14 @@ class Usual:
 
 
 class Course:
-    """Everything that ``lines`` tell, which are in the order in which they were read."""
+    """The steps that ``lines`` show, which are in the order in which they were read.
+
+    Attributes:
+        usual: how often an unbroken run shows a step.
+    """
 
     def __init__(self, lines: Iterable[Line], usual: Usual | None = None) -> None:
-        self._usual = usual or Usual({})
+        self.usual = usual or Usual({})
         self.steps: dict[int, Shown] = {}
         self.records: list[tuple[int, int]] = []  # (time, step), whenever a step was higher than all before
         self._attempt, self._in_attempt = 1, Counter[int]()
@@ -63,7 +67,7 @@ class Course:
     def _show(self, step: int, t_ns: int) -> None:
         if not self.records or step > self.records[-1][1]:
             self.records.append((t_ns, step))
-        if self._in_attempt[step] >= self._usual(step):  # once more than in one attempt: it has begun again
+        if self._in_attempt[step] >= self.usual(step):  # once more than in one attempt: it has begun again
             self._attempt += 1
             self._in_attempt.clear()
         self._in_attempt[step] += 1
@@ -91,7 +95,7 @@ class Course:
         again = [
             step
             for step, shown in self.steps.items()
-            if len(shown.at_ns) > self._usual(step)
+            if len(shown.at_ns) > self.usual(step)
             and shown.at_ns[0] <= t_ns
             and any(t_ns < at_ns <= until_ns for at_ns in shown.at_ns)
         ]
@@ -103,7 +107,7 @@ class Course:
 
     def lost_steps(self) -> int:
         """Steps that were shown, and that were computed again all the same; each as often as that happened."""
-        return sum(math.ceil(len(shown.at_ns) / self._usual(step)) - 1 for step, shown in self.steps.items())
+        return sum(math.ceil(len(shown.at_ns) / self.usual(step)) - 1 for step, shown in self.steps.items())
 
     def losses(self) -> dict[int, tuple[float, ...]]:
         """The different losses of each step that has one, in its last attempt; those that are not numbers first."""

@@ -5,12 +5,18 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from chaoskit.errors import BadInput
 
 _DIGITS_MAX = 18  # what fits into 64 bits
+# colours, movements of the cursor, links and titles: ECMA-48
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-Z\\^-~])")
+_SEPARATORS = ",_'\u2019\u00a0\u202f"
+_GROUPED = re.compile(rf"[1-9]\d{{0,2}}([{_SEPARATORS}])\d{{3}}(?:\1\d{{3}})*", re.ASCII)
+# behind a number that a pattern has cut: columns, such as 17,250,0.33, are several numbers
+_MORE_GROUPS = re.compile(rf"([{_SEPARATORS}])\d{{3}}(?:\1\d{{3}})*(?![{_SEPARATORS}.]?\d)", re.ASCII)
+_LIKE_A_NUMBER = re.compile(rf"\d(?:[\d.{_SEPARATORS}]*\d)?\s?(?:[kKMG]|[eE][+-]?\d+)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,21 +27,24 @@ class Found:
         step: the number that it shows; None if it shows none.
         loss: the text of the number, as it was printed.
         odd: what a pattern matched though it is no number.
+        is_unread: ``odd`` is the number of a step, in a form that cannot be read.
     """
 
     step: int | None = None
     loss: str | None = None
     odd: str = ""
+    is_unread: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogPatterns:
     """Regular expressions, each with one group, that are searched for in every line of a command's output.
 
-    A loss belongs to the step on its own line, else to the last one that the same node has shown before.
+    A loss belongs to the step on its own line, else to the last one that the same node has shown before. Colours and
+    other escape sequences of terminals are left out, unless a pattern matches only with them.
 
     Args:
-        step: its group is the number of a step that is over: a whole number.
+        step: its group is the number of a step that is over: a whole number, also with separators, such as 1,000.
         loss: its group is the loss of that step; None where no losses are to be compared.
         tolerance: by how much a loss may differ from the unbroken run's, relative to that (absolute where that is below
             1). 0: they are equal as numbers, to the last digit that was printed.
@@ -58,12 +67,13 @@ class LogPatterns:
             raise BadInput("tolerance", self.tolerance, "use a number, 0 or more")
 
     def read(self, text: str) -> Found | None:
-        """What a line of the log tells; None if nothing."""
-        step, odd_step = _group(self.step, text, _is_step)
-        loss, odd_loss = _group(self.loss, text, _is_number) if self.loss is not None else (None, "")
+        """Return the step and the loss that a line of the log shows; None if it shows neither."""
+        step, odd_step = _step(_match(self.step, text))
+        loss, odd_loss = _loss(_match(self.loss, text)) if self.loss is not None else (None, "")
         if step is None and loss is None and not odd_step and not odd_loss:
             return None
-        return Found(None if step is None else int(step), loss, odd_step or odd_loss)
+        is_unread = _LIKE_A_NUMBER.fullmatch(odd_step) is not None
+        return Found(step, loss, odd_step or odd_loss, is_unread)
 
 
 @functools.cache
@@ -82,22 +92,36 @@ def _require(field: str, pattern: object, example: str) -> None:
         raise BadInput(field, pattern, f"use one group, as in {example}; this has {groups} (write (?:...) for others)")
 
 
-def _group(pattern: str, text: str, is_fine: Callable[[str], bool]) -> tuple[str | None, str]:
-    """What the pattern's group holds: as a number, or as something odd."""
-    match = _compiled(pattern).search(text)
-    found = match.group(1) if match is not None else None
-    if found is None:
+def _match(pattern: str, text: str) -> re.Match[str] | None:
+    """Search a line without its escape sequences; with them where that finds nothing."""
+    match = None
+    if "\x1b" in text:
+        match = _compiled(pattern).search(_ESCAPES.sub("", text))
+    return match or _compiled(pattern).search(text)
+
+
+def _step(match: re.Match[str] | None) -> tuple[int | None, str]:
+    """Return the number of a step, or else the text that cannot be read as one."""
+    text = match.group(1) if match is not None else None
+    if match is None or text is None:
         return None, ""
-    return (found, "") if is_fine(found) else (None, found)
+    if match.end() == match.end(1) and (more := _MORE_GROUPS.match(match.string, match.end())) is not None:
+        whole = text + more.group()
+        if _GROUPED.fullmatch(whole) is not None:  # the pattern has cut the number
+            return None, whole
+    if (grouped := _GROUPED.fullmatch(text)) is not None:
+        text = text.replace(grouped.group(1), "")
+    is_number = text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX
+    return (int(text), "") if is_number else (None, text)
 
 
-def _is_step(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX
-
-
-def _is_number(text: str) -> bool:
+def _loss(match: re.Match[str] | None) -> tuple[str | None, str]:
+    """Return the text of a loss, or else the text that is no number."""
+    text = match.group(1) if match is not None else None
+    if text is None:
+        return None, ""
     try:
         float(text)
     except ValueError:
-        return False
-    return True
+        return None, text
+    return text, ""

@@ -8,6 +8,7 @@ from typing import Any
 from chaoskit.experiment.blackbox.audit import audit
 from chaoskit.experiment.blackbox.coverage import coverage_of
 from chaoskit.experiment.blackbox.follow import GOOD
+from chaoskit.experiment.blackbox.legibility import uncountable, why_silent
 from chaoskit.experiment.blackbox.plan import moment
 from chaoskit.experiment.blackbox.run import CommandRun
 from chaoskit.experiment.blackbox.twin import CommandTwin, taken_nodes, unfinished
@@ -49,19 +50,20 @@ def judge_command(run: CommandRun, twin: CommandTwin | None, substrate: str) -> 
     course = Course(lines, twin.usual if twin and twin.counts else Usual.before(lines, first_ns))
     recoveries = [recovery for strike in _landed(run) if (recovery := _recovery(run, course, strike))]
     coverage, not_applied = coverage_of(run, twin), _not_applied(run, twin)
+    unclear = (twin.uncountable if twin else "") or uncountable(run, course.usual)
     checks = [
         coverage.check(len(run.records), len(run.coverage)),
-        _completed(run, course, twin),
-        _shows_steps(run, course, twin),
+        _completed(run, course, twin, unclear),
+        _shows_steps(run, course, twin, unclear),
         *(fault_check(strike) for strike in run.injections),
         *audit(run, is_whole=not coverage.blind),
-        *([_recovered(run, course, recoveries, twin)] if RECOVERED not in not_applied else []),
-        _kept(run, course),
+        *([_excused(_recovered(run, course, recoveries, twin), unclear)] if RECOVERED not in not_applied else []),
+        _excused(_kept(run, course), unclear),
     ]
     if twin is not None and run.run_id and twin.run_id == run.run_id:
         checks.append(compared_with_itself("twin", run.run_id))
     if twin is not None and LOSSES not in not_applied:
-        checks.append(_losses(run, course, twin))
+        checks.append(_excused(_losses(run, course, twin), unclear))
     if run.harness_lost:
         checks.append(harness_lost())
     verdict = coverage.verdict(checks)
@@ -230,10 +232,21 @@ def _unknown(name: str, detail: str) -> Check:
     return Check(name=name, verdict=Verdict.UNKNOWN, detail=detail)
 
 
-def _completed(run: CommandRun, course: Course, twin: CommandTwin | None) -> Check:
-    problems, last, whole = unfinished(run), course.highest, twin.highest if twin else None
+def _excused(check: Check, unclear: str) -> Check:
+    """A check that failed on a log that cannot be counted has shown nothing."""
+    if unclear and check.verdict is Verdict.FAILED:
+        return _unknown(check.name, f"{check.detail}, which says nothing")
+    return check
+
+
+def _completed(run: CommandRun, course: Course, twin: CommandTwin | None, unclear: str) -> Check:
+    problems = unfinished(run)
+    last, whole = course.highest, twin.highest if twin else None
     if not problems and last is not None and whole is not None and last < whole:
-        problems.append(f"the log ends with step {last}, the unbroken run's with step {whole}")
+        ending = f"the log ends with step {last}, the unbroken run's with step {whole}"
+        if unclear:
+            return _unknown(COMPLETED, f"{ending}, which says nothing")
+        problems.append(ending)
     return conclude(COMPLETED, problems, f"the command ended with status 0 on {_nodes(run)}", looked_at=len(run.exits))
 
 
@@ -242,8 +255,10 @@ def _nodes(run: CommandRun) -> str:
     return f"{good} of {run.experiment.nodes} nodes" if run.experiment.nodes > 1 else "its node"
 
 
-def _shows_steps(run: CommandRun, course: Course, twin: CommandTwin | None) -> Check:
+def _shows_steps(run: CommandRun, course: Course, twin: CommandTwin | None, unclear: str) -> Check:
     name, last = "the log shows steps", course.highest
+    if unclear:
+        return _unknown(name, f"{unclear}; see {run.directory / 'log'}")
     if last is not None:
         wanted = [step for step in twin.counts if step <= last] if twin is not None else []
         silent = sum(step not in course.steps for step in wanted)
@@ -255,6 +270,8 @@ def _shows_steps(run: CommandRun, course: Course, twin: CommandTwin | None) -> C
             told = f"of {lines} lines that show a step of the unbroken run {lacking} are missing"
             return _unknown(name, f"{told}: a rank that came back shows none, or never came back")
         return conclude(name, [], f"{len(course.steps)} steps in {run.lines_read} lines", looked_at=len(course.steps))
+    if silence := why_silent(run):
+        return _unknown(name, f"{silence}; see {run.directory / 'log'}")
     told = f"LogPatterns(step={run.experiment.watch.step!r}) matches none of {run.lines_read} lines"
     if run.odd:
         told = f"LogPatterns(step={run.experiment.watch.step!r}) matches {run.odd!r}, which is no whole number"

@@ -38,6 +38,8 @@ class CommandRun:
         reason: why the run was over, of :class:`chaoskit.vocabulary.RunEnd`; "" where that is missing.
         exits: how the command ended, by node; without those that the deadline ended.
         lines_read: of all logs; example: the first that shows no step; odd: what a pattern took for a number.
+        unread: how many lines show the number of a step in a form that cannot be read.
+        drawn: how many lines with a step were drawn over by the next line.
         harness_lost: it wrote no end: what the run would have shown is not known.
     """
 
@@ -51,6 +53,8 @@ class CommandRun:
     lines_read: int
     example: str
     odd: str
+    unread: int
+    drawn: int
     harness_lost: bool = False
 
     @property
@@ -158,6 +162,7 @@ def execute_command(
                 ok = over and set(follower.exits.values()) == {GOOD}
                 reader = follower.reader
                 logs = {"lines": reader.lines, "example": reader.example, "odd": reader.odd}
+                logs |= {"unread": reader.unread, "drawn": reader.drawn}
                 end: dict[str, Any] = {"ok": ok, "detail": failure, "exits": follower.exits, "logs": logs}
                 journal.write(Event.RUN_ENDED, t_ns=ended_ns, reason=follower.run_end, **end)
                 journal.close(follower.run_end)
@@ -184,6 +189,8 @@ def load_command_run(directory: Path, experiment: CommandExperiment) -> CommandR
         lines_read=logs["lines"],
         example=logs["example"],
         odd=logs["odd"],
+        unread=logs.get("unread", 0),  # older records lack it
+        drawn=logs.get("drawn", 0),
         harness_lost=last is None,
     )
 

@@ -9,6 +9,7 @@ import msgspec
 
 from chaoskit.errors import HarnessError
 from chaoskit.experiment.blackbox.follow import GOOD
+from chaoskit.experiment.blackbox.legibility import uncountable
 from chaoskit.experiment.blackbox.plan import CommandExperiment
 from chaoskit.experiment.blackbox.run import CommandRun, describe_end
 from chaoskit.experiment.twin import Interrupted
@@ -23,11 +24,13 @@ class CommandTwin(msgspec.Struct, frozen=True):
         counts: how often the logs show each step.
         losses: the different losses that they show for it.
         run_id: which run it was.
+        uncountable: why nothing can be concluded from how often its log shows steps; "" if something can.
     """
 
     counts: dict[int, int]
     losses: dict[int, tuple[float, ...]]
     run_id: str
+    uncountable: str = ""
 
     @classmethod
     def of(cls, run: CommandRun) -> CommandTwin:
@@ -40,11 +43,12 @@ class CommandTwin(msgspec.Struct, frozen=True):
         if problems := unfinished(run):
             logs = run.directory / "log"
             raise HarnessError(f"the unbroken run of {run.experiment.job} did not complete: {problems[0]}; see {logs}")
-        if told := _began_again(run):
+        counts = Course(run.lines).counts()
+        unclear = uncountable(run, Usual(counts))
+        if not unclear and (told := _began_again(run)):
             remedy = "have each step shown once, in order, or do without a twin (twin=False)"
             raise Interrupted(f"the unbroken run of {run.experiment.job} was broken by itself: {told}; {remedy}")
-        counts = Course(run.lines).counts()
-        return cls(counts, Course(run.lines, Usual(counts)).losses(), run.run_id)
+        return cls(counts, Course(run.lines, Usual(counts)).losses(), run.run_id, unclear)
 
     @property
     def usual(self) -> Usual:
