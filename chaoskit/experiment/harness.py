@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from chaoskit.errors import BadInput
-from chaoskit.experiment.blackbox import twin as command_twin
 from chaoskit.experiment.blackbox.judge import judge_command
 from chaoskit.experiment.blackbox.plan import CommandExperiment, plan_command
 from chaoskit.experiment.blackbox.run import CommandRun
-from chaoskit.experiment.blackbox.twin import CommandTwin
+from chaoskit.experiment.blackbox.twin import CommandTwin, CommandTwins
 from chaoskit.experiment.comparison import exactness
 from chaoskit.experiment.directory import keep
 from chaoskit.experiment.floor import Floor, floor_of
@@ -69,7 +68,7 @@ class Harness:
             require_writable("report directory", self.directory)
             self.directory.mkdir(parents=True, exist_ok=True)
         self._twins = twins or self.host.twins
-        self._command_twins: dict[str, CommandTwin] = {}
+        self._command_twins = CommandTwins(self.directory)
         self._numbers = itertools.count(1)
 
     def run(
@@ -170,15 +169,15 @@ class Harness:
         return self._job_twin(experiment.unbroken(), watch)
 
     def _command_twin(self, experiment: CommandExperiment, watch: Watch | None) -> CommandTwin:
-        key = command_twin.key(experiment)
-        if key not in self._command_twins:
+        twin = self._command_twins.get(experiment)
+        if twin is None:
             unbroken = experiment.unbroken()
             try:
-                found = CommandTwin.of(self._execute_command(unbroken, watch))
+                twin = CommandTwin.of(self._execute_command(unbroken, watch))
             except Interrupted:  # as in a job's twin
-                found = CommandTwin.of(self._execute_command(unbroken, watch))
-            self._command_twins[key] = found
-        return self._command_twins[key]
+                twin = CommandTwin.of(self._execute_command(unbroken, watch))
+            self._command_twins.put(experiment, twin)
+        return twin
 
     def _job_twin(self, unbroken: Experiment, watch: Watch | None) -> Twin:
         with self._twins.lock(unbroken):
@@ -197,7 +196,10 @@ class Harness:
 
     def _execute_command(self, experiment: CommandExperiment, watch: Watch | None, twin_id: str = "") -> CommandRun:
         directory = self._directory(experiment)
-        return _outside_loops(lambda: self.host.execute_command(experiment, directory, watch=watch, twin_id=twin_id))
+        with self._command_twins.noting_files(experiment):
+            return _outside_loops(
+                lambda: self.host.execute_command(experiment, directory, watch=watch, twin_id=twin_id)
+            )
 
     def _directory(self, experiment: Planned) -> Path:
         """A new directory for a run, with its plan."""

@@ -11,6 +11,10 @@ from chaoskit.errors import BadInput
 _OF_ANOTHER_WORLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK")
 
 
+#: What the harness itself tells each command of a run.
+_GIVEN = ("NODE_RANK", "NNODES", "MASTER_ADDR", "MASTER_PORT", "CHAOSKIT_RUN_DIR", "CHAOSKIT_DISK")
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """A node, as its command is told of it; the names of the fields are those of the placeholders.
@@ -47,9 +51,13 @@ def _filled(argument: str, place: Place) -> str:
     return argument
 
 
+def inherited_variables(inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return those variables of the harness that its commands have, too."""
+    return {name: value for name, value in inherited.items() if name not in {*_OF_ANOTHER_WORLD, *_GIVEN}}
+
+
 def environment(inherited: Mapping[str, str], place: Place) -> dict[str, str]:
     """The environment of the command on one node: what the harness has, the place, and one thread for arithmetic."""
-    kept = {name: value for name, value in inherited.items() if name not in _OF_ANOTHER_WORLD}
     usual = {  # unless the user has chosen otherwise
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
@@ -58,15 +66,9 @@ def environment(inherited: Mapping[str, str], place: Place) -> dict[str, str]:
         "NCCL_SOCKET_IFNAME": place.interface,
         "PYTHONUNBUFFERED": "1",  # else a step would show in the log when a buffer is full
     }
-    given = {
-        "NODE_RANK": str(place.node_rank),
-        "NNODES": str(place.nodes),
-        "MASTER_ADDR": place.master_addr,
-        "MASTER_PORT": str(place.master_port),
-        "CHAOSKIT_RUN_DIR": place.run_dir,
-        "CHAOSKIT_DISK": place.disk,
-    }
-    return {**usual, **kept, **given}
+    values = (place.node_rank, place.nodes, place.master_addr, place.master_port, place.run_dir, place.disk)
+    given = {name: str(value) for name, value in zip(_GIVEN, values, strict=True)}
+    return {**usual, **inherited_variables(inherited), **given}
 
 
 def require_command(command: object) -> tuple[str, ...]:

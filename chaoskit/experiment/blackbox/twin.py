@@ -1,14 +1,16 @@
-"""The twin of a command: the same command, unbroken. Known as long as the harness is there."""
+"""The twin of a command: the same command, unbroken. It is known as long as the harness is there."""
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
 from chaoskit.errors import HarnessError
 from chaoskit.experiment.blackbox.follow import GOOD
+from chaoskit.experiment.blackbox.inputs import Digests, InputFiles, TooManyFiles, differing, variables
 from chaoskit.experiment.blackbox.legibility import uncountable
 from chaoskit.experiment.blackbox.plan import CommandExperiment
 from chaoskit.experiment.blackbox.run import CommandRun, describe_end
@@ -118,21 +120,48 @@ def _bad_ends(run: CommandRun, taken: set[str]) -> list[str]:
     ]
 
 
-def key(experiment: CommandExperiment) -> str:
-    """Equal for experiments with equal twins, as far as can be seen: files that the command names are looked into."""
-    digest = hashlib.sha256(
-        repr(
-            (
-                experiment.command,
-                experiment.watch,
-                experiment.nodes,
-                experiment.seed,
-                experiment.working_directory,
-            )
-        ).encode()
-    )
-    for argument in experiment.command:
-        file = Path(experiment.working_directory) / argument
-        if file.is_file():
-            digest.update(file.read_bytes())
-    return digest.hexdigest()
+class CommandTwins:
+    """Unbroken runs of commands that are known, each with the variables and files that it found.
+
+    A file that a command writes is no input. Which files these are is seen by looking before and after each run.
+
+    Args:
+        without: the directory of the runs themselves, in which no input lies.
+    """
+
+    def __init__(self, without: Path) -> None:
+        self._inputs = InputFiles(without)
+        self._twins: dict[str, list[tuple[CommandTwin, Digests]]] = {}
+        self._written: set[str] = set()
+
+    def get(self, experiment: CommandExperiment) -> CommandTwin | None:
+        """Return the twin of an experiment that finds the same variables and files, if it is known."""
+        with suppress(TooManyFiles):
+            files = self._inputs.look(experiment)
+            for twin, was in self._twins.get(_key(experiment), []):
+                if not differing(was, files) - self._written:
+                    return twin
+        return None
+
+    def put(self, experiment: CommandExperiment, twin: CommandTwin) -> None:
+        """Keep a twin that has just been run; one whose files are too many to look at is not used again."""
+        with suppress(TooManyFiles):
+            self._twins.setdefault(_key(experiment), []).append((twin, self._inputs.look(experiment)))
+
+    @contextmanager
+    def noting_files(self, experiment: CommandExperiment) -> Iterator[None]:
+        """Note which files the command writes that runs meanwhile."""
+        try:
+            before = self._inputs.look(experiment)
+        except TooManyFiles:
+            yield
+            return
+        yield
+        with suppress(TooManyFiles):
+            self._written |= differing(before, self._inputs.look(experiment))
+
+
+def _key(experiment: CommandExperiment) -> str:
+    """Equal for experiments whose twins can only differ by files."""
+    settings = (experiment.command, experiment.watch, experiment.nodes, experiment.seed, experiment.working_directory)
+    return repr((settings, variables()))
