@@ -40,5 +40,9 @@ class HarnessError(ChaoskitError):
     """chaoskit itself could not do its work; says nothing about the job under test."""
 
 
+class FaultBroken(HarnessError):
+    """The code of a fault raised an exception, or yielded what is no evidence; its run is judged, and is an error."""
+
+
 class Refused(ChaoskitError):
     """The other side does not know the token, or does not speak this protocol."""

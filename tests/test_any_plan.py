@@ -116,7 +116,8 @@ def broken_promises(experiment: Experiment, outcome: Outcome) -> list[str]:
     excused = {
         id(check)  # two faults of a plan may have one name
         for number, (check, record) in enumerate(zip(evidence, outcome.faults, strict=True))
-        if record.state == "not fired" or (record.state == "not observed" and _is_excused(number, experiment, outcome))
+        if record.state in ("not fired", "missed")
+        or (record.state == "not observed" and _is_excused(number, experiment, outcome))
     }
     unmet = [check for check in outcome.checks if check.verdict not in (Verdict.PASSED, Verdict.UNKNOWN)]
     unmet += [check for check in outcome.checks if check.verdict == Verdict.UNKNOWN and id(check) not in excused]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, fields
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from support.examples import examples
 from support.injecting import target_of
 
-from chaoskit.errors import HarnessError
+from chaoskit.errors import FaultBroken, HarnessError
 from chaoskit.experiment.fault_audit import audit
 from chaoskit.experiment.injected import injections
 from chaoskit.experiment.injection import Injection
@@ -327,6 +328,55 @@ def test_a_target_that_is_gone_after_its_evidence_was_struck(run: Run) -> None:
     (injection,) = run.injector.injections
     assert (injection.observed, injection.missed) == ("seen", "")
     assert [event for event, _ in run.written()] == [Event.INJECTED, Event.EVIDENCE, Event.UNDONE]
+
+
+@pytest.mark.parametrize(
+    ("raised", "text"),
+    [
+        (KeyError("niceness"), "KeyError: 'niceness'"),
+        (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero"),
+        (AssertionError(), "AssertionError: "),
+    ],
+)
+def test_an_error_in_the_code_of_a_fault_has_its_place(run: Run, raised: Exception, text: str) -> None:
+    async def story(target: Target) -> AsyncIterator[Evidence]:
+        raise raised
+        yield
+
+    run.strike(story)
+    with pytest.raises(FaultBroken, match=rf"^Told\(\) could not act: {re.escape(text)} \(.*test_injection.py:\d+\)$"):
+        run.injector.check()
+    assert run.injector.injections[0].missed == f"it could not act: {text}"
+
+
+@pytest.mark.parametrize("yielded", [None, "it was slow", 3])
+def test_what_is_no_evidence_is_named(run: Run, yielded: Any) -> None:
+    async def story(target: Target) -> AsyncIterator[Evidence]:
+        yield yielded
+
+    run.strike(story)
+    with pytest.raises(FaultBroken, match=rf"inject yields {yielded!r}, which is no faults.evidence.Evidence"):
+        run.injector.check()
+    run.undo()
+    assert Event.EVIDENCE not in [event for event, _ in run.written()]
+
+
+def test_a_story_that_is_no_generator_is_named(run: Run) -> None:
+    async def story(target: Target) -> None:
+        """It is awaited nowhere."""
+
+    run.strike(story)
+    with pytest.raises(FaultBroken, match="inject is no async generator: let it yield"):
+        run.injector.check()
+
+
+def test_a_target_that_is_gone_without_a_word_is_said(run: Run) -> None:
+    async def story(target: Target) -> AsyncIterator[Evidence]:
+        raise ProcessLookupError
+        yield
+
+    run.strike(story)
+    assert [one.missed for one in run.injector.injections] == ["the target was gone already"]
 
 
 @pytest.mark.parametrize("is_shown", [False, True])

@@ -27,9 +27,12 @@ def conclude(name: str, problems: list[str], fine: str, *, looked_at: int) -> Ch
     return Check(name=name, verdict=Verdict.FAILED, detail="; ".join(problems[:3]) + more)
 
 
-def harness_lost() -> Check:
+def harness_lost(records: Iterable[Record]) -> Check:
     """An error: the harness was killed, was interrupted or failed, or its journal is not whole."""
-    return Check(name="the harness ended in order", verdict=Verdict.ERROR, detail="the harness ended early")
+    ended = [record for record in records if record.event == Event.RUN_ENDED]
+    reason = ended[-1]["detail"] if ended else ""
+    detail = f"the harness ended early: {reason}" if reason else "the harness ended early"
+    return Check(name="the harness ended in order", verdict=Verdict.ERROR, detail=detail)
 
 
 def compared_with_itself(name: str, run_id: str) -> Check:
@@ -124,6 +127,8 @@ def fault_record(
 def _state(strike: InjectionRecord) -> str:
     if not strike.undone:
         return "undo failed"
+    if strike.missed and strike.target is not None:
+        return "missed"
     if strike.target is None or strike.missed:
         return "not fired"
     return "confirmed" if strike.effective_ns is not None else "not observed"
@@ -144,6 +149,9 @@ def fault_check(strike: InjectionRecord, *, shown: bool = True) -> Check:
         return Check(name=name, verdict=Verdict.PASSED, detail=strike.observed)
     if state == "undo failed":
         return Check(name=name, verdict=Verdict.ERROR, detail="its effect could not be undone; run `chaoskit cleanup`")
+    if state == "missed":
+        return Check(name=name, verdict=Verdict.UNKNOWN, detail=f"injected, and missed: {strike.why_missed}")
     if state == "not fired":
         return Check(name=name, verdict=Verdict.UNKNOWN, detail=f"not fired: {strike.why_missed}")
-    return Check(name=name, verdict=Verdict.UNKNOWN, detail="injected, but no effect was observed on its target")
+    detail = f"injected, but no effect was observed on its target: {strike.fault.kind}.inject yielded no Evidence"
+    return Check(name=name, verdict=Verdict.UNKNOWN, detail=detail)

@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from chaoskit.errors import BadInput
+from chaoskit.errors import BadInput, FaultBroken
 from chaoskit.experiment.blackbox.judge import judge_command
 from chaoskit.experiment.blackbox.plan import CommandExperiment, plan_command
-from chaoskit.experiment.blackbox.run import CommandRun
+from chaoskit.experiment.blackbox.run import CommandRun, load_command_run
 from chaoskit.experiment.blackbox.twin import CommandTwin, CommandTwins
 from chaoskit.experiment.comparison import exactness
 from chaoskit.experiment.directory import keep
@@ -27,7 +27,7 @@ from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import Experiment, plan_experiment
 from chaoskit.experiment.planfile import FILE_NAME, Planned, save
 from chaoskit.experiment.reference import reference_of
-from chaoskit.experiment.run import LATER, RawRun
+from chaoskit.experiment.run import LATER, RawRun, load_run
 from chaoskit.experiment.twin import Interrupted, Twin, TwinCache, UnbrokenFailed
 from chaoskit.hostchecks import require_writable
 from chaoskit.stacks import LogPatterns
@@ -192,14 +192,22 @@ class Harness:
 
     def _execute(self, experiment: Experiment, watch: Watch | None, port: int, twin_id: str = "") -> RawRun:
         directory = self._directory(experiment)
-        return _outside_loops(lambda: self.host.execute(experiment, directory, watch=watch, port=port, twin_id=twin_id))
+        try:
+            return _outside_loops(
+                lambda: self.host.execute(experiment, directory, watch=watch, port=port, twin_id=twin_id)
+            )
+        except FaultBroken:
+            return load_run(directory, experiment)  # its journals tell what was raised
 
     def _execute_command(self, experiment: CommandExperiment, watch: Watch | None, twin_id: str = "") -> CommandRun:
         directory = self._directory(experiment)
         with self._command_twins.noting_files(experiment):
-            return _outside_loops(
-                lambda: self.host.execute_command(experiment, directory, watch=watch, twin_id=twin_id)
-            )
+            try:
+                return _outside_loops(
+                    lambda: self.host.execute_command(experiment, directory, watch=watch, twin_id=twin_id)
+                )
+            except FaultBroken:
+                return load_command_run(directory, experiment)
 
     def _directory(self, experiment: Planned) -> Path:
         """A new directory for a run, with its plan."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import time
+import traceback
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, cast
 
 import msgspec
 
-from chaoskit.errors import HarnessError
+from chaoskit.errors import BadInput, FaultBroken, HarnessError
 from chaoskit.experiment.injection import Injection
 from chaoskit.experiment.plan import fault_id
 from chaoskit.journal import Journal
@@ -85,8 +87,10 @@ class Injector:
             self._note_gone(target)
             target.claim()
             target.injected_ns = target.acted_ns
-            async with contextlib.aclosing(cast("AsyncGenerator[Evidence]", injection.fault.inject(target))) as story:
+            async with contextlib.aclosing(_story(injection.fault, target)) as story:
                 async for evidence in story:
+                    if not isinstance(evidence, Evidence):
+                        raise TypeError(f"inject yields {evidence!r}, which is no faults.evidence.Evidence")
                     if not injection.is_written:
                         await asyncio.sleep(0)  # first what is due together acts
                     self._confirm(injection, evidence)
@@ -94,7 +98,7 @@ class Injector:
             if self._is_closing:
                 self._fail(injection, target, error)
             elif not injection.evidence:
-                injection.miss(f"the target was gone already: {error}")
+                injection.miss("the target was gone already" + (f": {error}" if str(error) else ""))
         except Exception as error:  # noqa: BLE001 - of whatever a fault does; it ends the run
             self._fail(injection, target, error)
         if target.waiting not in target.released:
@@ -104,11 +108,12 @@ class Injector:
         if self._is_closing:
             target.left_behind.append(str(error))
             return
+        text = str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
         if not injection.evidence:
-            injection.miss(f"it could not act: {error}")
+            injection.miss(f"it could not act: {text}")
         failure = error
-        if isinstance(error, OSError):
-            failure = HarnessError(f"{injection.fault} could not act: {error}")
+        if not isinstance(error, BadInput | HarnessError):
+            failure = FaultBroken(f"{injection.fault} could not act: {text} ({_place(injection.fault, error)})")
             failure.__cause__ = error
         self._failure = self._failure or failure
         self._on_failure()
@@ -227,3 +232,22 @@ class Injector:
             starved_s = struck.beat.starved_ms / 1000 if struck.beat is not None else 0.0
             told: dict[str, Any] = {"ok": not struck.left_behind, "acted_ns": struck.acts_until_ns}
             self._journal.write(Event.UNDONE, fault=injection.fault_id, **told, starved_s=starved_s)
+
+
+def _story(fault: Fault, target: Target) -> AsyncGenerator[Evidence]:
+    """Begin a fault. It is code of a user's own, too, which may not be a generator."""
+    story: Any = fault.inject(target)
+    if not hasattr(story, "asend"):
+        close = getattr(story, "close", None)
+        if close is not None:
+            close()  # a coroutine that is never awaited
+        raise TypeError("inject is no async generator: let it yield faults.evidence.Evidence")
+    return cast("AsyncGenerator[Evidence]", story)
+
+
+def _place(fault: Fault, error: Exception) -> str:
+    """Return file and line of the fault's own code at which an exception was raised, or at which its story begins."""
+    code = inspect.unwrap(type(fault).inject).__code__
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == code.co_filename]
+    return f"{code.co_filename}:{lines[-1] if lines else code.co_firstlineno}"

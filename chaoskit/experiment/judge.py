@@ -97,7 +97,7 @@ def judge(
         compared.not_applied[RECOVERED] = "nothing was lost"
     checks = [coverage.check(len(run.records), len(run.coverage)), *_checks(told, twin), *compared.checks]
     if run.harness_lost:
-        checks.append(harness_lost())
+        checks.append(harness_lost(run.records))
     trace = RunTrace(run, told.history, told.recoveries)
     checks += summary(check_properties(trace, checks), compared=trace.has_replicas)
     checks = coverage.spare(checks)

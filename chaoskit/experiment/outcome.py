@@ -28,7 +28,10 @@ class EvidenceRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FaultRecord(msgspec.Struct, kw_only=True):
-    """A planned fault and what became of it. ``state``: confirmed, not observed, not fired, undo failed."""
+    """A planned fault and what became of it.
+
+    ``state`` is confirmed, not observed, not fired, missed or undo failed. A fault that was missed was injected.
+    """
 
     fault: str  # e.g. "Kill(rank=2, at_step=20)"
     kind: str  # e.g. "Kill"

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from chaoskit.errors import FaultBroken
 from chaoskit.experiment.channel import InjectionChannel
 from chaoskit.experiment.follow import JobFollower, Watch, WhenSilent
 from chaoskit.experiment.index import Index
@@ -240,7 +241,7 @@ def _execute(
                 step = last_step(directory / "journal")
                 journal.write(Event.SAVE_FAILED, step=step, tier="disk", reason=reason)
     except BaseException as error:
-        failure = f"{type(error).__name__}: {error}"
+        failure = str(error) if isinstance(error, FaultBroken) else f"{type(error).__name__}: {error}"
         raise
     finally:
         ended_ns = ended_ns or time.monotonic_ns()

@@ -65,7 +65,7 @@ def judge_command(run: CommandRun, twin: CommandTwin | None, substrate: str) -> 
     if twin is not None and LOSSES not in not_applied:
         checks.append(_excused(_losses(run, course, twin), unclear))
     if run.harness_lost:
-        checks.append(harness_lost())
+        checks.append(harness_lost(run.records))
     verdict = coverage.verdict(checks)
     return Outcome(
         name=experiment.name,

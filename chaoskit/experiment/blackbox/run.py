@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from chaoskit.errors import FaultBroken
 from chaoskit.experiment.blackbox.follow import GOOD, CommandFollower
 from chaoskit.experiment.blackbox.plan import CommandExperiment
 from chaoskit.experiment.injected import InjectionRecord, injections
@@ -40,7 +41,7 @@ class CommandRun:
         lines_read: of all logs; example: the first that shows no step; odd: what a pattern took for a number.
         unread: how many lines show the number of a step in a form that cannot be read.
         drawn: how many lines with a step were drawn over by the next line.
-        harness_lost: it wrote no end: what the run would have shown is not known.
+        harness_lost: it wrote no end, or failed: what the run would have shown is not known.
     """
 
     experiment: CommandExperiment
@@ -147,7 +148,7 @@ def execute_command(
         _start(experiment, cluster, directory / STATE)
         over = runner.run(follower.follow(started_ns / 1e9 + experiment.deadline_s))
     except BaseException as error:
-        failure = f"{type(error).__name__}: {error}"
+        failure = str(error) if isinstance(error, FaultBroken) else f"{type(error).__name__}: {error}"
         raise
     finally:
         ended_ns = time.monotonic_ns()
@@ -191,7 +192,7 @@ def load_command_run(directory: Path, experiment: CommandExperiment) -> CommandR
         odd=logs["odd"],
         unread=logs.get("unread", 0),  # older records lack it
         drawn=logs.get("drawn", 0),
-        harness_lost=last is None,
+        harness_lost=last is None or last["reason"] == RunEnd.HARNESS,
     )
 
 
