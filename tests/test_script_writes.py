@@ -17,7 +17,7 @@ from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import plan_experiment
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.runtime.replica import Replica
-from chaoskit.runtime.script_writes import ABSTAINS, Change, ScriptWrites, require_even_writes
+from chaoskit.runtime.script_writes import ABSTAINS, Change, ScriptWrites, Writes
 from chaoskit.vocabulary import Verdict
 from faults import Hang, Kill, Scale
 
@@ -74,6 +74,29 @@ def test_every_rank_ends_while_the_script_writes(chaos: Chaos, tmp_path: Path, p
 
 def test_a_script_that_begins_to_write_late(chaos: Chaos, tmp_path: Path) -> None:
     run(chaos, tmp_path, options={"first": 8, "fatal": {"9": [1], "10": [0]}, "place": "within"})
+
+
+def test_a_collective_finds_the_state_of_its_own_place(chaos: Chaos, tmp_path: Path) -> None:
+    """A joiner whose script has written a second time computes with the state of the ranks that wait in the call."""
+    options = {"how": "measured", "fatal": {"8": [1], "14": [0]}, "place": "measured"}
+    run(chaos, tmp_path, options=options)
+
+
+def test_a_rank_ends_in_the_code_behind_a_restored_step(chaos: Chaos, tmp_path: Path) -> None:
+    options = {"fatal": {"9": [0, 1, 2]}, "revisited": {"8": [2], "9": [1]}, "place": "within"}
+    run(chaos, tmp_path, spares=0, copies="every_step", options=options, most_detected=2, most_lost=1)
+
+
+def test_every_rank_ends_behind_the_last_step(chaos: Chaos, tmp_path: Path) -> None:
+    run(chaos, tmp_path, copies="every_step", options={"fatal": {str(STEPS): [0, 1]}, "place": "within"})
+
+
+def test_a_script_that_catches_an_exception_of_its_loop(chaos: Chaos, tmp_path: Path) -> None:
+    run(chaos, tmp_path, options={"stumbles": 5})
+
+
+def test_the_same_bits_on_one_rank_only(chaos: Chaos, tmp_path: Path) -> None:
+    run(chaos, tmp_path, options={"how": "swapped", "ranks": [0], "first": 5})
 
 
 @pytest.mark.promise("at the end of the update, behind the schedulers, once for each committed step")
@@ -192,22 +215,67 @@ def test_once_written_the_boundary_stays_at_the_entry() -> None:
         assert writes.at_entry
 
 
+def test_what_was_written_with_the_same_bits_is_no_change() -> None:
+    model, _, _, writes = made(shared=True)
+    writes.remember()
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()})
+    assert writes.look() is Change.NONE
+
+
+def test_the_state_tells_a_new_process_that_the_script_writes() -> None:
+    model, optimizer, replica, writes = made(shared=True)
+    writes.remember()
+    WRITES["in place"](model, optimizer)
+    writes.look()
+    _, _, heir, of_heir = made(shared=True)
+    heir.load_scalars(replica.scalars(), 1)
+    of_heir.remember()
+    assert of_heir.look() is Change.NONE
+    assert of_heir.at_entry
+
+
+def test_a_second_look_at_one_step_keeps_what_the_first_found() -> None:
+    """A script may catch an exception of its loop, and enter the transaction again."""
+    model, optimizer, _, writes = made(shared=True)
+    writes.remember()
+    WRITES["in place"](model, optimizer)
+    writes.look()
+    word = writes.word
+    writes.look()
+    writes.remember()
+    writes.look()
+    assert writes.word == word != 0
+
+
 @pytest.mark.parametrize(
-    ("words", "state_words", "refused"),
+    ("words", "state_words", "writers", "silent"),
     [
-        ([0, 0, 0], [0, 0, 0], ""),
-        ([5, 5, ABSTAINS], [9, 9, 0], ""),
-        ([5, 4, 5], [9, 9, 9], ""),  # a certain change and a possible one
-        ([5, 0, 5], [9, 0, 9], r"changed on ranks \[0, 2\] and not on ranks \[1\]"),
-        ([5, 7, 5], [9, 9, 9], r"changed to other values"),
-        ([5, 5, 5], [9, 8, 9], r"changed to other values"),
-        ([5, 5, 5], [9, 0, 9], ""),  # the second rank has shown its state before
-        ([4, 0, 0], [9, 0, 0], ""),  # possible: damage, which the vote about corrupt ranks finds
+        ([0, 0, 0], [0, 0, 0], None, []),
+        ([5, 5, ABSTAINS], [9, 9, 0], None, []),
+        ([5, 4, 5], [9, 9, 9], None, []),  # a certain change and a possible one
+        ([5, 0, 5], [9, 0, 9], [0, 2], [1]),
+        ([5, 7, 5], [9, 9, 9], [0, 1, 2], []),
+        ([5, 5, 5], [9, 8, 9], [0, 1, 2], []),
+        ([5, 5, 5], [9, 0, 9], None, []),  # the second rank has shown its state before
+        ([4, 0, 0], [9, 0, 0], None, []),  # possible: damage, which the vote about corrupt ranks finds
     ],
 )
-def test_uneven_writes(words: list[int], state_words: list[int], refused: str) -> None:
-    if not refused:
-        require_even_writes(3, words, state_words)
-        return
-    with pytest.raises(BadInput, match=refused):
-        require_even_writes(3, words, state_words)
+def test_writes_that_are_not_alike(
+    words: list[int], state_words: list[int], writers: list[int] | None, silent: list[int]
+) -> None:
+    found = Writes.of(words, state_words)
+    assert found == (Writes(writers, silent) if writers is not None else None)
+
+
+@pytest.mark.parametrize(
+    ("silent", "states", "refused"),
+    [
+        ([1], [b"a", b"a", b"a"], False),  # the same bits were written
+        ([1, 2], [b"a", b"b", b"b"], True),
+        ([], [b"a", b"b", b"a"], False),  # damage of one rank
+        ([], [b"a", b"b"], True),
+        ([], [b"a", b"b", b"c"], True),
+    ],
+)
+def test_a_script_is_blamed_for_what_it_wrote(silent: list[int], states: list[bytes], refused: bool) -> None:
+    assert Writes([0], silent).is_refused(states) is refused

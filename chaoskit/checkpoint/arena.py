@@ -141,6 +141,8 @@ class ArenaView:
     @property
     def is_complete(self) -> bool:
         """Whether the script of the writer is done with the state of this step. True for every copy."""
+        if self.step < 0:
+            return False
         return not self.at_entry or self._header[_ENTERED] >= self._header[_STEP]
 
     @property
@@ -273,6 +275,10 @@ class Arena(ArenaView):
     def enter(self, step: int) -> None:
         """Show that the script has entered the transaction behind ``step`` committed steps."""
         self._header[_ENTERED] = step
+
+    def give_up(self) -> None:
+        """Show that there is no state any more: readers look elsewhere."""
+        self._header[_STEP] = -1
 
     def call(self, in_call: bool) -> None:
         """Set :attr:`in_call`."""

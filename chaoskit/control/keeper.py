@@ -266,8 +266,8 @@ class Keeper(NodeKeeper):
         if kept is None:
             return
         os.close(kept.board.bell)
-        if not kept.view.generation:
-            return  # it never had the state of the training
+        if not kept.view.generation or kept.view.step < 0:
+            return  # it never had the state of the training, or gave it up
         if kept.view.sequence % 2 or not kept.view.is_complete:
             self._note_torn(worker, kept)
             return

@@ -154,6 +154,12 @@ class BaseTrainer(HookMethods, ABC):
     def _interrupt(self) -> None:
         """The block is left by an exception, which the user's code may catch: it is between two transactions."""
         self._worker.board.enter(Phase.OUTSIDE)
+        if not self._over:  # else it was noted behind the loop
+            self._note_state()
+
+    @abstractmethod
+    def _note_state(self) -> None:
+        """Take note of what is registered: the script goes on."""
 
     @contextmanager
     def _plain_numbers(self) -> Iterator[None]:

@@ -27,7 +27,7 @@ from chaoskit.runtime.mistakes import Mistakes
 from chaoskit.runtime.reduction import CorruptSegment, Reduced
 from chaoskit.runtime.regroup import Formation
 from chaoskit.runtime.replica import Replica
-from chaoskit.runtime.script_writes import require_even_writes
+from chaoskit.runtime.script_writes import Writes
 from chaoskit.runtime.voting import STATE, Seal, blamed, examine
 from chaoskit.vocabulary import Event
 
@@ -83,10 +83,10 @@ class Inquiry:
             BadInput: if the states differ before the first step, or if the script changed the state between two
                 steps, and not alike on all ranks.
             JobFailed: if the ranks contradict each other later, and no vote can decide.
+            GenerationSuperseded, ConnectionError: if the formation is over.
         """
         self._others_were_fine()
-        written = [seal.written for seal in seals], [seal.written_state for seal in seals]
-        require_even_writes(self._replica.step, *written)
+        self._require_even_writes(formation, seals)
         if suspicion := examine(self._integrity.comparable(seals)):
             if not suspicion.ranks and suspicion.what == STATE and self._replica.step == 0:
                 raise built_differently(self._replica.model, suspicion.involved)
@@ -103,6 +103,18 @@ class Inquiry:
         self.round = CrossCheck(pair, first, len(formation.plan.members))
         self._opened += 1
         return True
+
+    def _require_even_writes(self, formation: Formation, seals: Sequence[Seal]) -> None:
+        writes = Writes.of([seal.written for seal in seals], [seal.written_state for seal in seals])
+        if writes is None:
+            return
+        assert formation.rendezvous is not None, "a reduction needs a group, and a group a rendezvous"
+        step, plan = self._replica.step, formation.plan
+        self._opened += 1
+        digest = bytes.fromhex(self._replica.state_digest())
+        states = formation.rendezvous.exchange(plan.generation, f"writes-{self._opened}", formation.me.rank, digest)
+        if writes.is_refused(states):
+            raise writes.refusal(step)
 
     def received(self, formation: Formation, error: CorruptSegment, seals: Sequence[Seal]) -> None:
         """This rank lacks what others have and must not commit. Who cannot send, or read, is accused."""

@@ -202,6 +202,8 @@ def fetch(peer: Endpoint, token: str) -> tuple[int, bytes, bytes, bytearray]:
 
 
 def _require_complete(step: int, complete: bool, in_call: bool, entering: int) -> None:
+    if step < 0:
+        raise ConnectionError("it has no state any more")
     if not complete and not (in_call and step != entering):
         raise NotComplete(f"the script of the peer is not done with the state of step {step}")
 

@@ -60,6 +60,7 @@ class Registered:
         self.step = 0
         self.following: Following | None = None
         self.after_update: list[Callable[[], object]] = []
+        self.script_writes = False  # the script changes this state behind a step; known to each that takes it over
         self._updating = False
         self._own = {id(one): OwnNumbers(one, self._known_objects) for one in self.optimizers}
         for one in self.optimizers:
@@ -165,7 +166,8 @@ class Registered:
             ChaoskitError: if some of it is not made of numbers, strings, lists and dicts.
         """
         own = [self._own[id(optimizer)].numbers() for optimizer in self.optimizers]
-        return msgspec.msgpack.encode(self._compared_numbers() | {"own": own})
+        writes = {"script_writes": True} if self.script_writes else {}
+        return msgspec.msgpack.encode(self._compared_numbers() | {"own": own} | writes)
 
     def _compared_numbers(self) -> dict[str, Any]:
         """What all ranks must agree on."""
@@ -243,6 +245,7 @@ class Registered:
             self._own[id(optimizer)].load(numbers)
         for scheduler, theirs in zip(self.schedulers, scalars["schedulers"], strict=True):
             scheduler.load_state_dict(decode(theirs, {}))
+        self.script_writes |= scalars.get("script_writes", False)
         if self.following is not None:
             self.following.load(scalars.get("following"), step)
         elif "following" in scalars:

@@ -175,6 +175,12 @@ class Replica(Registered):
         if self.arena is not None:
             self.arena.enter(self.step)
 
+    def give_up(self) -> None:
+        """Have no state any more, and show that."""
+        self.step = -1
+        if self.arena is not None:
+            self.arena.give_up()
+
     @contextmanager
     def calling(self) -> Iterator[None]:
         """Show that the block waits in a collective between two steps, and writes nothing."""
@@ -289,6 +295,9 @@ class Replica(Registered):
         """See :meth:`Registered.load_scalars`."""
         super().load_scalars(data, step)
         self.buffers.reset()
+        self._entered = -1
+        if self.arena is not None:
+            self.arena.enter(-1)  # that of the state before says nothing about this one
 
     # -- comparing ----------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from chaoskit.messages import Endpoint, Snapshot, SourceFailed
 from chaoskit.runtime.context import WorkerContext
 from chaoskit.runtime.generations import Generation
-from chaoskit.runtime.peer import Corrupt, PeerLost, Pulled
+from chaoskit.runtime.peer import Corrupt, NotComplete, PeerLost, Pulled
 from chaoskit.runtime.regroup import Formation
 from chaoskit.runtime.rendezvous import GenerationSuperseded
 from chaoskit.vocabulary import Event
@@ -69,6 +69,9 @@ def restore(worker: WorkerContext, formation: Formation, pull: Callable[[Source]
 
     Args:
         pull: replaces the state by that of a source.
+
+    Raises:
+        NotComplete: if none gave it, and the script of some source is not done with its state.
     """
     if not _has_one_reader(formation):
         return _take(worker, formation, pull)
@@ -88,11 +91,15 @@ def restore(worker: WorkerContext, formation: Formation, pull: Callable[[Source]
 
 
 def _take(worker: WorkerContext, formation: Formation, pull: Callable[[Source], Pulled]) -> bool:
+    incomplete: NotComplete | None = None
     for source in sources(formation):
         try:
             pulled = pull(source)
         except GenerationSuperseded:
             return False
+        except NotComplete as error:
+            incomplete = error
+            continue
         except (PeerLost, Corrupt) as error:
             _report(worker, formation, source, error)
             continue
@@ -110,6 +117,8 @@ def _take(worker: WorkerContext, formation: Formation, pull: Callable[[Source], 
         )
         worker.journal.write(Event.ADOPT, step=pulled.step, generation=generation, source=source.name)
         return True
+    if incomplete is not None:
+        raise incomplete
     return False
 
 

@@ -7,12 +7,14 @@ a step counts once the next transaction is entered: peers, copies and the final 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from chaoskit.checkpoint.arena import ArenaView, decode_index
 from chaoskit.errors import BadInput
@@ -25,7 +27,7 @@ ABSTAINS = -1
 _WHOLE_CHECKS = 2  # transactions whose predecessors are compared bit by bit, in each process
 _WHOLE_EVERY = 100  # transactions from one such comparison to the next
 _STATE_WORDS = 2  # changes for which a rank shows the checksum of its whole state
-_WORDS_PER_TENSOR = 16
+_WORDS_PER_TENSOR = 4
 _PAGE_WORDS = 8192  # one further word of each 64 KiB
 
 
@@ -56,10 +58,11 @@ class ScriptWrites:
 
     Attributes:
         at_entry: whether the state of a step counts from the entry of the next transaction on. True until the first
-            transaction has shown that the script writes nothing, and for ever after a write.
-        word, state_word: what this rank shows of the newest change. ``word``: 0 without one, :data:`ABSTAINS`, or a
-            digest of the scalars whose lowest bit says that the change is certain. ``state_word``: checksum of the
-            whole state; 0 where it is not shown.
+            transaction has shown that the script writes nothing, and for ever after a write, which the state itself
+            tells every process that takes it over (``Registered.script_writes``).
+        word, state_word: what this rank shows of the changes behind the newest step. ``word``: 0 without one,
+            :data:`ABSTAINS`, or a digest of the scalars whose lowest bit says that the change is certain.
+            ``state_word``: checksum of the whole state; 0 where it is not shown.
     """
 
     def __init__(self) -> None:
@@ -68,6 +71,7 @@ class ScriptWrites:
         self._marks: _Marks | None = None
         self._looks = 0
         self._changes = 0
+        self._step = -1  # behind which the words tell of changes
         self.at_entry = True
         self.word = self.state_word = 0
 
@@ -82,30 +86,34 @@ class ScriptWrites:
 
     def remember(self) -> None:
         """Take note of the state: the script goes on behind the step."""
+        if self._state.step != self._step:
+            self._step, self.word, self.state_word = self._state.step, 0, 0
         self._marks = self._read()
 
     def look(self) -> Change:
         """Return what has changed since :meth:`remember`. The script enters a transaction, or returns."""
-        before, self._marks = self._marks, None
-        self.word = self.state_word = 0
-        if before is None:
+        if self._marks is None:
             return Change.NONE
-        now = self._read()
+        change, self._marks = self.peek(), None
         self._looks += 1
-        change = _compare(before, now)
         if change:
-            self.at_entry = True
+            self._state.script_writes = True
             self._changes += 1
             self._show(change)
-        elif not self._changes:
-            self.at_entry = False
+        self.at_entry = self._state.script_writes
         return change
+
+    def peek(self) -> Change:
+        """Return what has changed since :meth:`remember`, in the middle of the script's code."""
+        return _compare(self._marks, self._read()) if self._marks is not None else Change.NONE
 
     def abstain(self) -> None:
         """Show nothing of this step: its state was taken over."""
         self.word, self.state_word = ABSTAINS, 0
 
     def _show(self, change: Change) -> None:
+        if self.word == ABSTAINS:
+            return
         digest = join(self._state.scalars_checksum()) & ~1
         self.word = digest | (change is Change.CERTAIN) or 2
         if self._changes <= _STATE_WORDS:
@@ -116,14 +124,24 @@ class ScriptWrites:
         whole = self._looks < _WHOLE_CHECKS or self._looks % _WHOLE_EVERY == 0
         return _Marks(
             [tensor.data_ptr() for tensor in tensors],
-            [tensor._version for tensor in tensors],
+            _versions(tensors),
             self._state.scalars(),
             self._sample.read() if self._sample is not None else None,
             checksum(self._state.memories()) if whole else 0,
         )
 
 
+def _versions(tensors: Sequence[Tensor]) -> list[int]:
+    try:
+        return [tensor._version for tensor in tensors]
+    except RuntimeError:  # tensors of torch.inference_mode have none
+        return [-1 if tensor.is_inference() else tensor._version for tensor in tensors]
+
+
 def _compare(before: _Marks, now: _Marks) -> Change:
+    same_values = before.scalars == now.scalars and before.whole == now.whole
+    if before.whole and same_values and before.places == now.places:
+        return Change.NONE  # what was written has the same bits
     if (before.places, before.versions, before.scalars) != (now.places, now.versions, now.scalars):
         return Change.CERTAIN
     if before.sample is not None and now.sample is not None:
@@ -135,36 +153,56 @@ def _compare(before: _Marks, now: _Marks) -> Change:
     return Change.POSSIBLE if before.whole != now.whole else Change.NONE
 
 
-def require_even_writes(step: int, words: Sequence[int], state_words: Sequence[int] = ()) -> None:
-    """Refuse writes between two transactions that are not the same on all ranks.
+class Writes(NamedTuple):
+    """What the ranks show of writes behind one step. Pure.
 
-    A difference without a certain write is left to the vote about corrupt ranks.
-
-    Args:
-        step: committed steps.
-        words, state_words: of each rank; see :class:`ScriptWrites`. Ranks of a sharded job hold different parts of the
-            state, so they compare no checksums of it.
-
-    Raises:
-        BadInput: if some ranks wrote and others did not, or if they wrote different values.
+    Attributes:
+        writers: ranks with a certain change.
+        silent: ranks without any.
     """
-    heard = {rank: word for rank, word in enumerate(words) if word != ABSTAINS}
-    writers = [rank for rank, word in heard.items() if word & 1]
-    if not writers:
-        return
-    silent = [rank for rank, word in heard.items() if not word]
-    if silent:
-        what = f"changed on ranks {writers} and not on ranks {silent}"
-    elif len({word & ~1 for word in heard.values()}) > 1 or len({word for word in state_words if word}) > 1:
-        what = f"changed to other values on each of the ranks {sorted(heard)}"
-    else:
-        return
-    raise BadInput(
-        "trainer.register",
-        f"{what} between steps {step - 1} and {step}",
-        "let every rank write the same into what is registered: move that code into a function that is given to "
-        "trainer.after_update, or leave its tensors out of what is registered",
-    )
+
+    writers: list[int]
+    silent: list[int]
+
+    @classmethod
+    def of(cls, words: Sequence[int], state_words: Sequence[int] = ()) -> Writes | None:
+        """Return what the words of all ranks say; None where they agree, or where no change is certain.
+
+        A difference without a certain change is left to the vote about corrupt ranks.
+        """
+        heard = {rank: word for rank, word in enumerate(words) if word != ABSTAINS}
+        writers = [rank for rank, word in heard.items() if word & 1]
+        differ = len({word & ~1 for word in heard.values()}) > 1 or len({word for word in state_words if word}) > 1
+        if not writers or not differ:
+            return None
+        return cls(writers, [rank for rank, word in heard.items() if not word])
+
+    def refusal(self, step: int) -> BadInput:
+        """Return the error for a script that does not write the same on all ranks.
+
+        Args:
+            step: committed steps.
+        """
+        what = f"changed on ranks {self.writers} and not on ranks {self.silent}"
+        if not self.silent:
+            what = f"changed to other values on each of the ranks {self.writers}"
+        return BadInput(
+            "trainer.register",
+            f"{what} between steps {step - 1} and {step}",
+            "let every rank write the same into what is registered: move that code into a function that is given to "
+            "trainer.after_update, or leave its tensors out of what is registered",
+        )
+
+    def is_refused(self, states: Sequence[bytes]) -> bool:
+        """Return whether the script is to blame, given a digest of each rank's state.
+
+        Ranks whose states are equal have written the same bits, or none. Where all ranks have written, and most of
+        them have the same state, the others may be damaged: the vote about corrupt ranks decides.
+        """
+        _, most = Counter(states).most_common(1)[0]
+        if most == len(states):
+            return False
+        return bool(self.silent) or 2 * most <= len(states)
 
 
 class _ArenaSample:

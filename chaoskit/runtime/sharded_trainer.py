@@ -60,7 +60,7 @@ from chaoskit.runtime.regroup import Formation
 from chaoskit.runtime.rendezvous import GenerationSuperseded, RendezvousStore
 from chaoskit.runtime.restore import report_copy
 from chaoskit.runtime.sampling import Sampler, seed_everything
-from chaoskit.runtime.script_writes import Change, ScriptWrites, require_even_writes
+from chaoskit.runtime.script_writes import Change, ScriptWrites, Writes
 from chaoskit.runtime.sharded_commit import ShardedCommitter
 from chaoskit.runtime.sharding import ShardedState, are_finite, local_memory
 from chaoskit.runtime.shardwork import Shard
@@ -331,6 +331,10 @@ class ShardedTrainer(BaseTrainer):
             self._copies.begin(self.step, formation.plan.generation)
         self._committer.awaits_entry = False
 
+    def _note_state(self) -> None:
+        if self._formation is not None:
+            self._writes.remember()
+
     def _begin_attempt(self) -> None:
         if self._formation is not None and self._formation.broken:
             raise Reentry
@@ -356,7 +360,7 @@ class ShardedTrainer(BaseTrainer):
             with self._plain_numbers():
                 decided = self._attempt(formation)
         self._over = True
-        self._writes.remember()
+        self._note_state()
         self._worker.board.enter(Phase.OUTSIDE)
 
     def _compute(self, dataset: Any, batch_size: int, prefetch: bool) -> Iterator[Shard]:
@@ -454,7 +458,8 @@ class ShardedTrainer(BaseTrainer):
         gradients = state.gradients()
         worker.hooks.injected.received(gradients)
         rows = share(self._group, self._row(formation, gradients))
-        require_even_writes(self.step, [row.written for row in rows])
+        if writes := Writes.of([row.written for row in rows]):
+            raise writes.refusal(self.step)
         decision = self._suspicion.decide(self.step, owners, rows)
         if decision.verdict == "commit":
             self._commit(formation, rows)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -83,6 +84,7 @@ class ReplicatedTrainer(BaseTrainer):
         self._void = False  # there is nothing to compute: the step has changed since the caller decided to enter it
         self._entering = -1  # the step behind which a transaction is just being entered
         self._adopted: Pulled | None = None  # of a step whose state was taken over: the code behind it still runs
+        self._is_provisional = False  # this state counts only when the next transaction is entered
 
     # -- what users call ----------------------------------------------------------------------------------------
 
@@ -234,7 +236,11 @@ class ReplicatedTrainer(BaseTrainer):
     def _leave_step(self) -> None:
         """The loop over the shards is over: the script goes on behind the step."""
         self._over = True
-        self._writes.remember()
+        self._note_state()
+
+    def _note_state(self) -> None:
+        if self._rehearsed:
+            self._writes.remember()
 
     def _compute(self, dataset: Any, sampler: Sampler, wanted: Sequence[int], prefetch: bool) -> Iterator[Shard]:
         work = self._work
@@ -310,7 +316,7 @@ class ReplicatedTrainer(BaseTrainer):
             self._publish_step(change)
 
     def _publish_step(self, change: Change) -> None:
-        replica, self._adopted = self.replica, None
+        replica, self._adopted, self._is_provisional = self.replica, None, False
         was_shown = replica.is_complete
         if change:
             replica.publish_again()
@@ -323,7 +329,7 @@ class ReplicatedTrainer(BaseTrainer):
     def _has_confirmed(self, adopted: Pulled | None) -> bool:
         """Report the step of a state that counts only now, and return whether it could be reported."""
         formation, regrouper = self._formation, self._worker.regrouper
-        if adopted is None or not adopted.at_entry or formation is None:
+        if adopted is None or not self._is_provisional or formation is None:
             return True
         try:
             with regrouper.advance(formation):
@@ -336,8 +342,9 @@ class ReplicatedTrainer(BaseTrainer):
 
     def _forget_state(self) -> None:
         """Have the next membership, or this one once more, give this rank a state."""
-        self._adopted = self._formation = None
-        self.replica.step = self._worker.regrouper.step = -1
+        self._adopted, self._is_provisional, self._formation = None, False, None
+        self.replica.give_up()
+        self._worker.regrouper.step = -1
 
     def _settle(self, *, calling: bool = False) -> Formation:
         """Stand in the newest generation, at its step.
@@ -371,6 +378,8 @@ class ReplicatedTrainer(BaseTrainer):
                 continue
             if move is FirstMove.END and calling:
                 return formation
+            if move is FirstMove.END and not self._takes_final_state(formation):
+                continue
             if move is FirstMove.END:
                 self._formation = formation  # a joiner has been in no other one
                 raise TrainingOver("" if behind else formation.plan.members[formation.target.rank].worker)
@@ -380,6 +389,23 @@ class ReplicatedTrainer(BaseTrainer):
             board.enter(Phase.OUTSIDE)  # in the user's code, if there is a hook
             if not self._callbacks.enter(formation.plan, self.step):
                 return formation
+
+    def _takes_final_state(self, formation: Formation) -> bool:
+        """Whether this rank, which runs no code behind the last step, has its state as the others left it."""
+        if self._adopted is None:
+            return True
+        if not self._adopted.complete:
+            self._entering = self.step
+            self._forget_state()
+            return False
+        try:
+            with self._worker.regrouper.advance(formation):
+                self._worker.regrouper.step = self.step
+        except GenerationSuperseded:
+            self._forget_state()
+            return False
+        self._publish_step(Change.NONE)
+        return True
 
     def _await_membership(self) -> Formation:
         """Wait for the next world. Where it has no place for this worker: for its end, or to be needed once more."""
@@ -402,11 +428,6 @@ class ReplicatedTrainer(BaseTrainer):
         if not self._is_provisional:
             self._stand_in(formation)
 
-    @property
-    def _is_provisional(self) -> bool:
-        """Whether this rank took over a state that counts only when it enters the next transaction."""
-        return self._adopted is not None and self._adopted.at_entry
-
     def _stand_in(self, formation: Formation) -> None:
         """Tell the node and the coordinator that this rank has the state of its step."""
         generation = formation.plan.generation
@@ -423,8 +444,7 @@ class ReplicatedTrainer(BaseTrainer):
 
     def _heal(self, formation: Formation) -> bool:
         """Take the state of a member that is ahead, or a sealed copy; False if a newer formation came first."""
-        self._worker.board.enter(Phase.RESTORE)
-        if restore(self._worker, formation, lambda source: self._pull(formation, source)):
+        if self._restore(formation):
             self._unhealed = 0
             return True
         self._worker.board.enter(Phase.REGROUP)  # nothing is copied any more: it waits
@@ -437,6 +457,22 @@ class ReplicatedTrainer(BaseTrainer):
         self._leave(formation, error)
         return False
 
+    def _restore(self, formation: Formation) -> bool:
+        """Take the state from a source whose script is done with it; False if a newer formation came first."""
+        worker, pause_s = self._worker, _FIRST_PAUSE_S
+        pull_from = partial(self._pull, formation)
+        worker.board.enter(Phase.RESTORE)
+        try:
+            return restore(worker, formation, pull_from)
+        except NotComplete:
+            with worker.board.waiting():  # in one phase: if all ranks wait for each other, that is found
+                while not worker.regrouper.wait_newer(formation, pause_s):
+                    try:
+                        return restore(worker, formation, pull_from)
+                    except NotComplete:
+                        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        return False
+
     def _pull(self, formation: Formation, source: Source) -> Pulled:
         """Replace the state by that of ``source``; no newer generation hears of a step that is just changing."""
         self._stop_for_fault("restore", formation, source.name)
@@ -447,7 +483,14 @@ class ReplicatedTrainer(BaseTrainer):
                 if source.snapshot is not None and source.snapshot.path:
                     pulled = pull_stored(replica, source.snapshot)
                 else:
-                    pulled = self._pull_complete(formation, source)
+                    pulled = pull(
+                        replica,
+                        source.endpoint,
+                        worker.token,
+                        self.config.transport,
+                        source.checksum,
+                        entering=self._entering,
+                    )
                 if not replica.is_finite():
                     replica.step = -1
                     if source.snapshot is not None:
@@ -460,30 +503,13 @@ class ReplicatedTrainer(BaseTrainer):
                 worker.regrouper.step = -1 if self._is_provisional else replica.step
                 self._integrity.adopted()
 
-    def _pull_complete(self, formation: Formation, source: Source) -> Pulled:
-        """Pull from a live rank or a sealed copy, once the script of that rank is done with its state."""
-        worker, pause_s = self._worker, _FIRST_PAUSE_S
-        while True:
-            try:
-                return pull(
-                    self.replica,
-                    source.endpoint,
-                    worker.token,
-                    self.config.transport,
-                    source.checksum,
-                    entering=self._entering,
-                )
-            except NotComplete as error:
-                with worker.board.waiting():
-                    if worker.regrouper.wait_newer(formation, pause_s):
-                        raise PeerLost(str(error)) from error
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-
     def _adopt(self, pulled: Pulled) -> None:
         """The state is a peer's. It is this rank's own already if the code behind its step has run."""
         replica = self.replica
-        replica.count_at_entry(replica.at_entry or pulled.at_entry)
+        replica.count_at_entry(replica.at_entry or pulled.at_entry or replica.script_writes)
+        unknown = bool(pulled.checksum) and replica.at_entry  # a sealed copy, in a process that knows no script
         self._adopted = pulled
+        self._is_provisional = pulled.at_entry or replica.script_writes or unknown
         if pulled.step == self._entering:
             self._publish_step(Change.NONE)
             self._writes.abstain()
@@ -530,13 +556,13 @@ class ReplicatedTrainer(BaseTrainer):
         if not reduced.finite:
             self._inquiry.open_audit(formation, reduced, self._ownership())
             return
-        if self._inquiry.objects(formation, self._work.seals(reduced.sidecars)):
-            if self._inquiry.round is None:
-                worker.regrouper.wait_newer(formation)
-            return
         try:
+            if self._inquiry.objects(formation, self._work.seals(reduced.sidecars)):
+                if self._inquiry.round is None:
+                    worker.regrouper.wait_newer(formation)
+                return
             self._commit(formation, reduced)
-        except (GenerationSuperseded, LeaseOver) as error:
+        except (GenerationSuperseded, LeaseOver, ConnectionError) as error:
             self._leave(formation, error)
             return
         self._stopwatch.count_step()
@@ -594,19 +620,17 @@ class ReplicatedTrainer(BaseTrainer):
     # -- collectives of the user's code -------------------------------------------------------------------------
 
     def _make(self, call: Call) -> None:
-        with self.replica.calling():
-            self._make_once(call)
-
-    def _make_once(self, call: Call) -> None:
-        board, step = self._worker.board, self.step
-        with board.waiting():
+        board, step, replica = self._worker.board, self.step, self.replica
+        with board.waiting(), replica.calling():
             formation = self._settle(calling=True)
         if self._calls.made(step) < len(self._calls.results(step)):
             return  # it was taken over
         if (other := formation.gone_on(step)) is not None:
             raise call.refusal(f"rank {other.rank} has gone on without this one")
+        if not self._has_state_of_call(formation):
+            return
         call.compute(self.rank, self.world)
-        with board.waiting():
+        with board.waiting(), replica.calling():
             row = call.row(step, self._calls.made(step), self.rank, self.world)
             try:
                 group = self._worker.regrouper.group(formation)
@@ -615,6 +639,22 @@ class ReplicatedTrainer(BaseTrainer):
                 self._leave(formation, error)
                 return
             self._write_down(formation, step, call.conclude(rows))
+
+    def _has_state_of_call(self, formation: Formation) -> bool:
+        """Whether the state is as the other ranks have it, which wait in the same call; False if they were lost.
+
+        A rank that took over the state from them has run the code up to the call a second time. Where that code
+        writes into the state, it takes the state over once more here.
+        """
+        if self._adopted is None or self._adopted.complete or not self._writes.peek():
+            return True
+        with self._worker.board.waiting():
+            is_restored = self._restore(formation)
+        if not is_restored:
+            self._leave(formation, PeerLost("the ranks whose state this rank took over between two steps were lost"))
+            return False
+        self._note_state()
+        return True
 
     def _write_down(self, formation: Formation, step: int, result: bytes) -> None:
         """Keep the result, unless a newer generation was begun: its members may have been told that there is none."""
@@ -645,6 +685,7 @@ class ReplicatedTrainer(BaseTrainer):
         self._work.require_loss(0)
         with replica.undone_afterwards():
             replica.advance()
+        replica.enter()
         for parameter in replica.parameters:
             parameter.grad = None
         self._rehearsed = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,22 +26,29 @@ class Ends:
     """Ends ranks at a place behind a step, each rank once in a run.
 
     Args:
-        fatal: step -> ranks that end there.
-        marks: directory of files that tell which ranks have ended already.
+        fatal: step -> ranks that end when a process with this rank comes there.
+        revisited: the same for the second time that one comes there.
+        marks: directory of files that tell how often that was.
     """
 
-    def __init__(self, trainer: Any, fatal: dict[str, list[int]], place: str, marks: str) -> None:
-        self._trainer, self._fatal, self._place, self._marks = trainer, fatal, place, marks
+    def __init__(
+        self, trainer: Any, fatal: dict[str, list[int]], revisited: dict[str, list[int]], place: str, marks: str
+    ) -> None:
+        self._trainer, self._place, self._marks = trainer, place, marks
+        self._visits = [fatal, revisited]
 
     def __call__(self, place: str) -> None:
         step, rank = self._trainer.step, self._trainer.rank
-        if place != self._place or rank not in self._fatal.get(str(step), []):
+        if place != self._place:
             return
-        try:
-            (Path(self._marks) / f"{step}-{rank}").touch(exist_ok=False)
-        except FileExistsError:
+        for number, fatal in enumerate(self._visits):
+            mark = Path(self._marks) / f"{step}-{rank}-{number}"
+            if mark.exists():
+                continue
+            mark.touch()
+            if rank in fatal.get(str(step), []):
+                os.kill(os.getpid(), signal.SIGKILL)
             return
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def build(seed: int, *, norm: bool = False) -> nn.ModuleDict:
@@ -79,6 +87,8 @@ def run(
     steps: int,
     how: str = "behind",
     fatal: dict[str, list[int]] | None = None,
+    revisited: dict[str, list[int]] | None = None,
+    stumbles: int = 0,
     place: str = "",
     marks: str = "",
     ranks: list[int] | None = None,
@@ -91,15 +101,18 @@ def run(
     Args:
         how: ``hook`` (in ``trainer.after_update``), ``statistics`` (there, of a BatchNorm, too), ``behind`` (in place),
             ``data`` (through ``.data``), ``rate`` (the learning rate, by hand), ``mask`` (weights that are set to 0),
-            ``replaced`` (by new tensors), ``differently`` (by the number of the rank), ``late`` (refused) or
+            ``replaced`` (by new tensors), ``measured`` (the rate, by a collective over the average), ``swapped``
+            (the weights, there and back), ``differently`` (by the number of the rank), ``late`` (refused) or
             ``nothing``.
+        fatal, revisited, place, marks: see :class:`Ends`.
+        stumbles: step whose loop body raises an exception on rank 1, once, which the script catches.
         ranks: that do so; None for all.
         first: step behind which this begins.
     """
     net = model["net"]
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     trainer.register(model=model, optimizer=optimizer)
-    ends = Ends(trainer, fatal or {}, place, marks)
+    ends = Ends(trainer, fatal or {}, revisited or {}, place, marks)
 
     @torch.no_grad()
     def average(write: Callable[[Tensor, Tensor], object]) -> None:
@@ -108,6 +121,10 @@ def run(
                 write(old, new)
                 if number == 1:
                     ends("within")
+
+    def measure(shard: int) -> float:
+        ends("measured")
+        return float(sum(value.abs().sum() for value in model["ema"].parameters())) * (shard + 1)
 
     def change() -> None:
         match how:
@@ -122,6 +139,14 @@ def run(
                     group["lr"] *= 0.97
             case "mask":
                 net[0].weight.data[::2] = 0.0
+            case "measured":
+                average(lambda old, new: old.lerp_(new, 0.1))
+                size = trainer.all_reduce(measure, shards=3)
+                optimizer.param_groups[0]["lr"] = 1e-2 / (1 + size)
+            case "swapped":
+                stored = {name: value.clone() for name, value in net.state_dict().items()}
+                net.load_state_dict(model["ema"].module.state_dict())
+                net.load_state_dict(stored)
             case "statistics":
                 average(lambda old, new: old.lerp_(new, 0.1))
                 update_bn([DATA[:24]], model["ema"])
@@ -133,6 +158,11 @@ def run(
         trainer.after_update(change)
     goal = Goal(trainer, steps, until)
     while goal.is_ahead():
+        if trainer.step == stumbles > 0 and trainer.rank == 1:
+            stumbles = 0
+            with suppress(ZeroDivisionError), trainer.transaction() as step:
+                for _ in step.shards(DATA, batch_size=24):
+                    raise ZeroDivisionError
         with trainer.transaction() as step:
             goal.pace(step_s)
             for shard in step.shards(DATA, batch_size=24):
