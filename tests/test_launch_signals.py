@@ -235,6 +235,26 @@ def test_a_step_that_does_not_end_within_the_grace_is_given_up(workplace: Workpl
 
 
 @pytest.mark.costly
+def test_a_step_that_never_ends_loses_no_step_before_it(workplace: Workplace) -> None:
+    """The newest committed state is stored while the ranks stand in the next step."""
+    (workplace.directory / "standing.py").write_text(STANDING)
+    options = ("--checkpoints", "kept", "--checkpoint-every", "100000", "--grace", "4")
+    launch = Launch(workplace, *options, script="standing.py")
+    launch.await_training()
+    (workplace.directory / "stand").touch()
+    launch.process.send_signal(signal.SIGTERM)
+    printed = launch.end()
+    assert launch.process.returncode == 128 + signal.SIGTERM, printed
+    last, other = launch.committed()
+    assert last == other
+    (snapshot,) = DiskTier(workplace.directory / "kept").snapshots().snapshots
+    assert snapshot.manifest.step == last
+    assert f"to go on from step {last}: chaoskit launch standing.py" in printed
+    (workplace.directory / "stand").unlink()
+    assert resumed(workplace, printed, last + 2)["resumed_from"] == last
+
+
+@pytest.mark.costly
 def test_a_notice_before_the_first_step_ends_the_launch(workplace: Workplace) -> None:
     launch = Launch(workplace, "--checkpoints", "kept")
     launch.await_line("on 2 nodes: starting")

@@ -211,3 +211,20 @@ def test_at_the_end_a_node_without_a_member_offers_nothing(
     worker.keeper.finish(0.0, last=True, workers=(worker_at_the_end,))
     told = [one["step"] for one in read_journals(tmp_path / "journal") if one.event in (Event.SAVED, Event.SAVE_FAILED)]
     assert told == [5] * offers
+
+
+def test_a_state_that_is_there_is_offered_at_once(tmp_path: Path) -> None:
+    """A launch that is to end wants the newest step stored, while the next one may take for ever."""
+    worker = Worker(tmp_path / "journal", disk=CheckpointTier(target=str(tmp_path / "stored"), every_steps=1000))
+    worker.follow(1)
+    worker.commit(5, 1)
+    wait_until(lambda: worker.board.protected == 5, "the copy of step 5")
+    worker.board.progress(5)
+    worker.keeper.store(5)
+
+    def offered() -> list[int]:
+        records = read_journals(tmp_path / "journal")
+        return [record["step"] for record in records if record.event in (Event.SAVED, Event.SAVE_FAILED)]
+
+    wait_until(offered, "the snapshot", limit_s=20.0)
+    assert offered() == [5]

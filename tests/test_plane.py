@@ -48,6 +48,7 @@ from chaoskit.messages import (
     Snapshot,
     StartWorker,
     StopWorker,
+    Store,
     WorkerDone,
     WorkerFailed,
     WorkerLost,
@@ -1440,6 +1441,21 @@ def test_ranks_of_a_later_generation_are_told_to_end_too() -> None:
     sent = bench.hear(lost("b.0"))
     assert plans(sent) == [2]
     assert [node for node, message in sent if isinstance(message, Halt)] == ["a"]
+
+
+def test_the_newest_state_is_stored_while_the_last_step_lasts() -> None:
+    """The step may not end within the grace. The order is given once for each step."""
+    bench = Bench().begin()
+    bench.hear(trained("a.0", 1))
+    assert bench.go_on(2.0, *NODES) == []
+    bench.hear(Halt("SIGTERM"))
+    assert bench.go_on(2.0, *NODES) == [("a", Store(1)), ("b", Store(1))]
+
+
+def test_nothing_is_stored_before_the_first_step() -> None:
+    bench = Bench().begin()
+    bench.hear(Halt("SIGTERM"))
+    assert bench.go_on(2.0, *NODES) == []
 
 
 def test_a_job_without_ranks_ends_at_once() -> None:

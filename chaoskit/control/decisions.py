@@ -22,8 +22,9 @@ from chaoskit.control.policies import Policies
 from chaoskit.control.reasons import Reasons
 from chaoskit.control.rendezvous import RendezvousBoard
 from chaoskit.control.results import Results
+from chaoskit.control.timetable import NOTICE_S, Patience
 from chaoskit.control.watch import Watch
-from chaoskit.messages import EndJob, Halt, NodeLost, Plan, Recall, StartWorker, StopWorker
+from chaoskit.messages import EndJob, Halt, NodeLost, Plan, Recall, StartWorker, StopWorker, Store
 from chaoskit.vocabulary import Event
 
 
@@ -51,6 +52,8 @@ class Decisions:
         self._lag_s = 0.0  # how far the clock is ahead of that of the membership
         self._end: EndJob | None = None
         self._halt_order: Halt | None = None
+        self._last_step_patience = Patience(NOTICE_S + config.heartbeat_ms / 1000)  # with the step before the end
+        self._stored_before_end = 0  # the newest step that was ordered to be stored while the next one lasts
 
     def _decide(self, event: events.AnyEvent, now_s: float) -> list[Output]:
         """Have the membership take in an event. Empty if nothing came of it: else the event is to be remembered."""
@@ -127,6 +130,15 @@ class Decisions:
     def _tell_halt(self, nodes: Iterable[str]) -> list[Output]:
         """Order the ranks on these nodes to end, if the job is to: those that join have not been told."""
         return [] if self._halt_order is None else [Send(node, self._halt_order) for node in nodes]
+
+    def _store_before_end(self, now_s: float) -> list[Output]:
+        """Have the newest committed state stored while the step before the end lasts: the step may never end."""
+        step = self._watch.committed
+        is_due = self._halt_order is not None and self._last_step_patience.is_over(step, now_s)
+        if not is_due or step <= self._stored_before_end:
+            return []
+        self._stored_before_end = step
+        return [Send(node, Store(step)) for node in sorted(self._membership.nodes)]
 
     def _finish(self, ok: bool, reason: str, now_s: float) -> list[Output]:
         if self._end is not None:

@@ -179,6 +179,25 @@ class Keeper(NodeKeeper):
         world = len(plan.members)
         return [Portion(step, generation, number, count, world, not number, tuple(boxes), scalars, last)]
 
+    def _save_present(self, saver: Saver, step: int) -> None:
+        """See there. A member of a newer generation that still has this state counts, too."""
+        kept, plan = self._kept.get(self._stored_from), self._plan
+        if kept is None or plan is None:
+            return
+        view = kept.view
+        sequence = view.sequence
+        if view.step != step or not view.generation or not view.is_complete:
+            return
+        age = (step, plan.generation)
+        if saver.newest == age or not saver.wants(age):
+            return
+        portions = self._share(view, plan, plan.generation)
+        if view.sequence != sequence:
+            return  # the writer did not wait, and has left this step
+        self._saved = age
+        for portion in portions:
+            saver.offer(portion)
+
     def _last(self) -> list[Portion]:
         views = [kept.view for kept in self._kept.values() if kept.view.generation and kept.view.is_complete]
         plan = self._plan

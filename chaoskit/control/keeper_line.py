@@ -101,7 +101,7 @@ class KeeperLine:
             self._give(WentOn(step))
 
     def store(self, order: Store) -> None:
-        """The state after one more step is to be stored."""
+        """Have the state after one more step stored, or the newest one."""
         self._give(order)
 
     def measure(self, order: MeasureLinks) -> None:

@@ -100,9 +100,13 @@ class NodeKeeper(KeepsCopies, ABC):
         self._orders.give(lambda: self._acts.carry_out(self, fault, act))
 
     def store(self, step: int) -> None:
-        """The state after ``step`` steps is to be stored, too."""
+        """Store the state after ``step`` steps, too: when it is committed, or now if it is here."""
         if self._archive.saver is not None:
-            self._orders.give(partial(self._archive.saver.due.order, step))
+            self._orders.give(partial(self._store, self._archive.saver, step))
+
+    def _store(self, saver: Saver, step: int) -> None:
+        saver.due.order(step)
+        self._save_present(saver, step)
 
     def finish(self, timeout_s: float, *, last: bool, workers: tuple[str, ...]) -> None:
         """The job is over. Waits.
@@ -157,6 +161,10 @@ class NodeKeeper(KeepsCopies, ABC):
 
     @abstractmethod
     def _recall(self, number: int) -> None: ...
+
+    @abstractmethod
+    def _save_present(self, saver: Saver, step: int) -> None:
+        """Offer this node's part of the state after ``step`` steps, if live workers hold that state now."""
 
     @abstractmethod
     def _last(self) -> list[Portion]:

@@ -116,4 +116,5 @@ class ControlPlane(Hearing):
         outputs += self._look_at_size(now_s)
         if (step := self._timetable.due(now_s)) is not None:
             outputs += [Send(node, Store(step)) for node in sorted(self._membership.nodes)]
+        outputs += self._store_before_end(now_s)
         return outputs + self._advance(events.Tick(), now_s)

@@ -83,6 +83,11 @@ class Saver:
 
     # -- called by a keeper's thread --------------------------------------------------------------------------------
 
+    @property
+    def newest(self) -> tuple[int, int]:
+        """The age of the state that was offered last."""
+        return self._age
+
     def wants(self, age: tuple[int, int]) -> bool:
         """Whether a portion of that age can be taken now. If not, the journal says so."""
         if age == self._age or not (self._writes or self._staging):

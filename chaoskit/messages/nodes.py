@@ -142,6 +142,6 @@ class EndJob(Message, frozen=True):
 
 
 class Store(Message, frozen=True):
-    """The state after ``step`` steps is to be stored, whatever multiple that is."""
+    """The state after ``step`` steps is to be stored, whatever multiple that is: soon, or now if it is the newest."""
 
     step: int
