@@ -40,7 +40,7 @@ def train(trainer, *, steps: int = 40, pause: float = 0.0):
                 step.backward(((model(shard.batch) - 3 * shard.batch) ** 2).mean())
 """
 
-#: Steps are taken until there is a file ``stand`` beside it; then one takes for ever.
+#: Steps are taken until there is a file ``stand`` beside it; then one takes for ever, or raises if there is ``fail``.
 STANDING = """
 import time
 from pathlib import Path
@@ -48,10 +48,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-STAND = Path(__file__).with_name("stand")
+STAND, FAIL = Path(__file__).with_name("stand"), Path(__file__).with_name("fail")
 
 
 def train(trainer, *, steps: int = 40, pause: float = 0.0):
+    if FAIL.exists():
+        raise ValueError("the data are unreadable")
     torch.manual_seed(trainer.seed)
     data = torch.linspace(0, 1, 64).unsqueeze(1)
     model = nn.Linear(1, 1)
@@ -59,8 +61,10 @@ def train(trainer, *, steps: int = 40, pause: float = 0.0):
     while trainer.step < steps:
         with trainer.transaction() as step:
             for shard in step.shards(data, batch_size=8):
-                while STAND.exists():
+                while STAND.exists() and not FAIL.exists():
                     time.sleep(0.01)
+                if FAIL.exists():
+                    raise ValueError("the data are unreadable")
                 time.sleep(pause)
                 step.backward(((model(shard.batch) - 3 * shard.batch) ** 2).mean())
 """
@@ -252,6 +256,22 @@ def test_a_step_that_never_ends_loses_no_step_before_it(workplace: Workplace) ->
     assert f"to go on from step {last}: chaoskit launch standing.py" in printed
     (workplace.directory / "stand").unlink()
     assert resumed(workplace, printed, last + 2)["resumed_from"] == last
+
+
+@pytest.mark.costly
+def test_a_script_that_fails_after_a_notice_has_failed(workplace: Workplace) -> None:
+    (workplace.directory / "standing.py").write_text(STANDING)
+    launch = Launch(workplace, "--checkpoints", "kept", "--grace", "600", script="standing.py")
+    launch.await_training()
+    (workplace.directory / "stand").touch()
+    launch.process.send_signal(signal.SIGTERM)
+    launch.await_line("SIGTERM: the step is finished")
+    (workplace.directory / "fail").touch()
+    printed = launch.end()
+    assert launch.process.returncode == 1, printed
+    assert "training failed: " in printed
+    assert "ValueError: the data are unreadable" in printed
+    assert "training stopped" not in printed
 
 
 @pytest.mark.costly

@@ -167,18 +167,18 @@ class Hearing(Inheritance):
         match message:
             case ScaleTo() | LendNodes() | SpotNotice() | NoticeCancelled() | ReturnNodes():
                 return self._ask_for(message, now_s)
-            case Halt(reason):
-                return [*shown, *self._halt(reason, now_s)]
+            case Halt():
+                return [*shown, *self._halt(message, now_s)]
             case EndJob(reason=reason):
                 return self._advance(events.JobFailed(reason), now_s)  # remembered, like every decision
         return None
 
-    def _halt(self, reason: str, now_s: float) -> list[Output]:
+    def _halt(self, wish: Halt, now_s: float) -> list[Output]:
         """Have all ranks end after the same step. A job without ranks ends now."""
         if not self._membership.world:
-            return self._advance(events.JobFailed(f"{reason} came before the first step"), now_s)
+            return self._advance(events.JobFailed(wish.reason_without_ranks), now_s)
         heard_s = self._config.heartbeat_ms / 1000
-        self._halt_order = Halt(reason, halting_step(self._watch.committed, self._watch.step_s, heard_s))
+        self._halt_order = Halt(wish.reason, halting_step(self._watch.committed, self._watch.step_s, heard_s))
         return self._tell_halt(sorted(self._membership.nodes))
 
     def _hear_beats(self, heartbeat: Heartbeat, now_s: float) -> list[Output]:

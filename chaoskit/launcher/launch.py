@@ -29,7 +29,7 @@ from chaoskit.launcher.progress import Progress
 from chaoskit.launcher.quarantined import QuarantinedNodes
 from chaoskit.launcher.stored import Stored, look_at_stored
 from chaoskit.launcher.view import View
-from chaoskit.messages import EndJob
+from chaoskit.messages import EndJob, Halt
 from chaoskit.observe.metrics import LOOPBACK
 from chaoskit.observe.watching import Observation, require_observable
 from chaoskit.report.summary import plural
@@ -47,7 +47,7 @@ class LaunchResult(msgspec.Struct, kw_only=True):
         steps: committed steps.
         resumed_from: step of the stored snapshot that the run began with; 0 for none.
         loss: of the last step; None where it was skipped or there is none.
-        stopped_by: the signal that ended the job before its last step; empty for none.
+        stopped_by: the signal that ended the job before its last step; empty for none, and where the job failed.
         recoveries: seconds from each loss to the next committed step, to a heartbeat's precision.
         seconds: of the whole run; ``training_seconds`` begin when the first ranks do.
         not_stored: of a job that has ended well, in which tier the state of its last step is missing, and why; empty
@@ -186,8 +186,8 @@ def launch_shown(
             contextlib.suppress(GraceOver),
             contextlib.closing(choice.make(substrate)) as place,
             listening(requests, directory, control_port),
-            view.shown(),
             notice.awaited(requests) if notice is not None else contextlib.nullcontext(),
+            view.shown(),
         ):
             ended_ns = execute(
                 experiment,
@@ -219,7 +219,9 @@ def _result(
 ) -> LaunchResult:
     end = progress.end or EndJob(False, f"it did not end within the grace after {signal_name}")
     last, ends = _last_commit(directory / "journal"), _ends(directory / "journal")
-    stopped_by = signal_name if not end.ok or any(record["halted"] for record in ends) else ""
+    is_halted = end.ok and any(record["halted"] for record in ends)
+    is_early = end.reason == Halt(signal_name).reason_without_ranks
+    stopped_by = signal_name if progress.end is None or is_halted or is_early else ""
     result = LaunchResult(
         ok=end.ok and not stopped_by,
         reason=end.reason,

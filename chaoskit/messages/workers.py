@@ -87,6 +87,11 @@ class Halt(Message, frozen=True):
     reason: str
     step: int = -1
 
+    @property
+    def reason_without_ranks(self) -> str:
+        """The reason for which a job ends that has no ranks yet."""
+        return f"{self.reason} came before the first step"
+
 
 class StopWorker(Message, frozen=True):
     """End this worker, if it still runs: it was given up. That is in the record; its loss need not be told again.
