@@ -81,7 +81,14 @@ def workplace(tmp_path: Path) -> Iterator[Workplace]:
 class Launch:
     """A launch of a job that would train for hours, once it has committed three steps."""
 
-    def __init__(self, workplace: Workplace, *more: str, script: str = "train.py", pause_s: float = 0.01) -> None:
+    def __init__(
+        self,
+        workplace: Workplace,
+        *more: str,
+        script: str = "train.py",
+        pause_s: float = 0.01,
+        at_hangup: signal.Handlers = signal.SIG_DFL,
+    ) -> None:
         self.workplace = workplace
         options = ["--nodes", "2", "--spares", "0", "--report", "run", "--set", f"steps={ENDLESS}"]
         self.process = workplace.start(
@@ -89,6 +96,7 @@ class Launch:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, at_hangup),
         )
 
     def await_training(self) -> None:
@@ -256,6 +264,17 @@ def test_a_step_that_never_ends_loses_no_step_before_it(workplace: Workplace) ->
     assert f"to go on from step {last}: chaoskit launch standing.py" in printed
     (workplace.directory / "stand").unlink()
     assert resumed(workplace, printed, last + 2)["resumed_from"] == last
+
+
+@pytest.mark.costly
+def test_a_launch_under_nohup_ignores_a_closed_terminal(workplace: Workplace) -> None:
+    launch = Launch(workplace, "--checkpoints", "kept", at_hangup=signal.SIG_IGN)
+    launch.await_training()
+    launch.process.send_signal(signal.SIGHUP)
+    launch.process.send_signal(signal.SIGTERM)
+    printed = launch.end()
+    assert "training stopped: by SIGTERM" in printed
+    assert launch.process.returncode == 128 + signal.SIGTERM
 
 
 @pytest.mark.costly

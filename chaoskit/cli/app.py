@@ -151,8 +151,10 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without Unicode gets question marks, not a traceback
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, end_in_order)
+    signal.signal(signal.SIGINT, end_in_order)  # also where a script's "&" has it ignored: no user chose that
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(signum) is not signal.SIG_IGN:  # as nohup has SIGHUP ignored
+            signal.signal(signum, end_in_order)
     try:
         code = run(sys.argv[1:])
     except SystemExit as ended:

@@ -71,8 +71,13 @@ class StopNotice:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Have the signals come here while the block lasts, in the main thread."""
-        before = {signum: signal.signal(signum, self._take) for signum in (*self._signals, signal.SIGALRM)}
+        """Have the signals come here while the block lasts, in the main thread.
+
+        A usual signal that is ignored stays ignored, such as SIGHUP under ``nohup``.
+        """
+        ignored = {signum for signum in USUAL if signal.getsignal(signum) is signal.SIG_IGN}
+        taken = [signum for signum in self._signals if signum not in ignored]
+        before = {signum: signal.signal(signum, self._take) for signum in (*taken, signal.SIGALRM)}
         try:
             yield
         finally:
