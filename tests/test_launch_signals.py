@@ -16,8 +16,13 @@ from support.waiting import wait_until
 from test_cli import LIMIT_S, Workplace
 
 from chaoskit.checkpoint import DiskTier
+from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
+from chaoskit.experiment.requests import Requests
+from chaoskit.job import JobSpec
 from chaoskit.launcher.notice import notice_signals
+from chaoskit.messages import Beat, Halt, Heartbeat, Welcome
+from chaoskit.vocabulary import Phase
 
 ENDLESS = 1_000_000
 SHARDED = """
@@ -323,6 +328,24 @@ def test_a_terminal_that_is_closed_stores_the_last_step(workplace: Workplace) ->
     assert launcher.wait(LIMIT_S) == 128 + signal.SIGHUP
     workplace.await_silence()
     assert DiskTier(workplace.directory / "kept").snapshots().snapshots
+
+
+def test_a_notice_is_repeated_to_the_next_coordinator() -> None:
+    """The order is lost with a coordinator. The next one is told once it knows a step."""
+    config = RunConfig(job=JobSpec("job.py"))
+    beat = Beat("node0.0", 1, 0, 7, Phase.FORWARD, age_ms=1.0, starved_ms=0.0, commits=7, loss=0.0)
+    requests = Requests()
+    requests.hear(Welcome(config, 1, 1))
+    requests.halt("SIGTERM", 0.0)
+    assert requests.take() == [Halt("SIGTERM")]
+    requests.hear(Heartbeat("node0", (beat,)))
+    assert requests.take() == []
+    requests.hear(Welcome(config, 2, 2))
+    requests.hear(Heartbeat("node0", ()))
+    assert requests.take() == []
+    requests.hear(Heartbeat("node0", (beat,)))
+    requests.hear(Heartbeat("node0", (beat,)))
+    assert requests.take() == [Halt("SIGTERM")]
 
 
 @pytest.mark.parametrize("text", ["KILL", "SIGSTOP", "SIGALRM", "nonsense", "", "99"])

@@ -1434,6 +1434,12 @@ def test_all_ranks_are_told_to_end_after_the_same_step() -> None:
     assert bench.hear(Halt("SIGTERM")) == [("a", Halt("SIGTERM", 2)), ("b", Halt("SIGTERM", 2))]
 
 
+def test_the_step_after_which_ranks_end_stays_the_same() -> None:
+    bench = Bench().begin()
+    bench.hear(Halt("SIGTERM"), trained("a.0", 1))
+    assert bench.hear(Halt("SIGTERM")) == [("a", Halt("SIGTERM", 1)), ("b", Halt("SIGTERM", 1))]
+
+
 def test_ranks_of_a_later_generation_are_told_to_end_too() -> None:
     """A rank that joins while the others end would train on."""
     bench = Bench().begin()

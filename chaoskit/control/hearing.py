@@ -177,8 +177,9 @@ class Hearing(Inheritance):
         """Have all ranks end after the same step. A job without ranks ends now."""
         if not self._membership.world:
             return self._advance(events.JobFailed(wish.reason_without_ranks), now_s)
-        heard_s = self._config.heartbeat_ms / 1000
-        self._halt_order = Halt(wish.reason, halting_step(self._watch.committed, self._watch.step_s, heard_s))
+        if self._halt_order is None:
+            heard_s = self._config.heartbeat_ms / 1000
+            self._halt_order = Halt(wish.reason, halting_step(self._watch.committed, self._watch.step_s, heard_s))
         return self._tell_halt(sorted(self._membership.nodes))
 
     def _hear_beats(self, heartbeat: Heartbeat, now_s: float) -> list[Output]:

@@ -52,6 +52,8 @@ class Requests:
         self._sizes: tuple[int, ...] = ()  # that the policy allows, smallest first
         self._nodes: set[str] = set()  # that have been heard of
         self._borrowers: set[str] = set()  # jobs that may have nodes of this run
+        self._halt: Halt | None = None
+        self._repeats_halt = False
         self.stores_until_s = math.inf
 
     @property
@@ -109,7 +111,8 @@ class Requests:
             stores_until_s: monotonic time until which the state of that step may be stored.
         """
         self.stores_until_s = stores_until_s
-        self._put(Halt(reason))
+        self._halt = Halt(reason)
+        self._put(self._halt)
 
     def _put(self, message: Message) -> None:
         self._waiting.put(message)
@@ -146,6 +149,7 @@ class Requests:
             case Welcome(config):
                 self._sizes = config.elastic.sizes if config.elastic is not None else ()
                 self._state = msgspec.structs.replace(state, size=state.size or config.nodes)
+                self._repeats_halt = self._halt is not None  # which the coordinator before this one had
             case Plan(generation, members):
                 self._state = msgspec.structs.replace(state, generation=generation, world=len(members))
             case Heartbeat(node, beats):
@@ -153,6 +157,9 @@ class Requests:
                 step = max((beat.step for beat in beats), default=0)
                 if step > state.step:
                     self._state = msgspec.structs.replace(state, step=step)
+                if beats and self._repeats_halt and self._halt is not None:  # now the new coordinator knows a step
+                    self._repeats_halt = False
+                    self._put(self._halt)
             case WorldSize(size, wanted, nodes):
                 self._state = msgspec.structs.replace(state, size=size, wanted=wanted, nodes=nodes)
             case Answered(request, accepted, reason, nodes):
