@@ -271,6 +271,24 @@ def test_a_step_that_never_ends_loses_no_step_before_it(workplace: Workplace) ->
     assert resumed(workplace, printed, last + 2)["resumed_from"] == last
 
 
+@pytest.mark.slow
+@pytest.mark.costly
+def test_a_step_of_a_sharded_job_that_never_ends_loses_no_step_before_it(workplace: Workplace) -> None:
+    pause = "                time.sleep(pause)\n"
+    standing = "                while Path(__file__).with_name('stand').exists(): time.sleep(0.01)\n"
+    script = "from pathlib import Path\n" + SHARDED.replace(pause, standing + pause)
+    (workplace.directory / "sharded.py").write_text(script)
+    options = ("--checkpoints", "kept", "--checkpoint-every", "100000", "--grace", "4")
+    launch = Launch(workplace, *options, script="sharded.py", pause_s=0.1)
+    launch.await_training()
+    (workplace.directory / "stand").touch()
+    launch.process.send_signal(signal.SIGTERM)
+    printed = launch.end()
+    assert launch.process.returncode == 128 + signal.SIGTERM, printed
+    (snapshot,) = DiskTier(workplace.directory / "kept").snapshots().snapshots
+    assert [snapshot.manifest.step] * 2 == launch.committed()
+
+
 @pytest.mark.costly
 def test_a_launch_under_nohup_ignores_a_closed_terminal(workplace: Workplace) -> None:
     launch = Launch(workplace, "--checkpoints", "kept", at_hangup=signal.SIG_IGN)
