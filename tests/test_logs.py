@@ -77,7 +77,13 @@ def test_what_is_no_whole_number_is_remembered() -> None:
         (r"step ([\d_]+)", "step 1_000", 1000),
         (r"step ([\d']+)", "step 1'000", 1000),
         (r"step ([\d\u202f]+)", "step 1\u202f000", 1000),
-        (r"step (\S+)", "step 1,000,", None),
+        (r"step (\S+)", "step 1,000,", 1000),
+        (r"step ([\d,]+)", "step 3, loss 0.5", 3),  # the comma ends the clause
+        (r"step ([\d,]+)", "step 1,000, loss 0.2", 1000),
+        (r"step ([\d']+)", "'step 3'", 3),
+        (r"step ([\d_]+)", "step 12__", 12),
+        (r"step ([\d,]+)", "step ,", None),
+        (r"step (\d+,)", "step 1,000", None),  # 1 would be another step
         (r"step ([\d,]+)", "step 1,00,000", None),
         (r"step ([\d,_]+)", "step 1,000_000", None),
         (r"step ([\d,]+)", "step 0,001", None),

@@ -109,6 +109,8 @@ def _step(match: re.Match[str] | None) -> tuple[int | None, str]:
         whole = text + more.group()
         if _GROUPED.fullmatch(whole) is not None:  # the pattern has cut the number
             return None, whole
+    if not match.string[match.end(1) : match.end(1) + 1].isdecimal():
+        text = text.strip(_SEPARATORS)  # they end a clause, or quote the number
     if (grouped := _GROUPED.fullmatch(text)) is not None:
         text = text.replace(grouped.group(1), "")
     is_number = text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX
