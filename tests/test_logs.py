@@ -115,6 +115,12 @@ def test_numbers_of_steps_that_cannot_be_read_are_counted(text: str, unread: int
     assert (reader.steps, reader.unread) == (1, unread)
 
 
+def test_unread_numbers_after_the_last_step_are_counted() -> None:
+    reader = LogReader(LogPatterns(step=r"step (\d+)"))
+    reader.feed("node0", b"step 1,000\nstep 999\nno step\nstep 1,000\nstep 1,001\n", 1)
+    assert (reader.unread, reader.unread_last) == (3, 2)
+
+
 def test_losses_may_be_coloured() -> None:
     read = LogPatterns(step=r"step (\d+)", loss=r"loss.*?([\d.]+)").read("step 1 loss \x1b[33m0.25\x1b[0m")
     assert read is not None

@@ -19,8 +19,10 @@ BAR = LogPatterns(step=r"\| (\d+)/\d+ \[", loss=r"loss=([\d.]+)")
 AGAIN = 'for n in 1 2 3; do RANK=0 "$@" && exit 0; done; exit 1'
 
 
-def run(chaos: Chaos, how: str, *faults: Kill, steps: int = 30, step_s: float = 0.03, **plan: Any) -> Outcome:
-    command = ["sh", "-c", AGAIN, "sh", sys.executable, str(JOB), how, str(steps), str(step_s)]
+def run(
+    chaos: Chaos, how: str, *faults: Kill, steps: int = 30, step_s: float = 0.03, odd: str = "", **plan: Any
+) -> Outcome:
+    command = ["sh", "-c", AGAIN, "sh", sys.executable, str(JOB), how, str(steps), str(step_s), odd]
     settings: dict[str, Any] = {"watch": WATCH, "check": False, "deadline_s": 60.0, "max_lost_steps": 2}
     return chaos.run(command=command, faults=faults, **settings | plan)
 
@@ -80,6 +82,49 @@ def test_a_step_that_is_shown_while_it_takes_long_is_not_lost(chaos: Chaos) -> N
     assert "the log on node0 repeats steps that were not computed again" in told
 
 
+def kept(outcome: Outcome) -> Verdict:
+    """Return the verdict on whether committed steps were kept."""
+    return next(check.verdict for check in outcome.checks if check.name == "committed steps kept")
+
+
+# -- what has failed stays failed ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("twin", [True, False])
+@pytest.mark.parametrize(
+    ("odd", "pattern"),
+    [
+        ("step 1.25", r"step (\S+)"),
+        ("step 5,123 tok", r"step (\d+)"),
+        ("step 17,250", r"step (\d+)"),
+        ("step 1.2k", r"step (\S+)"),
+        ("step 1e3", r"step (\S+)"),
+    ],
+)
+def test_an_odd_line_excuses_no_lost_steps(chaos: Chaos, odd: str, pattern: str, twin: bool) -> None:
+    watch = LogPatterns(step=pattern)
+    outcome = run(chaos, "loses", Kill(rank=0, at_step=15), odd=odd, watch=watch, twin=twin)
+    assert (outcome.verdict, kept(outcome)) == (Verdict.FAILED, Verdict.FAILED), outcome.reasons
+    assert outcome.lost_steps is not None
+    assert outcome.lost_steps >= 5
+
+
+def test_a_line_that_each_step_draws_over_excuses_no_lost_steps(chaos: Chaos) -> None:
+    outcome = run(chaos, "loses-drawn", Kill(rank=0, at_step=15), watch=LogPatterns(step=r"step (\d+)"))
+    assert (outcome.verdict, kept(outcome)) == (Verdict.FAILED, Verdict.FAILED), outcome.reasons
+
+
+@pytest.mark.parametrize("twin", [True, False])
+def test_a_step_that_one_process_computes_again_is_lost(chaos: Chaos, twin: bool) -> None:
+    """No process is started again: the training goes on in the one that prints."""
+    outcome = run(chaos, "again", Kill(rank=1, at_step=10), steps=20, ranks=2, twin=twin, step_s=0.1)
+    assert (outcome.verdict, kept(outcome)) == (Verdict.FAILED, Verdict.FAILED), outcome.reasons
+    assert outcome.lost_steps == 3
+
+
+# -- what is read -------------------------------------------------------------------------------------------------
+
+
 def test_colours_are_left_out(chaos: Chaos) -> None:
     outcome = run(chaos, "colours", Kill(rank=0, at_step=15))
     assert outcome.verdict is Verdict.PASSED, outcome.reasons
@@ -97,6 +142,13 @@ def test_a_pattern_that_cuts_numbers_is_named(chaos: Chaos) -> None:
     told = shows(run(chaos, "thousands", Kill(rank=0, at_step=990)))
     assert "meets '1,000' in 15 of its lines" in told
     assert r"([\d,]+)" in told
+
+
+def test_a_pattern_that_cuts_the_last_few_numbers_is_named(chaos: Chaos) -> None:
+    """They are one of fifteen lines, and no step follows them."""
+    command = [sys.executable, "-c", "for step in range(850, 1010): print(f'step {step:,}')"]
+    outcome = chaos.run(command=command, watch=LogPatterns(step=r"step (\d+)"), check=False, twin=False)
+    assert "meets '1,000' in 10 of its lines" in shows(outcome)
 
 
 def test_abbreviated_numbers_are_named(chaos: Chaos) -> None:

@@ -25,6 +25,7 @@ class LogReader:
         lines: how many there were, whether they show something or not. steps, losses: how many show one.
         example: the first line that shows no step. odd: the first text that a pattern took for a number.
         unread: how many lines show the number of a step in a form that cannot be read.
+        unread_last: how many of these came after the last line whose step was read.
         drawn: how many lines with a step were drawn over by the next line, as a progress bar does it.
         highest: step that was shown; None before the first. first_ns: when that was.
     """
@@ -33,7 +34,7 @@ class LogReader:
         self._patterns = patterns
         self._splitters: dict[str, Splitter] = {}
         self._last_is_drawn: dict[str, bool] = {}  # by node, of a line that ends with all that was read
-        self.lines = self.steps = self.losses = self.unread = self.drawn = 0
+        self.lines = self.steps = self.losses = self.unread = self.unread_last = self.drawn = 0
         self.example = self.odd = ""
         self.highest: int | None = None
         self.first_ns: int | None = None
@@ -64,9 +65,11 @@ class LogReader:
             self.odd = found.odd  # it tells more than what is no number at all
         self.odd = self.odd or found.odd
         self.unread += found.is_unread
+        self.unread_last += found.is_unread
         self.losses += found.loss is not None
         if found.step is not None:
             self.steps += 1
+            self.unread_last = 0
             self.first_ns = self.first_ns or t_ns
             self.highest = found.step if self.highest is None else max(self.highest, found.step)
         return None if found.step is None and found.loss is None else Line(t_ns, node, found.step, found.loss)

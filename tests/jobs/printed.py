@@ -1,6 +1,6 @@
 """A training of one process that prints its steps in one of the ways of the wild.
 
-    python printed.py HOW STEPS STEP_S
+    python printed.py HOW STEPS STEP_S [ODD]
 
 Its state is kept after each step in the directory of the run, and each new attempt goes on there. The ways are:
 
@@ -11,11 +11,15 @@ Its state is kept after each step in the directory of the run, and each new atte
 * ``stalls``: a line a step, and one each half a second while one step takes two seconds.
 * ``colours``, ``thousands``, ``abbreviated`` (1.0k): steps in other forms, the last two from step 985 on.
 * ``endless``: no line feed. ``quiet``: nothing.
+* ``loses``: a line a step, while the state is kept after each tenth step only, and the line ODD after every twelfth.
+* ``loses-drawn``: the same, and each line draws over the one before.
+* ``again``: a line a step. Rank 1 is another process, and where that ends the step is computed three times again.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -60,24 +64,28 @@ def by_the_clock(place: list[int], over: threading.Event, pause_s: float) -> Non
 
 
 def main() -> None:
-    how, steps, step_s = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+    how, steps, step_s, *odd = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), *sys.argv[4:]
     state = Path(os.environ["CHAOSKIT_RUN_DIR"]) / "step"
     first = int(state.read_text()) if state.exists() else 0
     bar = Bar(steps, first) if how in ("bar", "bare") else None
     place, over = [first], threading.Event()
+    peer = None
+    if how == "again":
+        peer = subprocess.Popen(["sleep", "600"], env=os.environ | {"RANK": "1"})
     if how in ("clock", "stalls"):
         pause_s = BAR_S if how == "clock" else 0.5
         threading.Thread(target=by_the_clock, args=(place, over, pause_s), daemon=True).start()
     for step in range(first, steps):
         time.sleep(2.0 if how == "stalls" and step == 5 else step_s)
-        draft = state.with_suffix(".draft")
-        draft.write_text(str(step + 1))
-        draft.replace(state)
+        if not how.startswith("loses") or step % 10 == 9:
+            draft = state.with_suffix(".draft")
+            draft.write_text(str(step + 1))
+            draft.replace(state)
         place[0] = step
         loss = f"{1 / (1 + step):.6f}"
         if bar is not None:
             bar.update(loss if how == "bar" else "")
-        elif how == "steady":
+        elif how in ("steady", "loses-drawn"):
             write(f"\rstep {step} loss {loss}")
         elif how in ("epochs", "uneven"):
             write(f"epoch {step // 10} step {step % 10} loss {loss}\n")
@@ -91,10 +99,20 @@ def main() -> None:
             write(f"step {step} ")
         elif how not in ("clock", "quiet"):
             write(f"step {step} loss {loss}\n")
+        if how == "loses" and step % 12 == 11 and odd:
+            write(f"{odd[0]}\n")
+        if peer is not None and peer.poll() is not None:
+            peer = None
+            for _ in range(3):
+                time.sleep(step_s)
+                write(f"step {step} loss {loss}\n")
     over.set()
+    if peer is not None:
+        peer.kill()
+        peer.wait()
     if bar is not None:
         bar.close()
-    elif how == "steady":
+    elif how in ("steady", "loses-drawn"):
         write("\n")
 
 

@@ -50,7 +50,7 @@ def judge_command(run: CommandRun, twin: CommandTwin | None, substrate: str) -> 
     course = Course(lines, twin.usual if twin and twin.counts else Usual.before(lines, first_ns))
     recoveries = [recovery for strike in _landed(run) if (recovery := _recovery(run, course, strike))]
     coverage, not_applied = coverage_of(run, twin), _not_applied(run, twin)
-    unclear = (twin.uncountable if twin else "") or uncountable(run, course.usual)
+    unclear = (twin.uncountable if twin else "") or uncountable(run, course.usual, twin.counts if twin else {})
     checks = [
         coverage.check(len(run.records), len(run.coverage)),
         _completed(run, course, twin, unclear),

@@ -9,12 +9,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from types import MappingProxyType
 
 from chaoskit.experiment.blackbox.run import LOGS, CommandRun
 from chaoskit.journal import Record
+from chaoskit.stacks.course import Usual
 from chaoskit.vocabulary import Event
 
 _DRAWN_SHARE = 10  # of so many lines with a step, one that is drawn over makes a progress bar
+_UNREAD_SHARE = 10  # the same of lines whose number cannot be read
+_SKIPPED_SHARE = 10  # the same of pairs of steps that lie further apart, or nearer, than most
+_NO_TWIN: Mapping[int, int] = MappingProxyType({})
 _REMEDY = "have each step print a line of its own (with tqdm: tqdm.write), and let LogPatterns match that line"
 _REDIRECTS = {
     "--redirects": "torchrun --redirects writes what ranks print into files of its own: use --tee=3, or leave it out",
@@ -24,13 +29,19 @@ _REDIRECTS = {
 }
 
 
-def uncountable(run: CommandRun, usual: Callable[[int], int]) -> str:
+def uncountable(run: CommandRun, usual: Callable[[int], int], unbroken: Mapping[int, int] = _NO_TWIN) -> str:
     """Return why nothing can be concluded from how often ``run`` shows its steps; "" if something can.
 
     Args:
         usual: how often an unbroken run shows a step.
+        unbroken: how often the twin shows each step; empty where there is none, or ``run`` is it.
     """
-    return _unread(run) or _drawn_over(run) or _begins_anew(run) or _repeats_by_itself(run, usual)
+    return (
+        _unread(run, usual)
+        or _drawn_over(run, unbroken)
+        or _begins_anew(run)
+        or _repeats_by_itself(run, usual, unbroken)
+    )
 
 
 def why_silent(run: CommandRun) -> str:
@@ -51,15 +62,22 @@ def _option(argument: str) -> str:
     return argument[:2] if argument[:1] == "-" != argument[1:2] else argument.partition("=")[0].replace("_", "-")
 
 
-def _unread(run: CommandRun) -> str:
-    if not run.unread:
+def _unread(run: CommandRun, usual: Callable[[int], int]) -> str:
+    """Numbers that cannot be read are many, or the end of the log. A few odd lines among the steps hide no step."""
+    is_end = run.unread_last > 2 * usual(-1)  # the lines of two steps
+    if not is_end and run.unread * _UNREAD_SHARE <= sum(line.step is not None for line in run.lines):
         return ""
     told = f"LogPatterns(step={run.experiment.watch.step!r}) meets {run.odd!r} in {run.unread} of its lines"
     return rf"{told}, and no whole number: let its group match the whole number, such as ([\d,]+) for 1,000"
 
 
-def _drawn_over(run: CommandRun) -> str:
-    """A progress bar shows some steps and not others, or one several times, unless it is drawn once a step."""
+def _drawn_over(run: CommandRun, unbroken: Mapping[int, int]) -> str:
+    """A progress bar shows some steps and not others, or one several times, unless it is drawn once a step.
+
+    The twin shows that it is: what is uneven in the broken run is then the doing of a fault.
+    """
+    if unbroken and is_even(unbroken):
+        return ""
     steps = [line.step for line in run.lines if line.step is not None]
     if run.drawn * _DRAWN_SHARE <= len(steps) or is_even(Counter(steps)):
         return ""
@@ -104,12 +122,15 @@ def _backs(lines: Sequence[tuple[int, int]], first: int, highest: int) -> list[t
     return backs
 
 
-def _repeats_by_itself(run: CommandRun, usual: Callable[[int], int]) -> str:
+def _repeats_by_itself(run: CommandRun, usual: Callable[[int], int], unbroken: Mapping[int, int]) -> str:
     """Lines that are printed by the clock show one step in a row, also where nothing was struck or started again.
 
-    Each fault, and each process that is started after it, may show the step once more that was under way.
+    A step that is repeated after a fault may have been computed again in the same process. It is not counted only where
+    the log is printed by the clock without a fault, too. Each fault, and each process that is started after it, may
+    show the step once more that was under way.
     """
     struck_ns = sorted(_struck_ns(run))
+    is_by_clock = _is_by_clock(run, unbroken)
     restarts_ns = [record.t_ns for record in _found(run) if struck_ns and record.t_ns > struck_ns[0]]
     causes_ns, repeats = [*struck_ns, *restarts_ns], 0
     for node, lines in _by_node(run).items():
@@ -117,13 +138,25 @@ def _repeats_by_itself(run: CommandRun, usual: Callable[[int], int]) -> str:
         for t_ns, step in lines:
             in_a_row = in_a_row + 1 if step == latest else 1
             latest = step
-            if in_a_row <= usual(step):
+            if in_a_row <= usual(step) or (struck_ns and t_ns >= struck_ns[0] and not is_by_clock):
                 continue
             repeats += 1
             if repeats > usual(step) * sum(cause_ns <= t_ns for cause_ns in causes_ns):
                 told = f"the log on {node} repeats steps that were not computed again, such as step {step}"
                 return f"{told}: lines that are printed by the clock cannot be counted; {_REMEDY}"
     return ""
+
+
+def _is_by_clock(run: CommandRun, unbroken: Mapping[int, int]) -> bool:
+    """Return whether the twin shows some steps more often than most, or steps are left out at uneven distances."""
+    usual = Usual(unbroken)
+    if any(count > usual(-1) for count in unbroken.values()):
+        return True
+    steps = unbroken or {line.step for line in run.lines if line.step is not None}
+    strides = Counter(after - before for before, after in pairwise(sorted(steps)))
+    odd = strides.total() - max(strides.values(), default=0)
+    # each fault may hide the line of one step
+    return odd > max(len(_struck_ns(run)), strides.total() // _SKIPPED_SHARE)
 
 
 def _by_node(run: CommandRun) -> dict[str, list[tuple[int, int]]]:

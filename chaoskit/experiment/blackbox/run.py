@@ -40,6 +40,7 @@ class CommandRun:
         exits: how the command ended, by node; without those that the deadline ended.
         lines_read: of all logs; example: the first that shows no step; odd: what a pattern took for a number.
         unread: how many lines show the number of a step in a form that cannot be read.
+        unread_last: how many of these came after the last line whose step was read.
         drawn: how many lines with a step were drawn over by the next line.
         harness_lost: it wrote no end, or failed: what the run would have shown is not known.
     """
@@ -55,6 +56,7 @@ class CommandRun:
     example: str
     odd: str
     unread: int
+    unread_last: int
     drawn: int
     harness_lost: bool = False
 
@@ -163,7 +165,7 @@ def execute_command(
                 ok = over and set(follower.exits.values()) == {GOOD}
                 reader = follower.reader
                 logs = {"lines": reader.lines, "example": reader.example, "odd": reader.odd}
-                logs |= {"unread": reader.unread, "drawn": reader.drawn}
+                logs |= {"unread": reader.unread, "unread_last": reader.unread_last, "drawn": reader.drawn}
                 end: dict[str, Any] = {"ok": ok, "detail": failure, "exits": follower.exits, "logs": logs}
                 journal.write(Event.RUN_ENDED, t_ns=ended_ns, reason=follower.run_end, **end)
                 journal.close(follower.run_end)
@@ -191,6 +193,7 @@ def load_command_run(directory: Path, experiment: CommandExperiment) -> CommandR
         example=logs["example"],
         odd=logs["odd"],
         unread=logs.get("unread", 0),  # older records lack it
+        unread_last=logs.get("unread_last", 0),
         drawn=logs.get("drawn", 0),
         harness_lost=last is None or last["reason"] == RunEnd.HARNESS,
     )
