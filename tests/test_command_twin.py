@@ -60,6 +60,15 @@ def test_a_twin_is_run_once_although_the_command_writes_files(chaos: Chaos, plac
     assert runs(place) == 2
 
 
+def test_a_file_that_another_command_writes_is_an_input(chaos: Chaos, place: Path) -> None:
+    """One command makes the configuration that the other one reads."""
+    (place / "prepare.py").write_text(f"from pathlib import Path; Path('config.txt').write_text('1')\n{TRAIN}")
+    run(chaos, place, "prepare.py")
+    for start in ("1", "2"):
+        (place / "config.txt").write_text(start)
+        assert run(chaos, place, "train.py", "config.txt").losses[0] == int(start)
+
+
 @pytest.mark.promise("The twin is run again where a variable or a file has changed on which the command may depend")
 def test_a_variable_belongs_to_a_twin(chaos: Chaos, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number, start in enumerate(["1", "2", "1"]):
@@ -140,7 +149,9 @@ def test_files_that_say_nothing_are_not_looked_at(place: Path, path: str) -> Non
     assert not differing(before, inputs.look(experiment))
 
 
-def test_files_that_are_too_many_leave_no_twin_for_others(chaos: Chaos, place: Path) -> None:
+def test_files_that_are_too_many_leave_no_twin_for_others(
+    chaos: Chaos, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for number in range(ENTRIES_MAX):
         os.close(os.open(place / f"{number}.txt", os.O_CREAT))
     with pytest.raises(TooManyFiles):
@@ -148,3 +159,7 @@ def test_files_that_are_too_many_leave_no_twin_for_others(chaos: Chaos, place: P
     run(chaos, place)
     run(chaos, place)
     assert runs(place) == 4
+    lines = capsys.readouterr().err.splitlines()
+    (line,) = (line for line in lines if "20,000 files" in line)
+    assert str(place) in line
+    assert "name a smaller working_directory" in line

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -10,7 +11,7 @@ import msgspec
 
 from chaoskit.errors import HarnessError
 from chaoskit.experiment.blackbox.follow import GOOD
-from chaoskit.experiment.blackbox.inputs import Digests, InputFiles, TooManyFiles, differing, variables
+from chaoskit.experiment.blackbox.inputs import ENTRIES_MAX, Digests, InputFiles, TooManyFiles, differing, variables
 from chaoskit.experiment.blackbox.legibility import uncountable
 from chaoskit.experiment.blackbox.plan import CommandExperiment
 from chaoskit.experiment.blackbox.run import CommandRun, describe_end
@@ -123,7 +124,8 @@ def _bad_ends(run: CommandRun, taken: set[str]) -> list[str]:
 class CommandTwins:
     """Unbroken runs of commands that are known, each with the variables and files that it found.
 
-    A file that a command writes is no input. Which files these are is seen by looking before and after each run.
+    A file that a command writes is no input of this command. Which files these are is seen by looking
+    before and after each run.
 
     Args:
         without: the directory of the runs themselves, in which no input lies.
@@ -132,16 +134,20 @@ class CommandTwins:
     def __init__(self, without: Path) -> None:
         self._inputs = InputFiles(without)
         self._twins: dict[str, list[tuple[CommandTwin, Digests]]] = {}
-        self._written: set[str] = set()
+        self._written: dict[str, set[str]] = {}
+        self._crowded: set[str] = set()  # directories of which stderr has said that they hold too many files
 
     def get(self, experiment: CommandExperiment) -> CommandTwin | None:
         """Return the twin of an experiment that finds the same variables and files, if it is known."""
-        with suppress(TooManyFiles):
+        try:
             files = self._inputs.look(experiment)
-            for twin, was in self._twins.get(_key(experiment), []):
-                if not differing(was, files) - self._written:
-                    return twin
-        return None
+        except TooManyFiles:
+            self._tell_crowded(experiment.working_directory)
+            return None
+        key = _key(experiment)
+        written = self._written.get(key, set())
+        twins = self._twins.get(key, [])
+        return next((twin for twin, was in twins if not differing(was, files) - written), None)
 
     def put(self, experiment: CommandExperiment, twin: CommandTwin) -> None:
         """Keep a twin that has just been run; one whose files are too many to look at is not used again."""
@@ -158,7 +164,18 @@ class CommandTwins:
             return
         yield
         with suppress(TooManyFiles):
-            self._written |= differing(before, self._inputs.look(experiment))
+            written = differing(before, self._inputs.look(experiment))
+            self._written.setdefault(_key(experiment), set()).update(written)
+
+    def _tell_crowded(self, directory: str) -> None:
+        """Say once on stderr that the unbroken run of a command serves one test only."""
+        if directory in self._crowded:
+            return
+        self._crowded.add(directory)
+        sys.stderr.write(
+            f"chaoskit: a command in {directory} may read more than {ENTRIES_MAX:,} files, so its unbroken run is run "
+            "again for each test: name a smaller working_directory\n"
+        )
 
 
 def _key(experiment: CommandExperiment) -> str:
