@@ -12,11 +12,13 @@ import pytest
 from support.runs import run as recorded
 
 from chaoskit.experiment.outcome import COMPLETED, RECOVERED, Check, FaultRecord, Ledger, Outcome, Recovery, TestResult
+from chaoskit.experiment.planfile import FILE_NAME
 from chaoskit.history import record
 from chaoskit.history.compare import compare, samples_of
 from chaoskit.history.finding import NumberChange
+from chaoskit.history.place import Sources
 from chaoskit.history.record import Metric, RunRecord, metrics_of
-from chaoskit.history.session import read
+from chaoskit.history.session import read, records_of
 from chaoskit.report.statistics import estimate_recovery
 from chaoskit.report.summary import recovery_sentence
 from chaoskit.sla.language import parse
@@ -110,6 +112,19 @@ def test_a_run_has_not_recovered_if_assert_recovered_says_so(limits: dict[str, A
     assert "kill" in run.not_recovered
     stored = msgspec.json.decode(msgspec.json.encode(run), type=Outcome)
     assert stored.recovered is False
+
+
+def test_a_history_counts_the_same_recoveries_as_a_report(tmp_path: Path) -> None:
+    """The run failed for another reason, and its test wants it sooner: it came back all the same."""
+    runs = [outcome(Verdict.FAILED, seconds=0.5), outcome(Verdict.FAILED, Verdict.FAILED), outcome(Verdict.UNKNOWN)]
+    with suppress(AssertionError):
+        runs[0].assert_recovered(within_s=0.1)
+    (tmp_path / FILE_NAME).write_text("{}")
+    sources = Sources(root=tmp_path)
+    records = [records_of(msgspec.structs.replace(run, directory=str(tmp_path)), sources)[0] for run in runs]
+    stored = [msgspec.json.decode(msgspec.json.encode(run), type=RunRecord) for run in records]
+    assert [record.came_back(run) for run in stored] == [True, False, False]
+    assert estimate_recovery(runs).total.recoveries == len(samples_of(stored, record.RECOVERY)) == 1
 
 
 def test_an_assertion_of_the_test_about_something_else_says_nothing_of_recovery() -> None:

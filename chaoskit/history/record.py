@@ -46,6 +46,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
         title: of the test, without the number of a repeat.
         machine: what seconds depend on. commit: of the user's sources; "" outside of a repository.
         claimed: False where a test judges its run by itself. test_failed: an assertion of the test failed after it.
+        came_back: whether the training went on after every incident; None where that is not known.
         faults: as they were asked for, before roles were drawn.
         covariates: what may explain a difference: versions, load, whether the sources were changed.
         report: directory of the run, where it was made.
@@ -64,6 +65,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
     verdict: Verdict
     claimed: bool = True
     test_failed: bool = False
+    came_back: bool | None = None
     stack: str
     faults: list[str]
     metrics: dict[str, Metric]
@@ -157,8 +159,11 @@ def new_id() -> str:
 def came_back(run: RunRecord) -> bool:
     """Return whether the training went on after every incident.
 
-    A run whose ``assert_recovered`` failed has passed, and came back.
+    A run whose ``assert_recovered`` failed may have come back. Earlier records do not say it: of these, runs that
+    passed did, and those that count as recovered.
     """
+    if run.came_back is not None:
+        return run.came_back
     recovered = run.metrics.get(RECOVERED)
     return run.verdict is Verdict.PASSED or (recovered is not None and bool(recovered.value))
 

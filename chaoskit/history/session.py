@@ -46,6 +46,7 @@ def records_of(
         verdict=outcome.verdict,
         claimed=outcome.claimed,
         test_failed=outcome.test is not None and outcome.test.failed,
+        came_back=outcome.came_back,
         stack=outcome.stack,
         faults=[str(fault.get("kind", "")) for fault in shared["faults"]],
         metrics=metrics_of(outcome),
