@@ -50,6 +50,10 @@ def steps_in(root: Path) -> list[int]:
         ("epoch=3-step=400.ckpt", 400),
         ("2024-05-01-step-120", 120),
         ("run7-lr1e-4-step-120", 120),
+        ("bf16-step-120", 120),
+        ("ema-step-120", 120),
+        ("stop-120", 120),  # top is a part of the word
+        ("blueprint120", 120),
     ],
 )
 def test_a_name_that_says_its_step(name: str, step: int) -> None:
@@ -79,6 +83,19 @@ def test_a_name_that_says_its_step(name: str, step: int) -> None:
         ("loss=.65", "65"),
         ("loss=2", "2"),
         ("step-0x1f", "0 and 1"),
+        ("top1", "1"),
+        ("model-fp16", "16"),
+        ("weights.bf16", "16"),
+        ("bfloat16", "16"),
+        ("int8", "8"),
+        ("bleu31", "31"),
+        ("ppl-12", "12"),
+        ("wer=9", "9"),
+        ("fold3", "3"),
+        ("ema_999", "999"),
+        ("run_3", "3"),
+        ("tp2", "2"),
+        ("lr-3", "3"),
     ],
 )
 def test_a_name_that_leaves_the_step_open_is_refused(tmp_path: Path, name: str, candidates: str) -> None:
