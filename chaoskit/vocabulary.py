@@ -16,8 +16,9 @@ class Phase(IntEnum):
     OPTIMIZER = 5
     REGROUP = 6  # waiting for a new process group
     RESTORE = 7  # pulling state from a peer
-    LONG = 8  # declared by trainer.long_phase(): has no time limit but ``long_limit_s``
+    LONG = 8  # declared by trainer.long_phase(), or a compilation: has no time limit but ``long_limit_s``
     DONE = 9
+    UNTIMED = 10  # work and waits of the runtime itself, such as at the hook of a fault: has no time limit
 
     @property
     def label(self) -> str:
@@ -35,7 +36,9 @@ STRIKE_PHASES = ("detection", "regroup", "restore", "recommit")
 LOAD = "load"
 
 #: Phases in which a rank waits for others, so that it cannot be the one that hangs.
-WAITING_PHASES = frozenset({Phase.REDUCE, Phase.REGROUP, Phase.RESTORE, Phase.DONE, Phase.LONG, Phase.START})
+WAITING_PHASES = frozenset(
+    {Phase.REDUCE, Phase.REGROUP, Phase.RESTORE, Phase.DONE, Phase.LONG, Phase.UNTIMED, Phase.START}
+)
 
 #: Phases of one transaction whose durations are learned, in the order of ``Beat.longest_ms``. OUTSIDE has a limit of
 #: its own.

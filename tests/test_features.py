@@ -167,7 +167,7 @@ def enter_twice(line: Line, directory: Path) -> list[Phase]:
         board,
         hooks=Hooks("node0.0", None, board, journal),
         regrouper=Regrouper("node0.0", journal, unused, unused, unused, unused),
-        callbacks=Callbacks(journal),
+        callbacks=Callbacks(journal, board),
         send=lambda message: None,
         share=unused,
         ready=lambda endpoint: None,

@@ -85,7 +85,7 @@ def test_a_rank_that_cannot_be_healed_keeps_its_state_for_the_next_plan(tmp_path
         board,
         hooks=Hooks("node0.0", None, board, journal),
         regrouper=regrouper,
-        callbacks=Callbacks(journal),
+        callbacks=Callbacks(journal, board),
         send=said.append,
         share=lambda replica: NOWHERE,
         ready=lambda endpoint: None,

@@ -14,9 +14,12 @@ import pytest
 from chaoskit.elastic.settings import ElasticPolicy
 from chaoskit.errors import BadInput
 from chaoskit.experiment.outcome import Outcome
-from chaoskit.journal import read_journals
+from chaoskit.journal import Journal, read_journals
+from chaoskit.runtime.board import Board
+from chaoskit.runtime.callbacks import Callbacks
+from chaoskit.runtime.regroup import Dismissed
 from chaoskit.suites.goals import JournalFlag, happened, worlds_seen
-from chaoskit.vocabulary import Event
+from chaoskit.vocabulary import Event, Phase
 from faults import Fault, Kill, Scale, Straggle, TakeSpot, Target
 from faults.evidence import Evidence
 from faults.processes import all_gone, look_up
@@ -57,6 +60,16 @@ def next_step(lines: list[dict[str, Any]], after: dict[str, Any]) -> dict[str, A
     """The first step that the worker has committed after the line ``after``. A block that was void commits none."""
     later = lines[lines.index(after) :]
     return next(line for line in later if line["what"] == "step" and line["at"] > after["step"])
+
+
+def test_hooks_of_a_rank_that_leaves_show_a_phase_without_a_limit(tmp_path: Path) -> None:
+    """The order to leave has a limit of its own."""
+    board, shown = Board.create(), list[Phase]()
+    callbacks = Callbacks(Journal(tmp_path, "node0.0"), board)
+    callbacks.on_preempt += [lambda event: shown.append(board.phase)] * 2
+    board.enter(Phase.LONG)
+    callbacks.preempt(Dismissed(1.0, "the world is smaller"), step=5)
+    assert shown == [Phase.UNTIMED] * 2
 
 
 @pytest.mark.promise("every rank of the new world, those that join included | before a step is committed in it")

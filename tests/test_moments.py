@@ -483,7 +483,8 @@ class Stand:
         self.harness = InjectionLine(ours, InjectionReport)
         self.harness.send(ArmTriggers(triggers))
         line = InjectionLine(theirs, InjectionOrder)
-        self.hooks = Hooks("node1.0", line, Board.create(), Journal(directory, "node1.0"))
+        self.board = Board.create()
+        self.hooks = Hooks("node1.0", line, self.board, Journal(directory, "node1.0"))
 
     def enter(self, phase: str, step: int, plan: Plan, rank: int, peer: str = "") -> Thread:
         """A thread of the worker comes to a phase."""
@@ -524,6 +525,25 @@ def test_a_worker_stops_only_where_it_is_wanted(tmp_path: Path) -> None:
         waiting.join(WAIT_S)
         assert not waiting.is_alive()
         assert stand.passes(phase, 5, FOUR, rank)  # once
+
+
+def test_a_rank_that_stands_at_a_hook_shows_a_phase_without_a_limit(tmp_path: Path) -> None:
+    """The harness may take its time, also where ``long_limit_s`` limits declared phases."""
+    stand = Stand(tmp_path, Trigger("fault0", 1, 5, "forward"))
+    stand.board.enter(Phase.FORWARD)
+    shown: list[Phase] = []
+
+    def answer() -> None:
+        hook = stand.hook()
+        shown.append(stand.board.phase)
+        stand.release(hook.fault)
+
+    harness = Thread(target=answer, daemon=True)
+    harness.start()
+    stand.hooks.reach("forward", 5, TWO, TWO.members[1])
+    harness.join(WAIT_S)
+    assert shown == [Phase.UNTIMED]
+    assert stand.board.phase == Phase.FORWARD
 
 
 def test_roles_in_a_worker(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from chaoskit.control.muster import FOLLOW_S, Muster
 from chaoskit.messages import Beat, Endpoint, Member, Plan
-from chaoskit.vocabulary import Phase
+from chaoskit.vocabulary import TIMED_PHASES, Phase
 
 POLL_S = 0.05
 
@@ -55,7 +55,7 @@ def test_who_stays_in_the_last_reduction_is_missed_by_those_that_are_done() -> N
 
 
 def test_user_code_has_limits_of_its_own() -> None:
-    for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OUTSIDE, Phase.LONG, Phase.RESTORE):
+    for phase in (*TIMED_PHASES, Phase.OUTSIDE, Phase.LONG, Phase.UNTIMED, Phase.RESTORE):
         assert missed(beat("a", Phase.REGROUP), beat("b", phase), arrived={"a"}) == []
 
 

@@ -261,7 +261,7 @@ def rehearse(line: Line, directory: Path, kinds: Sequence[str]) -> list[str]:
         board,
         hooks=Hooks("node0.0", None, board, journal),
         regrouper=Regrouper("node0.0", journal, unused, unused, unused, unused),
-        callbacks=Callbacks(journal),
+        callbacks=Callbacks(journal, board),
         send=lambda message: None,
         share=unused,
         ready=lambda endpoint: None,

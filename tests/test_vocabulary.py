@@ -62,8 +62,9 @@ def test_phases_keep_their_numbers_and_names() -> None:
         "restore",
         "long",
         "done",
+        "untimed",
     ]
-    assert [int(phase) for phase in Phase] == list(range(10))
+    assert [int(phase) for phase in Phase] == list(range(11))
     assert {phase.label for phase in Phase} >= set(vocabulary.TRIGGER_PHASES)
 
 

@@ -18,8 +18,9 @@ from typing import TypeVar
 from chaoskit.errors import BadInput
 from chaoskit.journal import Journal
 from chaoskit.messages import Loss, Plan
+from chaoskit.runtime.board import Board
 from chaoskit.runtime.regroup import Dismissed
-from chaoskit.vocabulary import Event
+from chaoskit.vocabulary import Event, Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,8 @@ _Happening = TypeVar("_Happening", Resize, Preemption, RankLost)
 class Callbacks:
     """The hooks of one worker process, and what they have been told. :meth:`hear` is for the control thread."""
 
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
+    def __init__(self, journal: Journal, board: Board) -> None:
+        self._journal, self._board = journal, board
         self.on_resize: list[Callable[[Resize], object]] = []
         self.on_preempt: list[Callable[[Preemption], object]] = []
         self.on_fault: list[Callable[[RankLost], object]] = []
@@ -105,7 +106,8 @@ class Callbacks:
         return news if lived else []
 
     def preempt(self, order: Dismissed, step: int) -> None:
-        """This worker goes: call what it wanted to do before, once."""
+        """Call the hooks of a worker that is to leave, each once. The order to leave limits their time."""
+        self._board.enter(Phase.UNTIMED)
         hooks, self.on_preempt = self.on_preempt, []
         for hook in hooks:  # each is told what the ones before it have left
             self._call("on_preempt", [hook], Preemption(order.seconds_left, step, order.reason))

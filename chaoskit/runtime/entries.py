@@ -99,7 +99,6 @@ class Entries:
         """Call the hooks of a worker that is to end, if it is."""
         worker = self._worker
         if (order := worker.regrouper.dismissal) is not None:
-            worker.board.enter(Phase.LONG)
             worker.callbacks.preempt(order, worker.regrouper.step)
 
     @property

@@ -128,7 +128,7 @@ class Hooks:
         main = hook.tid == hook.pid  # the board shows what the main thread does
         shown = self._board.phase
         if main:
-            self._board.enter(Phase.LONG)  # the harness may take its time: this wait is not a hang
+            self._board.enter(Phase.UNTIMED)  # the harness may take its time: this wait is not a hang
         release = answers.get() if self._say(hook) else Resume(hook.fault, InjectionAct("none"))
         del self._releases[hook.fault]
         if main:

@@ -613,14 +613,14 @@ class ShardedTrainer(BaseTrainer):
         """See to it that there is a copy of the last step, if it is to be stored."""
         formation = self._formation
         if formation is not None and self.config.disk is not None:
-            self._worker.board.enter(Phase.LONG)
+            self._worker.board.enter(Phase.UNTIMED)
             over = partial(self._worker.regrouper.is_over, formation)
             self._copies.complete(self.step, formation.plan.generation, over)
 
     def agree_on_end(self) -> tuple[str, str]:
         """SHA-256 over the weights and over the state of all ranks, once every rank has taken the last step."""
         state = self.state
-        self._worker.board.enter(Phase.LONG)
+        self._worker.board.enter(Phase.UNTIMED)
         self.tell_state()
         self._worker.board.enter(Phase.REDUCE)
         found = gather(self._group, state.weights_digest() + state.state_digest())

@@ -89,7 +89,7 @@ class Control:
         if line is not None:
             disown(line.fileno())
         self.hooks = Hooks(spec.worker, line, board, self.journal)
-        self.callbacks = Callbacks(self.journal)
+        self.callbacks = Callbacks(self.journal, board)
         self.halt = HaltOrder()
         self.regrouper = Regrouper(
             spec.worker, self.journal, self._open_rendezvous, self._build_group, self._formed, self._failed, self._met
