@@ -109,7 +109,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         hang_steps: no phase is suspected of a hang before it has lasted as long as this many recent steps.
         hang_floor_ms: nor before it is so much longer than the longest one of its kind. Where recoveries take longer,
             their duration counts.
-        outside_limit_s: limit for the user's own code between two transactions, and of any phase while no rank waits.
+        outside_limit_s: limit for the user's own code between two transactions, and of any phase while all ranks stand
+            still. The only rank of a job has ``collective_timeout_s``, which is longer.
         long_limit_s: limit for a ``trainer.long_phase``, and for a compilation; 0: they may take any time.
         balance: give slow ranks fewer shards. Without more shards than ranks there is nothing to move.
         slow_limit: a rank whose shards take so many times longer than those of the others, by its own computation, is

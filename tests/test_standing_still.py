@@ -25,7 +25,9 @@ def run(chaos: Chaos, tmp_path: Path, *, ranks: int, where: str = "outside", job
     marks = tmp_path / "marks"
     marks.mkdir()
     options = {"marks": str(marks), "where": where, "ranks": ranks} | plan.pop("options", {})
+    alone = {"collective_timeout_s": LIMIT_S} if ranks == 1 else {}
     settings = {
+        **alone,
         "nodes": ranks,
         "steps": 20,
         "until": {"world": ranks},
@@ -45,7 +47,7 @@ def check_recovered(outcome: Outcome, ranks: int) -> None:
     """
     detected = outcome.records("detected")
     assert [record["cause"] for record in detected] == ["hung"] * ranks, detected
-    assert detected[0]["detail"].endswith("and no rank waits for it")
+    assert "and no rank waits for it" in detected[0]["detail"]
     assert all(reason.startswith("no false alarm") for reason in outcome.reasons), outcome.reasons
     assert outcome.lost_steps == 0
     assert outcome.weights_digest == outcome.twin_weights_digest is not None

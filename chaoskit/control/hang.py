@@ -1,7 +1,7 @@
 """Finds ranks that hang: the phase of such a rank is older than its limit.
 
 A rank that another one waits for has the limit of its phase. While no rank waits, the limit of the
-user's own code holds for every phase.
+user's own code holds for every phase, and a rank hangs only if all ranks stand still.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ class Hang:
         """A sentence for people."""
         age_ms, limit_ms = self.age_s * 1000, self.limit_s * 1000
         why = "while others wait" if self.waited else "and no rank waits for it"
+        if not self.waited and self.phase == Phase.OUTSIDE:
+            why += ": declare it with trainer.long_phase, or raise outside_limit_s"
         return f"{self.phase.label} for {age_ms:.0f} ms, limit {limit_ms:.0f} ms, {why}"
 
 
@@ -118,6 +120,7 @@ class HangDetector:
         joiner_waits: bool = False,
         replacement_starts: bool = False,
         gathers: bool = False,
+        incomplete: bool = False,
     ) -> list[Hang]:
         """Return the members that hang and are to be ended now, given the latest beat of every current member.
 
@@ -126,6 +129,7 @@ class HangDetector:
             joiner_waits: a spare is ready to join, and waits even for the only rank of a world of one.
             replacement_starts: a worker was started and is not ready yet.
             gathers: a plan has just broken off a generation, and its joiners may be about to take the state over.
+            incomplete: there is no beat of some member yet.
         """
         self._learn(beats, now_s)
         self._beats, self._observed_s = beats, now_s
@@ -134,8 +138,9 @@ class HangDetector:
         waited = [self._hang(beat, self._limit_s(beat)) for beat in beats if beat.worker in awaited]
         if found := [hang for hang in waited if hang.age_s > hang.limit_s]:
             return found
-        rest = [beat for beat in beats if beat.worker not in awaited]
-        unwaited = [self._hang(beat, self._unwaited_limit_s(beat, is_alone), waited=False) for beat in rest]
+        rest = [] if incomplete else [beat for beat in beats if beat.worker not in awaited]
+        still = [beat for beat in rest if self._all_stand_still(beat, is_alone)]
+        unwaited = [self._hang(beat, self._unwaited_limit_s(beat, is_alone), waited=False) for beat in still]
         hangs = [hang for hang in unwaited if hang.age_s > hang.limit_s]
         return self._one_of(hangs, gathers or replacement_starts, now_s)
 
@@ -207,16 +212,32 @@ class HangDetector:
     def _hang(self, beat: Beat, limit_s: float, *, waited: bool = True) -> Hang:
         return Hang(beat.worker, Phase(beat.phase), _age_s(beat), limit_s, waited)
 
+    def _all_stand_still(self, suspect: Beat, is_alone: bool) -> bool:
+        """Return whether no member makes progress, as far as it does not need the rank of ``suspect`` for that."""
+        # The user's code of a sharded job builds the groups of a new generation, and waits there for all members.
+        rest = [beat for beat in self._beats if beat.phase != Phase.OUTSIDE or beat.generation <= suspect.generation]
+        return all(self._stands_still(beat, is_alone) for beat in rest)
+
+    def _stands_still(self, beat: Beat, is_alone: bool) -> bool:
+        """Return whether the rank of ``beat`` waits for other ranks, or does not go on by itself."""
+        if beat.phase in _AWAITING:
+            return True
+        is_joining = beat.phase in (Phase.START, Phase.RESTORE)
+        return _age_s(beat) > (self._config.startup_s if is_joining else self._unwaited_limit_s(beat, is_alone))
+
     def _unwaited_limit_s(self, beat: Beat, is_alone: bool) -> float:
         """Age at which the phase of a rank that no rank waits for is a hang.
 
         Nothing is lost by patience while no rank waits, so a phase of the step has the limit of the user's own code.
+        The only rank of a job has the last resort of collectives at least.
         """
         limit_s = self._limit_s(beat)
+        if is_alone and beat.phase != Phase.LONG:
+            limit_s = max(limit_s, self._config.collective_timeout_s)
         if beat.phase in TIMED_PHASES:
             return max(limit_s, self._config.outside_limit_s)
-        if beat.phase == Phase.RESTORE:
-            return max(limit_s, self._config.collective_timeout_s) if is_alone else math.inf
+        if beat.phase == Phase.RESTORE and not is_alone:
+            return math.inf
         if beat.phase == Phase.OUTSIDE and beat.trained_in != beat.generation:  # it may build its model again
             return max(limit_s, self._config.startup_s)
         return limit_s

@@ -109,6 +109,7 @@ class Watch:
             joiner_waits=grows,
             replacement_starts=starts,
             gathers=self._planned_s is not None and now_s < self._planned_s + FOLLOW_S,
+            incomplete=len(beats) < len(members),
         )
         # Whoever has no copy to restore from waits there for the next plan.
         hangs |= {hang.worker: hang for hang in hanging if not (over and hang.phase == Phase.RESTORE)}

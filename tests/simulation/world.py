@@ -63,6 +63,7 @@ class World:
             startup_s=_STARTUP_S[kind],
             coordinator_outage_s=2.0 if seed % 8 == 0 else 10.0,  # shorter than some partitions
             outside_limit_s=5.0,
+            collective_timeout_s=5.0,  # limits user code in a world of one
             replacement_s=random.choice((0.0, 0.5, 3.0)) if sharded else 0.0,
         )
         self.doom: Doom | None = None  # of a kept job
