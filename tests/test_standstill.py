@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chaoskit.control.standstill import STANDSTILL_INTERVALS, STANDSTILL_NS, Standstill
@@ -42,6 +42,7 @@ def test_an_agent_that_reads_seldom_does_not_stand_still() -> None:
     assert standstill.read_ns(MS, 2 * MS + 2 * late_ns) > 0
 
 
+@settings(deadline=None, database=None)
 @given(gaps_ms=st.lists(st.integers(1, 5000), min_size=2, max_size=30))
 def test_no_more_than_the_age_of_the_phase_counts(gaps_ms: list[int]) -> None:
     standstill, since_ns, now_ns, expected_ns = Standstill(INTERVAL_MS), MS, MS, 0
