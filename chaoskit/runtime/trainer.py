@@ -414,7 +414,6 @@ class ReplicatedTrainer(BaseTrainer):
         try:
             return regrouper.membership()
         except Dismissed as order:
-            self._worker.board.enter(Phase.LONG)
             self._callbacks.preempt(order, self.step)
             raise
 
