@@ -18,6 +18,7 @@ from chaoskit.vocabulary import Event
 
 _DRAWN_SHARE = 10  # of so many lines with a step, one that is drawn over makes a progress bar
 _UNREAD_SHARE = 10  # the same of lines whose number cannot be read
+_UNEVEN_SHARE = 10  # the same of steps that are shown less often than most
 _SKIPPED_SHARE = 10  # the same of pairs of steps that lie further apart, or nearer, than most
 _NO_TWIN: Mapping[int, int] = MappingProxyType({})
 _REMEDY = "have each step print a line of its own (with tqdm: tqdm.write), and let LogPatterns match that line"
@@ -148,9 +149,13 @@ def _repeats_by_itself(run: CommandRun, usual: Callable[[int], int], unbroken: M
 
 
 def _is_by_clock(run: CommandRun, unbroken: Mapping[int, int]) -> bool:
-    """Return whether the twin shows some steps more often than most, or steps are left out at uneven distances."""
+    """Return whether the twin shows some steps more often than most, or steps are left out at uneven distances.
+
+    A twin that shows some steps less often than most does so for more of them than its first and last one.
+    """
     usual = Usual(unbroken)
-    if any(count > usual(-1) for count in unbroken.values()):
+    uneven = sum(count != usual(-1) for count in unbroken.values())
+    if any(count > usual(-1) for count in unbroken.values()) or uneven * _UNEVEN_SHARE > len(unbroken):
         return True
     steps = unbroken or {line.step for line in run.lines if line.step is not None}
     strides = Counter(after - before for before, after in pairwise(sorted(steps)))
