@@ -38,11 +38,9 @@ class Source:
 def sources(formation: Generation) -> list[Source]:
     """Everything that has the step that this generation trains next; each rank begins with another one. Pure."""
     plan, goal, me = formation.plan, formation.goal_step, formation.me.rank
-    ahead = [other.rank for other in formation.standings or () if other.step == goal and other.rank != me]
+    ahead = [standing.rank for standing in formation.standings or () if standing.step == goal]
     if ahead:
         found = [Source(plan.members[rank].worker, plan.members[rank].endpoint, rank) for rank in ahead]
-    elif not plan.restore:
-        return []
     else:
         newest = max(snapshot.age for snapshot in plan.restore)
         copies = [snapshot for snapshot in plan.restore if snapshot.age == newest]
@@ -93,6 +91,8 @@ def restore(worker: WorkerContext, formation: Formation, pull: Callable[[Source]
 def _take(worker: WorkerContext, formation: Formation, pull: Callable[[Source], Pulled]) -> bool:
     incomplete: NotComplete | None = None
     for source in sources(formation):
+        if source.rank == formation.me.rank:
+            continue  # this rank had that state, and gave it up
         try:
             pulled = pull(source)
         except GenerationSuperseded:
