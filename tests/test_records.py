@@ -120,7 +120,7 @@ def test_all_of_an_act_is_written_down_and_where_the_worker_stood_by_itself(chao
     (stopped,) = [record for record in records(outcome, Event.HOOK_STOPPED) if record.source == worker]
     place = {"step": 6, "generation": 1, "rank": 1, "phase": "reduce"}
     assert {name: struck[name] for name in place} == place
-    assert stopped.fields == {"fault": "fault0", **place}
+    assert stopped.fields == {"fault": "fault0", "peer": "", **place}
     assert stopped.t_ns < struck.t_ns
     (started,) = [record for record in records(outcome, Event.WORKER_STARTED) if record["worker"] == worker]
     (ended,) = [record for record in records(outcome, Event.WORKER_EXITED) if record["worker"] == worker]

@@ -69,8 +69,8 @@ def ends_the_last_replica(monkeypatch: pytest.MonkeyPatch) -> None:
 #: The seed of a history that has noticed the mistake, which is tried first, and the law that is broken.
 MISTAKES: dict[Callable[[pytest.MonkeyPatch], None], tuple[int, str]] = {
     waits_in_a_broken_generation: (184, "not over|is well and was given up"),
-    commits_after_its_report: (1401, "took step|wrong state|other states|committed in generations|the state is there"),
-    reports_a_step_that_changes: (1401, "took step|wrong state|other states|goes back to step|the state is there"),
+    commits_after_its_report: (10161, "took step|wrong state|other states|committed in generations|the state is there"),
+    reports_a_step_that_changes: (20618, "took step|wrong state|other states|goes back to step|the state is there"),
     trains_behind_the_others: (141, "goes back to step|wrong state|other states|not over"),
     follows_the_slowest: (5681, "goes back to step"),
     ends_the_last_replica: (34009, "every replica was lost"),
