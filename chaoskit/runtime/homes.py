@@ -17,11 +17,11 @@ class Homes:
         committed: tensors that stand for buffers of the model.
 
     Attributes:
-        tensors: all of them, and the buffers for which others stand.
+        tensors, addresses: all of them, and the buffers for which others stand.
     """
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], committed: Mapping[str, Tensor]) -> None:
-        self._held: list[tuple[Mapping[Any, Any] | Sequence[Any], list[Any]]] = []
+        self._held: list[tuple[Collection[Any], list[Any]]] = []
         self._optimizers = [(one, one.state, one.param_groups, _parameters(one)) for one in optimizers]
         for module in model.modules():
             for held in (module._parameters, module._buffers, module._modules):
@@ -32,10 +32,11 @@ class Homes:
             for state in optimizer.state.values():
                 self._hold_nested(state)
         self.tensors = [value for _, values in self._held for value in values if isinstance(value, Tensor)]
-        self._addresses = _addresses(self.tensors)
+        self.addresses = _addresses(self.tensors)
 
     def _hold(self, held: Mapping[Any, Any] | Sequence[Any]) -> None:
-        self._held.append((held, list(_values(held))))
+        values = _values(held)  # of a mapping a view, which follows it
+        self._held.append((values, list(values)))
 
     def _hold_nested(self, held: Any) -> None:
         """Hold a value of an optimizer's state, and the containers in it."""
@@ -51,8 +52,8 @@ class Homes:
                 one.state is state and one.param_groups is groups and _same(_parameters(one), parameters)
                 for one, state, groups, parameters in self._optimizers
             )
-            and all(_same(_values(held), values) for held, values in self._held)
-            and _addresses(self.tensors) == self._addresses
+            and all(_same(values, remembered) for values, remembered in self._held)
+            and _addresses(self.tensors) == self.addresses
         )
 
 

@@ -119,6 +119,19 @@ class Registered:
         states = [tensor for _, tensor in self.optimizer_tensors()]
         return [*self.model.parameters(), *self.model.buffers(), *states]
 
+    def placed(self, *, fresh: bool) -> tuple[list[Tensor], list[int]]:
+        """Return :meth:`versioned`, and the address of each of these tensors.
+
+        Args:
+            fresh: the step was just committed, so nothing has moved since.
+        """
+        tensors = self.versioned()
+        return tensors, [tensor.data_ptr() for tensor in tensors]
+
+    def noted_scalars(self) -> bytes:
+        """Return :meth:`scalars`, as they were published with the newest commit where they were."""
+        return self.scalars()
+
     def memories(self) -> list[Tensor]:
         """Return the memory of every registered tensor that this process holds."""
         return [tensor.detach() for tensor in self.versioned()]

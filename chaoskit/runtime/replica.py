@@ -50,6 +50,7 @@ class Replica(Registered):
         self._at_entry, self._in_call, self._entered = False, False, 0
         self._homed: list[str] = []
         self._homes: Homes | None = None
+        self._published = b""  # scalars of the newest commit
         self.rehome()
 
     # -- inventory --------------------------------------------------------------------------------------------
@@ -60,11 +61,15 @@ class Replica(Registered):
         for name, buffer in self.model.named_buffers():
             yield MODEL + name, self.buffers.committed.get(name, buffer)
 
-    def versioned(self) -> list[Tensor]:
-        """See :meth:`Registered.versioned`."""
-        if self._homes is not None and self._homes.are_unchanged():
-            return self._homes.tensors  # without a walk through all modules
-        return super().versioned()
+    def placed(self, *, fresh: bool) -> tuple[list[Tensor], list[int]]:
+        """See :meth:`Registered.placed`."""
+        if self._homes is not None and (fresh or self._homes.are_unchanged()):
+            return self._homes.tensors, self._homes.addresses  # without a walk through all modules
+        return super().placed(fresh=fresh)
+
+    def noted_scalars(self) -> bytes:
+        """See :meth:`Registered.noted_scalars`."""
+        return self._published or self.scalars()
 
     def memories(self) -> list[Tensor]:
         """See :meth:`Registered.memories`. Buffers that move are here as they were committed."""
@@ -136,7 +141,8 @@ class Replica(Registered):
         if self.arena is not None:
             if not self._is_at_home(self.arena):
                 self._move_in()
-            self.arena.publish(self._homed, self.scalars(), self.step)
+            self._published = self.scalars()
+            self.arena.publish(self._homed, self._published, self.step)
 
     def publish_again(self) -> None:
         """Show peers what the script has written since the commit. They read again what they have read."""
@@ -295,6 +301,7 @@ class Replica(Registered):
         """See :meth:`Registered.load_scalars`."""
         super().load_scalars(data, step)
         self.buffers.reset()
+        self._published = b""
         self._entered = -1
         if self.arena is not None:
             self.arena.enter(-1)  # that of the state before says nothing about this one

@@ -88,7 +88,7 @@ class ScriptWrites:
         """Take note of the state: the script goes on behind the step."""
         if self._state.step != self._step:
             self._step, self.word, self.state_word = self._state.step, 0, 0
-        self._marks = self._read()
+        self._marks = self._read(fresh=True)
 
     def look(self) -> Change:
         """Return what has changed since :meth:`remember`. The script enters a transaction, or returns."""
@@ -105,7 +105,7 @@ class ScriptWrites:
 
     def peek(self) -> Change:
         """Return what has changed since :meth:`remember`, in the middle of the script's code."""
-        return _compare(self._marks, self._read()) if self._marks is not None else Change.NONE
+        return _compare(self._marks, self._read(fresh=False)) if self._marks is not None else Change.NONE
 
     def abstain(self) -> None:
         """Show nothing of this step: its state was taken over."""
@@ -119,13 +119,13 @@ class ScriptWrites:
         if self._changes <= _STATE_WORDS:
             self.state_word = checksum(self._state.memories())
 
-    def _read(self) -> _Marks:
-        tensors = self._state.versioned()
+    def _read(self, *, fresh: bool) -> _Marks:
+        tensors, places = self._state.placed(fresh=fresh)
         whole = self._looks < _WHOLE_CHECKS or self._looks % _WHOLE_EVERY == 0
         return _Marks(
-            [tensor.data_ptr() for tensor in tensors],
+            places,
             _versions(tensors),
-            self._state.scalars(),
+            self._state.noted_scalars() if fresh else self._state.scalars(),
             self._sample.read() if self._sample is not None else None,
             checksum(self._state.memories()) if whole else 0,
         )
