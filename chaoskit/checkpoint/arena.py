@@ -135,19 +135,19 @@ class ArenaView:
 
     @property
     def at_entry(self) -> bool:
-        """Whether the state of a step counts only once its writer has entered the next transaction."""
+        """The state of a step counts only once its writer has entered the next transaction."""
         return bool(self._header[_AT_ENTRY])
 
     @property
     def is_complete(self) -> bool:
-        """Whether the script of the writer is done with the state of this step. True for every copy."""
+        """The script of the writer is done with the state of this step. True for every copy."""
         if self.step < 0:
             return False
         return not self.at_entry or self._header[_ENTERED] >= self._header[_STEP]
 
     @property
     def in_call(self) -> bool:
-        """Whether the writer waits in a collective between two steps, so that it writes nothing now."""
+        """The writer waits in a collective between two steps, so it writes nothing now."""
         return bool(self._header[_IN_CALL])
 
     @property

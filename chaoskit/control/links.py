@@ -118,7 +118,7 @@ class Links:
         return [*decided, Returned((whole[0],))] if whole else decided
 
     def _take_result(self, attached: Collection[str], inside: Collection[str], now_s: float) -> _Test | None:
-        """The test that is over; None until all have answered who are still attached, or will not answer."""
+        """Return the test that is over; None while an attached node may still answer."""
         test = self._test
         if test is None:
             return None

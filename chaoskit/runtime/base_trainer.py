@@ -43,7 +43,7 @@ class Describable(Protocol):
 
 
 class Trained(Describable, Protocol):
-    """What is trained, as far as all trainers use it alike."""
+    """The registered objects, as far as all trainers use them alike."""
 
     after_update: list[Callable[[], object]]
 

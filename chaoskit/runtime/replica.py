@@ -154,19 +154,19 @@ class Replica(Registered):
 
     @property
     def at_entry(self) -> bool:
-        """Whether the state of a step counts only once the next transaction is entered."""
+        """The state of a step counts only once the next transaction is entered."""
         return self.arena.at_entry if self.arena is not None else self._at_entry
 
     @property
     def is_complete(self) -> bool:
-        """Whether the script is done with the state of this step."""
+        """The script is done with the state of this step."""
         if self.arena is not None:
             return self.arena.is_complete
         return not self._at_entry or self._entered >= self.step
 
     @property
     def in_call(self) -> bool:
-        """Whether this rank waits in a collective between two steps."""
+        """This rank waits in a collective between two steps."""
         return self.arena.in_call if self.arena is not None else self._in_call
 
     def count_at_entry(self, at_entry: bool) -> None:

@@ -224,10 +224,10 @@ class _ArenaSample:
 
 
 def _places(index: bytes, size_bytes: int) -> NDArray[np.int64]:
-    found = [np.zeros(0, dtype=np.int64)]
+    places = [np.zeros(0, dtype=np.int64)]
     for slot in decode_index(index, size_bytes):
         first, count = slot.offset // 8, slot.size_bytes // 8
-        wanted = min(count, _WORDS_PER_TENSOR + count // _PAGE_WORDS)
-        if wanted:
-            found.append(first + np.arange(wanted, dtype=np.int64) * count // wanted)
-    return np.concatenate(found)
+        sampled = min(count, _WORDS_PER_TENSOR + count // _PAGE_WORDS)
+        if sampled:
+            places.append(first + np.arange(sampled, dtype=np.int64) * count // sampled)
+    return np.concatenate(places)

@@ -391,7 +391,7 @@ class ReplicatedTrainer(BaseTrainer):
                 return formation
 
     def _takes_final_state(self, formation: Formation) -> bool:
-        """Whether this rank, which runs no code behind the last step, has its state as the others left it."""
+        """Return whether this rank, which runs no code behind the last step, has its final state."""
         if self._adopted is None:
             return True
         if not self._adopted.complete:
@@ -640,7 +640,7 @@ class ReplicatedTrainer(BaseTrainer):
             self._write_down(formation, step, call.conclude(rows))
 
     def _has_state_of_call(self, formation: Formation) -> bool:
-        """Whether the state is as the other ranks have it, which wait in the same call; False if they were lost.
+        """Return whether the state is that of the ranks that wait in the same call; False if they were lost.
 
         A rank that took over the state from them has run the code up to the call a second time. Where that code
         writes into the state, it takes the state over once more here.
