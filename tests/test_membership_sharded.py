@@ -268,6 +268,27 @@ def test_a_node_that_comes_back_with_the_last_piece_is_in_time() -> None:
     assert not job.finish
 
 
+def test_a_piece_that_was_sealed_after_its_node_had_answered_is_found() -> None:
+    """The last members end just after the nodes answered: their copies, then under way, are complete by now."""
+    job = Job(replacement_s=0.0)
+    job.tell(WorkerLost("b.0"))
+    job.answer(a=[piece("a", 0, 7)], b=[piece("b", 1, 7)])
+    job.now_s += LIMITS.fresh_s / 2
+    job.tell(WorkerLost("a.0"), WorkerLost("c.0"))
+    assert not job.finish
+    job.become_ready()
+    job.answer_all(7)
+    assert job.restored == 7
+
+
+def test_without_all_pieces_a_job_whose_members_have_ended_is_lost_at_once() -> None:
+    job = Job(replacement_s=0.0)
+    job.tell(*(WorkerLost(f"{node}.0") for node in NODES))
+    job.answer(a=[piece("a", 0, 7)], b=[piece("b", 1, 7)])
+    assert job.finish
+    assert "every replica was lost" in job.finish.reason
+
+
 def test_a_first_generation_without_copies_begins_anew() -> None:
     job = Job(replacement_s=0.0)
     job.tell(WorkerLost("b.0"))

@@ -51,14 +51,19 @@ class Renewal(Succession):
         """Whether what is known of a sharded state is too little, or too old to go back to.
 
         Members of a world that grows train on while they are asked, and may have answered between different steps; so
-        may those with whom a lost one is still in contact. Copies that were under way are complete a little later.
+        may those with whom a lost one is still in contact. Copies that were under way are complete a little later,
+        also those of members that have ended since the nodes answered.
         """
         revival = self._revival
         if self._is_restoring() or not self._nodes:  # asking nobody would leave no trace in the record
             return False
         if revival.outdated:
             return True
-        if not self._has_answers(now_s) or not revival.is_stale(now_s):
+        if not self._has_answers(now_s):
+            return False
+        if revival.misses_pieces:
+            return True
+        if not revival.is_stale(now_s):
             return False
         if revival.awaits_reach:
             return revival.is_due(now_s)

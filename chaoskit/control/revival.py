@@ -75,6 +75,7 @@ class Revival:
         self._since_s = math.inf
         self._moved_s = math.inf  # when a node last answered or was lost, or a copy failed: ticks are not remembered
         self._restoring_s = math.inf  # since the first plan that names copies
+        self._sealed_s = -math.inf  # until when a member that has ended may have sealed a piece
         self._number = -1  # of the last question
         self._asked_s = math.inf
         self._asked_before = False  # since the last holder was lost
@@ -146,6 +147,15 @@ class Revival:
         """What ``node`` has said may not hold any more: a worker there has ended that was to restore a copy."""
         self._told_s.pop(node, None)
         self._forget(node)
+
+    def lose_member(self, now_s: float) -> None:
+        """A member of a sharded job has ended. Until then it may have sealed its piece, which nodes keep."""
+        self._sealed_s = now_s
+
+    @property
+    def misses_pieces(self) -> bool:
+        """Whether nothing complete is known, and some node answered before the last member ended."""
+        return not self.snapshots and any(told_s < self._sealed_s for told_s in self._answers_s)
 
     def end(self) -> None:
         """Somebody has the state. Copies that are known are soon too old; corrupt ones are remembered."""

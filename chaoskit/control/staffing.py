@@ -74,8 +74,11 @@ class Staffing(Roll):
     def _lose(self, workers: list[str], cause: str, now_s: float) -> list[Action]:
         nodes = [self._hosts.pop(worker) for worker in workers]
         for worker, node in zip(workers, nodes, strict=True):
-            if not self._config.job.sharded and self._plan is not None and self._plan.member(worker) is not None:
-                self._revival.ask_anew(node)  # it may have had the state, and leaves it there
+            if self._plan is not None and self._plan.member(worker) is not None:
+                if self._config.job.sharded:
+                    self._revival.lose_member(now_s)
+                else:
+                    self._revival.ask_anew(node)  # it may have had the state, and leaves it there
             self._ready.pop(worker, None)
             self._begun_s.pop(worker, None)
             self._holders.discard(worker)
