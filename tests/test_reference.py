@@ -236,8 +236,11 @@ def train(trainer, *, steps, hurry):
 """
 
 
-def test_an_answer_that_came_too_late_is_asked_for_again(tmp_path: Path, undo: UndoLog) -> None:
+def test_an_answer_that_came_too_late_is_asked_for_again(
+    tmp_path: Path, undo: UndoLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A machine that was busy once would have turned the reference off for as long as the code stays the same."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # an earlier session had a job at the same path
     job, hurry = tmp_path / "slow.py", tmp_path / "hurry"
     job.write_text(SLOW)
     request = Request(JobSpec(str(job), options={"steps": 2, "hurry": str(hurry)}), 1, [[[0, 1], [2, 3]]] * 2)
