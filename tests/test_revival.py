@@ -60,6 +60,18 @@ def test_a_difference_between_ranks_that_stays_is_asked_about_once() -> None:
         revival.ask_again()
 
 
+def test_while_all_ranks_train_on_a_slow_node_does_not_keep_the_other_answers_fresh() -> None:
+    """A world that grows is not held up by a node without members; then its ranks are steps ahead of what was told."""
+    revival = Revival()
+    revival.begin(["a", "b"], 10.0)
+    revival.answer("a", (), 10.01)
+    late_s = 10.02 + LIMITS.fresh_s
+    assert revival.owed
+    assert not revival.is_stale(late_s, trains_on=False)
+    assert revival.is_stale(late_s, trains_on=True)
+    assert not revival.is_stale(10.0 + LIMITS.fresh_s, trains_on=True)
+
+
 def test_a_copy_beside_a_corrupt_one_of_the_same_age_is_taken() -> None:
     """A rank that took its piece over from another node has it copied anew: in another place, with the same seal."""
     revival = Revival()

@@ -63,7 +63,7 @@ class Renewal(Succession):
             return False
         if revival.misses_pieces:
             return True
-        if not revival.is_stale(now_s):
+        if not revival.is_stale(now_s, trains_on=self._growing):
             return False
         if revival.awaits_reach:
             return revival.is_due(now_s)

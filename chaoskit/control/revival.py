@@ -262,9 +262,15 @@ class Revival:
         """Whether an answer is worth waiting for: it may be newer than what is known."""
         return now_s - self._asked_s < self._limits.recall_s and self.owed
 
-    def is_stale(self, now_s: float) -> bool:
-        """Whether the nodes may have newer copies by now than those that they told of."""
-        told_s = self._asked_s + self._limits.recall_s if self.owed else max(self._answers_s, default=-math.inf)
+    def is_stale(self, now_s: float, *, trains_on: bool) -> bool:
+        """Return whether the nodes may have newer copies by now than those that they told of.
+
+        Args:
+            trains_on: all ranks train while the nodes are asked, and no answer that is owed is waited for.
+        """
+        told_s = max(self._answers_s, default=-math.inf)
+        if self.owed and not trains_on:
+            told_s = self._asked_s + self._limits.recall_s
         return self.active and now_s > max(told_s, self._asked_s) + self._limits.fresh_s
 
     @property
