@@ -365,6 +365,13 @@ def test_a_suspect_counts_as_seen_and_doubles_the_limit() -> None:
     assert limit_s(detector, Phase.BACKWARD) == pytest.approx(before_s)
 
 
+def test_the_age_of_a_suspect_is_not_multiplied_while_few_steps_are_known() -> None:
+    """In the first steps it was taken five times, so the second rank that hung was found after a minute and more."""
+    detector = trained(steps=0, commits=4)
+    detector.limits.suspect(Suspicion(Phase.FORWARD, age_s=15.2, limit_s=15.0))
+    assert limit_s(detector, commits=4) == pytest.approx(2 * 15.0)
+
+
 @pytest.mark.promise("1,000 steps without a suspect halve it again")
 def test_calm_steps_halve_what_suspects_have_raised() -> None:
     detector, suspicion = trained(commits=1_000_000), Suspicion(Phase.FORWARD, age_s=1.0, limit_s=8.0)

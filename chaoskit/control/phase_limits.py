@@ -39,6 +39,7 @@ class PhaseLimits:
         self._floor_s = config.hang_floor_ms / 1000
         self._hang_steps = config.hang_steps
         self._longest_s = dict.fromkeys(TIMED_PHASES, 0.0)
+        self._suspected_s = dict.fromkeys(TIMED_PHASES, 0.0)  # age of the oldest suspect
         self._raised_s = dict.fromkeys(TIMED_PHASES, 0.0)  # twice the limit at which the last suspect was found
         self._steps = 0
         self._reached = 0
@@ -59,7 +60,7 @@ class PhaseLimits:
 
     def longest_s(self, phase: Phase) -> float:
         """The longest phase of this kind that ended by itself, on any rank; a suspect counts with its age."""
-        return self._longest_s[phase]
+        return max(self._longest_s[phase], self._suspected_s[phase])
 
     def learn(self, beats: Iterable[Beat]) -> None:
         """Take in the counters of the heartbeat pages."""
@@ -89,11 +90,13 @@ class PhaseLimits:
         self.suspects += 1
         if self._calm_from is not None:
             self._calm_from = self._reached
-        self._longest_s[phase] = max(self._longest_s[phase], suspicion.age_s)
+        self._suspected_s[phase] = max(self._suspected_s[phase], suspicion.age_s)
         self._raised_s[phase] = max(self._raised_s[phase], 2 * suspicion.limit_s)
 
     def limit_s(self, phase: Phase, step_s: float, *, first: bool = False) -> float:
         """Return the age in seconds at which a phase is suspicious.
+
+        The age of a suspect is not multiplied while few steps are known: it may never have ended.
 
         Args:
             step_s: median of the recent steps; 0 where it is not known.
@@ -101,7 +104,8 @@ class PhaseLimits:
         """
         young = 1 + YOUNG_STEPS / max(self._steps, KNOWN_STEPS)
         allowance_s = self.allowance_s * (FIRST_STEP_ALLOWANCES if first else 1.0)
-        return max(self._hang_steps * step_s, self._longest_s[phase] * young + allowance_s, self._raised_s[phase])
+        known_s = max(self._longest_s[phase] * young, self._suspected_s[phase]) + allowance_s
+        return max(self._hang_steps * step_s, known_s, self._raised_s[phase])
 
     def news(self, step_s: float) -> dict[str, Any] | None:
         """Return the fields of a record ``hang_limits``, if a limit has moved notably since they were last returned."""
@@ -112,7 +116,7 @@ class PhaseLimits:
         if suspects == self.suspects and before and all(_is_near(limits[name], before[name]) for name in limits):
             return None
         self._told = limits, self.suspects
-        longest = {phase.label: round(self._longest_s[phase] * 1000) for phase in TIMED_PHASES}
+        longest = {phase.label: round(self.longest_s(phase) * 1000) for phase in TIMED_PHASES}
         allowance_ms = round(self.allowance_s * 1000)
         return {
             "limits_ms": limits,
