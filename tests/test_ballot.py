@@ -33,6 +33,7 @@ def rows(world: int, shift: int, bad: set[int], *, healthy: bool = True) -> list
             torn=False,
             heir=False,
             written=0,
+            halts=False,
             losses=[(math.nan if s in bad else 1.0) if s in owners(world, shift)[rank] else None for s in range(world)],
         )
         for rank in range(world)
@@ -107,6 +108,7 @@ def test_a_row_comes_through_as_it_was(loss: float) -> None:
         torn=True,
         heir=False,
         written=DIGEST - 3,
+        halts=True,
         losses=[loss, None],
     )
     assert share(None, row) == [row]

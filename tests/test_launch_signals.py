@@ -7,7 +7,9 @@ import os
 import shlex
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from chaoskit.experiment.requests import Requests
 from chaoskit.job import JobSpec
 from chaoskit.launcher.notice import notice_signals
 from chaoskit.messages import Beat, Halt, Heartbeat, Welcome
+from chaoskit.osprocess import descendants
 from chaoskit.vocabulary import Phase
 
 ENDLESS = 1_000_000
@@ -112,6 +115,19 @@ class Launch:
         assert self.process.stdout is not None
         assert any(text in line for line in iter(self.process.stdout.readline, "")), f"never printed: {text}"
 
+    @contextmanager
+    def stopped_agent(self, node: str, seconds: float) -> Iterator[None]:
+        """Stop the agent of a node for so long, from the entry of the block on: its rank hears orders late."""
+        processes = {Path(f"/proc/{pid}/comm").read_text().strip(): pid for pid in descendants(self.process.pid)}
+        agent = processes[f"ck-{node}"]
+        os.kill(agent, signal.SIGSTOP)
+        timer = threading.Timer(seconds, os.kill, (agent, signal.SIGCONT))
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.join()
+
     def end(self) -> str:
         """Return all that was printed, once no process is left."""
         printed, _ = self.process.communicate(timeout=LIMIT_S)
@@ -181,14 +197,16 @@ def test_a_signal_stores_the_last_step_and_says_how_to_go_on(
 @pytest.mark.costly
 def test_a_sharded_job_stores_its_last_step(workplace: Workplace) -> None:
     (workplace.directory / "sharded.py").write_text(SHARDED)
-    launch = Launch(
-        workplace, "--checkpoints", "kept", "--checkpoint-every", "100000", script="sharded.py", pause_s=0.1
-    )
+    launch = Launch(workplace, "--checkpoints", "kept", "--checkpoint-every", "100000", script="sharded.py")
     launch.await_training()
-    launch.process.send_signal(signal.SIGTERM)
+    with launch.stopped_agent("node1", 0.5):
+        launch.process.send_signal(signal.SIGTERM)
     printed = launch.end()
     assert launch.process.returncode == 128 + signal.SIGTERM, printed
-    last = max(launch.committed())
+    last, other = launch.committed()
+    assert last == other, "the ranks ended at different steps"
+    plans = [record for record in workplace.records("run", "coordinator") if record["event"] == "plan"]
+    assert len(plans) == 1, "the ranks left the train function behind different steps, and had to begin anew"
     assert [one.manifest.step for one in DiskTier(workplace.directory / "kept").snapshots().snapshots] == [last]
     assert resumed(workplace, printed, last + 3)["resumed_from"] == last
 

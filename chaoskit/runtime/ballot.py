@@ -37,6 +37,7 @@ class Row(NamedTuple):
             rank holds the same piece.
         written: what its script wrote since the last commit, below ``DIGEST``; see
             :class:`~chaoskit.runtime.script_writes.ScriptWrites`.
+        halts: it was ordered to end after this step, or an earlier one.
         losses: by shard; None for those that it did not compute.
     """
 
@@ -48,6 +49,7 @@ class Row(NamedTuple):
     torn: bool
     heir: bool
     written: int
+    halts: bool
     losses: Sequence[float | None]
 
 
@@ -105,7 +107,7 @@ def gather_unequal(group: Group | None, value: bytes, device: torch.device = _CP
 
 
 def _row(line: list[float]) -> Row:
-    healthy, finite, protected, digest, state, torn, heir, written, *losses = line
+    healthy, finite, protected, digest, state, torn, heir, written, halts, *losses = line
     return Row(
         healthy=bool(healthy),
         finite=bool(finite),
@@ -115,6 +117,7 @@ def _row(line: list[float]) -> Row:
         torn=bool(torn),
         heir=bool(heir),
         written=int(written),
+        halts=bool(halts),
         losses=[None if loss == _MISSING else loss for loss in losses],
     )
 

@@ -25,12 +25,16 @@ class HaltOrder:
         """Order the end after ``step``. Called by the control thread."""
         self.step = min(self.step, step)
 
+    def is_due(self, step: int) -> bool:
+        """Return whether no transaction is to be entered any more once ``step`` steps are committed."""
+        return step >= self.step
+
     def obey(self, step: int) -> None:
         """Called by the main thread, before a transaction that would take the step after ``step``.
 
         Raises:
             TrainingHalted: if this worker is to end.
         """
-        if step >= self.step:
+        if self.is_due(step):
             self.is_obeyed = True
             raise TrainingHalted

@@ -105,6 +105,7 @@ class ShardedTrainer(BaseTrainer):
         self._samples: dict[int, list[int]] = {}
         self._current = -1  # the shard under way; -1 for one that only keeps the others company
         self._explained = True  # whether nothing but a newer membership ended this entry
+        self._all_halt = False  # every rank has said that it is to end after the newest step
         self._committed = False  # whether a step of this entry was: then all that torch remembers has served
 
     # -- what users call ------------------------------------------------------------------------------------------
@@ -167,6 +168,11 @@ class ShardedTrainer(BaseTrainer):
         if self._state is None:
             raise BadInput("transaction", "", "call trainer.register(model=..., optimizer=...) first")
         return Transaction(self)
+
+    def _obey_halt(self) -> None:
+        """Leave the train function if every rank has the order to: a rank alone would leave collectives incomplete."""
+        if self._all_halt:
+            super()._obey_halt()
 
     def finish(self) -> None:
         """The train function has returned: what is registered now is the final state."""
@@ -458,6 +464,7 @@ class ShardedTrainer(BaseTrainer):
         gradients = state.gradients()
         worker.hooks.injected.received(gradients)
         rows = share(self._group, self._row(formation, gradients))
+        self._all_halt = all(row.halts for row in rows)
         if writes := Writes.of([row.written for row in rows]):
             raise writes.refusal(self.step)
         decision = self._suspicion.decide(self.step, owners, rows)
@@ -481,6 +488,7 @@ class ShardedTrainer(BaseTrainer):
             torn=bool(seal.torn),
             heir=bool(seal.heir),
             written=self._writes.word % DIGEST,
+            halts=self._worker.halt.is_due(self.step + 1),
             losses=losses,
         )
 
