@@ -488,6 +488,32 @@ def test_a_job_in_which_all_wait_is_stalled() -> None:
     assert not HangDetector(CONFIG).stalled(9e9)
 
 
+def test_a_rank_that_missed_the_last_step_waits_for_no_step_boundary() -> None:
+    """The others have committed the last step, and take part in no new generation that begins at the end of a step."""
+    detector, done = trained(), beat("a", Phase.DONE, 9, step=12)
+    detector.observe([done, beat("b", Phase.REGROUP, 2.9, step=11)], 1.0)
+    assert not detector.stalled(1.05)
+    assert detector.stalled(1.2)
+    detector.observe([done, beat("b", Phase.DONE, 90, step=12)], 1.3)
+    assert not detector.stalled(1.3)
+
+
+@pytest.mark.parametrize("phase", [Phase.REDUCE, Phase.REGROUP])
+@pytest.mark.parametrize("joiner_waits", [False, True])
+def test_the_only_rank_of_a_world_has_no_other_to_wait_for(phase: Phase, joiner_waits: bool) -> None:
+    detector, limit_s = HangDetector(CONFIG), max(CONFIG.startup_s, CONFIG.collective_timeout_s)
+
+    def hangs(now_s: float, age_s: float, generation: int = 1) -> list[str]:
+        rank = beat("a", phase, age_s, generation=generation)
+        found = detector.observe([rank], now_s, planned=generation, joiner_waits=joiner_waits)
+        return [hang.worker for hang in found]
+
+    assert hangs(0.0, 2 * limit_s) == [], "its phase began before this coordinator"
+    assert hangs(limit_s - 1, 3 * limit_s) == []
+    assert hangs(limit_s + 1, 3 * limit_s) == ["a"]
+    assert hangs(limit_s + 2, 3 * limit_s, generation=2) == [], "it was given another plan"
+
+
 def test_a_stall_that_a_new_generation_did_not_cure_is_given_twice_the_time() -> None:
     detector, waiting = trained(), [beat(worker, Phase.REDUCE, 4.0) for worker in "ab"]
     assert blamed(detector, *waiting) == []

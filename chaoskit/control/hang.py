@@ -90,6 +90,8 @@ class HangDetector:
         self._beats: Sequence[Beat] = ()
         self._observed_s = 0.0
         self._stalls = 0  # since the last step
+        self._sole: tuple[str, int, Phase] | None = None  # the only rank, while it waits for others
+        self._sole_since_s = math.inf
         self._ended = ""  # the last rank that was found without a waiting one
         self._ended_s = -math.inf
 
@@ -133,6 +135,9 @@ class HangDetector:
         """
         self._learn(beats, now_s)
         self._beats, self._observed_s = beats, now_s
+        is_sole = len(beats) == 1 and beats[0].generation >= planned and not incomplete
+        if stuck := self._stuck_alone(beats[0] if is_sole else None, now_s):
+            return [stuck]
         is_alone = len(beats) == 1 and beats[0].generation >= planned and not joiner_waits
         awaited = () if is_alone else {beat.worker for beat in self._awaited(beats, gathers)}
         waited = [self._hang(beat, self._limit_s(beat)) for beat in beats if beat.worker in awaited]
@@ -143,6 +148,22 @@ class HangDetector:
         unwaited = [self._hang(beat, self._unwaited_limit_s(beat, is_alone), waited=False) for beat in still]
         hangs = [hang for hang in unwaited if hang.age_s > hang.limit_s]
         return self._one_of(hangs, gathers or replacement_starts, now_s)
+
+    def _stuck_alone(self, sole: Beat | None, now_s: float) -> Hang | None:
+        """Return the only rank of a world if it has waited too long for others: there are none.
+
+        Its phase is older where no coordinator was there to plan its next generation, so the time counts from the
+        first look at it.
+        """
+        waits = sole is not None and sole.phase in (Phase.REDUCE, Phase.REGROUP)
+        place = (sole.worker, sole.generation, Phase(sole.phase)) if sole is not None and waits else None
+        if place != self._sole:
+            self._sole, self._sole_since_s = place, now_s
+        if sole is None or place is None:
+            return None
+        age_s = min(_age_s(sole), now_s - self._sole_since_s)
+        limit_s = max(self._config.startup_s, self._config.collective_timeout_s)
+        return Hang(sole.worker, Phase(sole.phase), age_s, limit_s, waited=False) if age_s > limit_s else None
 
     def _one_of(self, hangs: list[Hang], joiner_comes: bool, now_s: float) -> list[Hang]:
         """Choose one of the ranks that hang without a waiting one.
@@ -178,7 +199,7 @@ class HangDetector:
         return [beat for beat in beats if beat.step <= reached or is_alone or is_behind(beat)]
 
     def stalled(self, now_s: float) -> bool:
-        """Whether every member has been waiting for the others for so long that no end is to be expected.
+        """Return whether every member has waited for the others for so long that no end is to be expected.
 
         Every time that it is so without a step in between, the next needs twice the patience: what is merely slow must
         come to its end.
@@ -186,14 +207,17 @@ class HangDetector:
         limit_s = max(self._config.hang_floor_ms / 1000, self._config.hang_steps * self.step_s)
         patience_s = max(STALL_S, STALL_FACTOR * limit_s) * 2.0**self._stalls
         since_s = now_s - self._observed_s
-        # who has no generation yet waits for a step boundary of these, and who is done for the end of all
+        # A rank without a generation waits for a step boundary of the others, a rank that is done for the end of all.
         placed = [beat for beat in self._beats if beat.generation > 0 and beat.phase != Phase.DONE]
-        # one that is stuck on its way to the newest generation shows REGROUP, and the others wait for it
-        found = any(beat.phase == Phase.REDUCE for beat in placed) and all(
+        # One that is stuck on its way to the newest generation shows REGROUP, and the others wait for it. Ranks that
+        # are done reach no step boundary, so a rank that missed their last step would wait there for ever.
+        are_done = any(beat.phase == Phase.DONE for beat in self._beats)
+        others_wait = bool(placed) and (are_done or any(beat.phase == Phase.REDUCE for beat in placed))
+        stalled = others_wait and all(
             beat.phase in (Phase.REDUCE, Phase.REGROUP) and _age_s(beat) + since_s > patience_s for beat in placed
         )
-        self._stalls += found
-        return found
+        self._stalls += stalled
+        return stalled
 
     def _learn(self, beats: Sequence[Beat], now_s: float) -> None:
         self.limits.learn(beats)
