@@ -43,7 +43,7 @@ POLICY = ElasticPolicy(
     graceful_shutdown_timeout_s=20,
     scaling_timeout_s=10,
     faulty_scale_down_timeout_s=5,
-    snooze_after_scale_up_s=30,
+    scale_up_snooze_time_s=30,
 )
 
 
@@ -339,7 +339,7 @@ class Watched:
             usable = self.present - set(world.lent) - set(self.deadlines)
             assert len(usable) < policy.min_replicas + len(self.in_use - new)
         if world.size > size > 0:
-            assert now_s >= self.grown_at_s + policy.snooze_after_scale_up_s
+            assert now_s >= self.grown_at_s + policy.scale_up_snooze_time_s
         if world.size > size:
             self.grown_at_s = now_s
         for node, deadline_s in self.deadlines.items():
@@ -398,6 +398,30 @@ def test_a_policy_is_read_as_hyperpod_spells_it() -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "{minReplicas: 1, maxReplicas: 4, scaleUpSnoozeTimeInSeconds: 90}",
+        "elasticPolicy: {minReplicas: 1, maxReplicas: 4, scaleUpSnoozeTimeInSeconds: 90}",
+        """
+        elasticPolicy: {minReplicas: 1, maxReplicas: 4}
+        runPolicy: {restartPolicy: {evalPeriodSeconds: 60, scaleUpSnoozeTimeInSeconds: 90}}
+        """,
+    ],
+    ids=["alone", "in the policy", "where HyperPod has it"],
+)
+def test_the_snooze_is_read_by_the_name_that_hyperpod_gives_it(text: str) -> None:
+    policy = read_policy(text)
+    assert policy.scale_up_snooze_time_s == 90
+    assert read_policy(msgspec.json.encode(policy)) == policy
+
+
+@pytest.mark.parametrize("run_policy", ["{}", "{restartPolicy: {}}", "{restartPolicy: none}", "none"])
+def test_a_run_policy_without_a_snooze_sets_none(run_policy: str) -> None:
+    policy = read_policy(f"elasticPolicy: {{minReplicas: 1, maxReplicas: 4}}\nrunPolicy: {run_policy}")
+    assert policy.scale_up_snooze_time_s == 0
+
+
+@pytest.mark.parametrize(
     ("text", "name"),
     [
         ("[]", "elasticPolicy"),
@@ -416,6 +440,20 @@ def test_a_policy_is_read_as_hyperpod_spells_it() -> None:
         ("{minReplicas: 1, maxReplicas: 4, replicaDiscreteValues: [2, x]}", "replicaDiscreteValues"),
         ("{minReplicas: 1, maxReplicas: 4, scalingTimeoutInSeconds: -1}", "scalingTimeoutInSeconds"),
         ("{minReplicas: 1, maxReplicas: 4, scalingTimeoutInSeconds: .nan}", "scalingTimeoutInSeconds"),
+        (
+            """
+            elasticPolicy: {minReplicas: 1, maxReplicas: 4, scaleUpSnoozeTimeInSeconds: 90}
+            runPolicy: {restartPolicy: {scaleUpSnoozeTimeInSeconds: 60}}
+            """,
+            "scaleUpSnoozeTimeInSeconds",
+        ),
+        (
+            """
+            elasticPolicy: {minReplicas: 1, maxReplicas: 4}
+            runPolicy: {restartPolicy: {scaleUpSnoozeTimeInSeconds: a minute}}
+            """,
+            "scaleUpSnoozeTimeInSeconds",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused(text: str, name: str) -> None:

@@ -266,7 +266,7 @@ def test_nodes_go_to_a_job_of_higher_priority_and_come_back(chaos: Any) -> None:
 
 
 @pytest.mark.promise("new capacity is used after so long", setting="scaling_timeout_s")
-@pytest.mark.parametrize("setting", ["scaling_timeout_s", "snooze_after_scale_up_s"])
+@pytest.mark.parametrize("setting", ["scaling_timeout_s", "scale_up_snooze_time_s"])
 def test_growth_waits_as_the_policy_says(chaos: Any, setting: str) -> None:
     """New capacity is used when it has been there for so long; after a growth, the first one too, none for so long."""
     plan = {"nodes": 1, "shards": 4, "elastic": policy(1, 4, **{setting: 1.5}), "options": {"full": 2}}

@@ -412,7 +412,7 @@ def keeps_what_was_given_back() -> Seams:
 
 def oversleeps() -> Seams:
     """What the policy waits for, such as the end of a snooze, never comes."""
-    waits = ("scaling_timeout_s", "faulty_scale_down_timeout_s", "snooze_after_scale_up_s")
+    waits = ("scaling_timeout_s", "faulty_scale_down_timeout_s", "scale_up_snooze_time_s")
 
     def coordinator(config: RunConfig) -> RunConfig:
         if config.elastic is None:

@@ -256,7 +256,7 @@ class World:
         self.size = self._next_size(len(usable), now_s)
         if self.size > old_size:
             self._room_since_s = None
-            self._snoozed_until_s = now_s + self.policy.snooze_after_scale_up_s
+            self._snoozed_until_s = now_s + self.policy.scale_up_snooze_time_s
         new = set(usable[: self.size])
         self._vacant = min(self._vacant, self.size - len(new))
         if not self._vacant:

@@ -7,7 +7,8 @@ elasticPolicy:
   gracefulShutdownTimeoutInSeconds: 600
   scalingTimeoutInSeconds: 60
   faultyScaleDownTimeoutInSeconds: 30
-  snoozeAfterScaleUpInSeconds: 120        # ours: HyperPod's policy has no word for it
+
+HyperPod's ``runPolicy.restartPolicy.scaleUpSnoozeTimeInSeconds`` stands beside it, or as a field in it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from typing import Any
 import msgspec
 
 from chaoskit.errors import BadInput
+
+#: The one field that HyperPod has in another place: in ``runPolicy.restartPolicy``.
+_SNOOZE = "scaleUpSnoozeTimeInSeconds"
 
 
 class ElasticPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -31,7 +35,7 @@ class ElasticPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         graceful_shutdown_timeout_s: how long a node that leaves may take before it is made to.
         scaling_timeout_s: new capacity is used once it has been there for so long.
         faulty_scale_down_timeout_s: how long a lost node's place is kept for a replacement before the world shrinks.
-        snooze_after_scale_up_s: no second growth for so long after one.
+        scale_up_snooze_time_s: no second growth for so long after one.
     """
 
     min_replicas: int = msgspec.field(name="minReplicas")
@@ -41,7 +45,7 @@ class ElasticPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     graceful_shutdown_timeout_s: float = msgspec.field(name="gracefulShutdownTimeoutInSeconds", default=600.0)
     scaling_timeout_s: float = msgspec.field(name="scalingTimeoutInSeconds", default=60.0)
     faulty_scale_down_timeout_s: float = msgspec.field(name="faultyScaleDownTimeoutInSeconds", default=30.0)
-    snooze_after_scale_up_s: float = msgspec.field(name="snoozeAfterScaleUpInSeconds", default=0.0)
+    scale_up_snooze_time_s: float = msgspec.field(name=_SNOOZE, default=0.0)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -65,7 +69,7 @@ class ElasticPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def read_policy(data: bytes | str) -> ElasticPolicy:
-    """The policy in a YAML or JSON text: alone, or below ``elasticPolicy``.
+    """Return the policy in a YAML or JSON text: alone, or below ``elasticPolicy``, with ``runPolicy`` beside it.
 
     Raises:
         BadInput: naming the field as it is spelled there.
@@ -75,7 +79,7 @@ def read_policy(data: bytes | str) -> ElasticPolicy:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadInput("elasticPolicy", data[:40], f"write YAML or JSON ({error})") from None
     if isinstance(found, dict) and "elasticPolicy" in found:
-        found = found["elasticPolicy"]
+        found = _with_snooze(found["elasticPolicy"], found.get("runPolicy"))
     if not isinstance(found, dict):
         raise BadInput("elasticPolicy", found, "write a mapping with minReplicas and maxReplicas")
     try:
@@ -86,6 +90,16 @@ def read_policy(data: bytes | str) -> ElasticPolicy:
         raise BadInput(field, found.get(field), f"mend it: {message}") from None
     validate_policy(policy)
     return policy
+
+
+def _with_snooze(policy: Any, run_policy: Any) -> Any:
+    """Return the mapping below ``elasticPolicy`` with the snooze that ``runPolicy.restartPolicy`` sets."""
+    restart_policy = run_policy.get("restartPolicy") if isinstance(run_policy, dict) else None
+    if not isinstance(policy, dict) or not isinstance(restart_policy, dict) or _SNOOZE not in restart_policy:
+        return policy
+    if _SNOOZE in policy:
+        raise BadInput(_SNOOZE, policy[_SNOOZE], "give it once: in elasticPolicy, or in runPolicy.restartPolicy")
+    return {**policy, _SNOOZE: restart_policy[_SNOOZE]}
 
 
 def validate_policy(policy: ElasticPolicy) -> None:

@@ -27,7 +27,7 @@ def policy_for(seed: int, nodes: int, *, sharded: bool) -> ElasticPolicy | None:
         graceful_shutdown_timeout_s=random.choice((0.2, 2.0, 10.0)),
         scaling_timeout_s=random.choice((0.0, 0.2)),
         faulty_scale_down_timeout_s=random.choice((0.0, 0.3, 2.0)),
-        snooze_after_scale_up_s=random.choice((0.0, 0.0, 0.3)),
+        scale_up_snooze_time_s=random.choice((0.0, 0.0, 0.3)),
     )
 
 
