@@ -525,9 +525,10 @@ def _lines(item: pytest.Item) -> list[str]:
 
 
 def _brief(outcome: Outcome) -> str:
-    """What a person needs first: why, and where to look."""
+    """Return the cause of a failure, what became of the faults, and where to look."""
     lines = [f"chaoskit verdict: {outcome.verdict.value}", *(f"  - {reason}" for reason in outcome.reasons)]
     lines += [f"  {fault.fault}: {fault.state}" for fault in outcome.faults]
+    lines += [f"  {line}" for end in outcome.log_ends for line in str(end).splitlines()]
     return printable("\n".join([*lines, f"  journals and logs: {outcome.directory}"]))
 
 

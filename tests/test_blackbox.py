@@ -334,6 +334,7 @@ def test_torchrun_without_restarts_fails(chaos: Chaos) -> None:
     outcome = run(chaos, command, Kill(rank=1, at_step=8), twin=False, ranks=2, deadline_s=LAUNCHED_S)
     assert outcome.verdict is Verdict.FAILED
     assert check(outcome, "training completed").detail == "the command on node0 ended with status 1"
+    assert "failed (exitcode: -9) local_rank: 1" in outcome.log_ends[0].error
     assert re.search(r"pid \d+ (was killed by SIGKILL|is gone)", check(outcome, "evidence of Kill").detail)
 
 

@@ -123,7 +123,8 @@ def run(arguments: list[str]) -> int:
     except HarnessError as error:
         if machine:
             print_json({"error": {"harness": str(error)}})
-        sys.stderr.write(f"chaoskit: error: {printable(str(error))}\n")
+        text = "\n".join([str(error), *getattr(error, "__notes__", ())])  # such as the end of a log
+        sys.stderr.write(f"chaoskit: error: {printable(text)}\n")
         return Verdict.ERROR.exit_code
     except USAGE_ERROR as error:
         return misused(error, arguments, machine)

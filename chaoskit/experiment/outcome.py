@@ -138,6 +138,23 @@ class RuleRecord(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.rule}, {place}: {self.verdict}, {self.reason}{f'; {self.excused}' if self.excused else act}"
 
 
+class LogEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of the log of a node whose command failed: the line that says why, and lines around it.
+
+    Attributes:
+        error: the line that looks most like the cause; "" where none looks like an error.
+    """
+
+    node: str
+    path: str
+    error: str
+    lines: list[str]
+
+    def __str__(self) -> str:
+        cause = [f"the last error on {self.node}: {self.error}"] if self.error else []
+        return "\n".join([*cause, f"from {self.path}:", *(f"  {line}" for line in self.lines)])
+
+
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     """Sample accounting: every sample of every committed step, exactly once."""
 
@@ -192,6 +209,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     exposures: list[Exposure] = []
     copies: CopyInterval | None = None  # None where no replicated state was copied
     rules_fired: list[RuleRecord] = []
+    log_ends: list[LogEnd] = []  # of nodes whose command failed
     checks: list[Check] = []
     not_applied: dict[str, str] = {}  # check -> why it says nothing about this run
     ledger: Ledger | None

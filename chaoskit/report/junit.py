@@ -94,6 +94,7 @@ def _add_case(suite: ET.Element, outcome: Outcome) -> None:
     for name, value in junit_properties(outcome):
         ET.SubElement(properties, "property", {"name": name, "value": value})
     if element := _ELEMENTS.get(outcome.result):
-        reasons = _NOT_XML.sub("\ufffd", "\n".join(outcome.result_reasons)) or "no reason was given"
+        reasons = "\n".join(outcome.result_reasons) or "no reason was given"
+        reasons = _NOT_XML.sub("\ufffd", "\n".join([reasons, *map(str, outcome.log_ends)]))
         message = f"{outcome.result}: {reasons.splitlines()[0]}"
         ET.SubElement(case, element, {"type": outcome.result.value, "message": message}).text = reasons

@@ -294,6 +294,7 @@ def _details(outcome: Outcome) -> list[RenderableType]:
     blocks += [_indented(Text(printable(f"log rule {fired}")), 2) for fired in outcome.rules_fired[:_RULES_SHOWN]]
     if len(outcome.rules_fired) > _RULES_SHOWN:
         blocks.append(_indented(Text(f"and {len(outcome.rules_fired) - _RULES_SHOWN} more"), 2))
+    blocks += [_indented(Text(printable(str(end))), 2) for end in outcome.log_ends]
     for recovery in outcome.recoveries:
         blocks += [_indented(_recovery_title(recovery), 2), _indented(_Bars(recovery), 4)]
     if outcome.recoveries:

@@ -76,6 +76,11 @@ class LogPatterns:
         return Found(step, loss, odd_step or odd_loss, is_unread)
 
 
+def strip_escapes(text: str) -> str:
+    """Return a text without colours and other escape sequences of terminals."""
+    return _ESCAPES.sub("", text)
+
+
 @functools.cache
 def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern)
@@ -96,7 +101,7 @@ def _match(pattern: str, text: str) -> re.Match[str] | None:
     """Search a line without its escape sequences; with them where that finds nothing."""
     match = None
     if "\x1b" in text:
-        match = _compiled(pattern).search(_ESCAPES.sub("", text))
+        match = _compiled(pattern).search(strip_escapes(text))
     return match or _compiled(pattern).search(text)
 
 

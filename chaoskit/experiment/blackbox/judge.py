@@ -9,9 +9,10 @@ from chaoskit.experiment.blackbox.audit import audit
 from chaoskit.experiment.blackbox.coverage import coverage_of
 from chaoskit.experiment.blackbox.follow import GOOD
 from chaoskit.experiment.blackbox.legibility import uncountable, why_silent
+from chaoskit.experiment.blackbox.log_ends import hints, log_ends
 from chaoskit.experiment.blackbox.plan import moment
 from chaoskit.experiment.blackbox.run import CommandRun
-from chaoskit.experiment.blackbox.twin import CommandTwin, taken_nodes, unfinished
+from chaoskit.experiment.blackbox.twin import CommandTwin, failed_nodes, taken_nodes, unfinished
 from chaoskit.experiment.findings import (
     compared_with_itself,
     conclude,
@@ -79,7 +80,7 @@ def judge_command(run: CommandRun, twin: CommandTwin | None, substrate: str) -> 
         started=started_at(run.coverage, run.started_ns),
         wall_s=(run.ended_ns - run.started_ns) / 1e9,
         verdict=verdict,
-        reasons=[f"{check.name}: {check.detail}" for check in checks if check.verdict == verdict != Verdict.PASSED],
+        reasons=_reasons(run, checks, verdict),
         steps=_points(run, course),
         twin_losses=_twin_losses(twin),
         faults=[_fault_record(run, course, strike) for strike in run.injections],
@@ -90,11 +91,19 @@ def judge_command(run: CommandRun, twin: CommandTwin | None, substrate: str) -> 
         lost_steps=course.lost_steps(),
         false_alarms=None,
         rules_fired=rules_fired(run.records, run.started_ns),
+        log_ends=log_ends(run, failed_nodes(run)) if verdict != Verdict.PASSED else [],
         # which torch the command has is known to the command alone
         environment=environment(run.coverage, "warden", "chaoskit", "python", "kernel", "machine"),
         directory=str(run.directory),
         settings=_settings(run),
     )
+
+
+def _reasons(run: CommandRun, checks: list[Check], verdict: Verdict) -> list[str]:
+    """Return why a run did not pass, and what helps."""
+    if verdict == Verdict.PASSED:
+        return []
+    return [*(f"{check.name}: {check.detail}" for check in checks if check.verdict == verdict), *hints(run)]
 
 
 def _settings(run: CommandRun) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from chaoskit.errors import HarnessError
 from chaoskit.experiment.blackbox.follow import GOOD
 from chaoskit.experiment.blackbox.inputs import ENTRIES_MAX, Digests, InputFiles, TooManyFiles, differing, variables
 from chaoskit.experiment.blackbox.legibility import uncountable
+from chaoskit.experiment.blackbox.log_ends import hints, log_ends
 from chaoskit.experiment.blackbox.plan import CommandExperiment
-from chaoskit.experiment.blackbox.run import CommandRun, describe_end
+from chaoskit.experiment.blackbox.run import LOGS, CommandRun, describe_end
 from chaoskit.experiment.twin import Interrupted
 from chaoskit.stacks.course import Course, Usual, went_back
 from chaoskit.vocabulary import Event
@@ -44,8 +45,7 @@ class CommandTwin(msgspec.Struct, frozen=True):
             HarnessError: if the command did not end well.
         """
         if problems := unfinished(run):
-            logs = run.directory / "log"
-            raise HarnessError(f"the unbroken run of {run.experiment.job} did not complete: {problems[0]}; see {logs}")
+            raise _did_not_complete(run, problems[0])
         counts = Course(run.lines).counts()
         unclear = uncountable(run, Usual(counts))
         if not unclear and (told := _began_again(run)):
@@ -111,6 +111,24 @@ def taken_nodes(run: CommandRun) -> set[str]:
         if strike.target is not None and not strike.missed and strike.fault.ends_node
         for node in strike.target.struck_nodes
     }
+
+
+def failed_nodes(run: CommandRun) -> list[str]:
+    """Return the nodes on which the command did not end well, and was not taken away by a fault."""
+    taken = taken_nodes(run)
+    return [node for node in run.nodes if run.exits.get(node) != GOOD and node not in taken]
+
+
+def _did_not_complete(run: CommandRun, problem: str) -> HarnessError:
+    """Return the error of an unbroken run that failed: its cause in one line, and a part of the log in notes."""
+    ends = log_ends(run, failed_nodes(run))
+    cause = f": {ends[0].error}" if ends and ends[0].error else ""
+    log = ends[0].path if ends else run.directory / LOGS
+    told = f"the unbroken run of {run.experiment.job} did not complete: {problem}{cause}; see {log}"
+    error = HarnessError("; ".join([told, *hints(run)]))
+    for end in ends:
+        error.add_note(str(end))
+    return error
 
 
 def _bad_ends(run: CommandRun, taken: set[str]) -> list[str]:

@@ -1,0 +1,143 @@
+"""The part of a log that says why a command failed: the line of its error, and some lines around it.
+
+Launchers print a report after the error of a rank, and ranks print errors about a lost peer after the error of that
+peer. So the last line like an error is taken of the first of these kinds that the log has: an error of the program,
+a lost connection, the report of a launcher.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from chaoskit.stacks.patterns import strip_escapes
+
+LINES = 10
+_BYTES = 1 << 16  # of the end of a log, in which the error is looked for
+_CHUNK_BYTES = 1 << 20
+_WIDTH = 300  # of a line that is shown
+_AFTER = 2  # lines after the error: messages may have several
+
+_PREFIX = re.compile(r"^(?:\[[^\]]*\]:?\s?|\d+: )+")  # of a rank: torch has "[rank1]: ", torchrun --tee "[default1]:"
+_TRACEBACK = "Traceback (most recent call last):"
+_EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Expired)\b(?::|$)")
+_ERROR = re.compile(
+    r"\b(?:fatal|panic|exception|\w*error)\s*:(?!\s*[-+.\d])|^(?:error|fatal)\b|\bfatal (?:python )?error\b"
+    r"|command not found|no such file or directory|can't open file|permission denied|no space left on device"
+    r"|no module named|out of memory|\boom[- ]kill|segmentation fault|bus error|core dumped|\baborted\b"
+    r"|\bterminate called\b|^killed\b|line \d+:\s+\d+ killed\b",
+    re.IGNORECASE,
+)
+_LOST_PEER = re.compile(
+    r"connection (?:closed|reset|refused|aborted|timed out)|broken pipe|connectFullMesh failed|socket timeout"
+    r"|remote process exited|heartbeat timeout|timed out (?:after|waiting)|watchdog|\bNCCL\b.*remote error",
+    re.IGNORECASE,
+)
+_REPORT = re.compile(
+    r"failed \(exitcode|CalledProcessError|^srun: error|^slurmstepd: error|^mpirun noticed|non-zero exit code"
+)
+_NO_CAUSE = re.compile(r"ChildFailedError|SignalException|error_file:|^\s*traceback :")  # parts of such a report
+
+_OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+_STALE_ADDRESSES = (
+    "gloo tried addresses of ranks that had ended, as they stay in torchrun's store: "
+    f"start torchrun with {_OWN_STORE} in its environment, unless it has that"
+)
+#: A text in a log -> a setting, and the hint where the command does not have this setting.
+_HINTS = {b"connectFullMesh failed": (_OWN_STORE, _STALE_ADDRESSES)}
+
+
+@dataclass(frozen=True, slots=True)
+class LogPart:
+    """Some lines of a log.
+
+    Attributes:
+        error: the line that looks most like the cause; "" where none looks like an error.
+        lines: those around it, or else the last ones.
+    """
+
+    error: str
+    lines: tuple[str, ...]
+
+
+def read_lines(path: Path) -> list[str]:
+    """Return the last lines of a file, at most 64 KiB of it; none where the file cannot be read."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _BYTES))
+            text = file.read(_BYTES).decode(errors="replace")
+    except OSError:
+        return []
+    lines = text.split("\n")
+    return lines[1:] if size > _BYTES else lines
+
+
+def find_error(lines: Sequence[str], shows_step: Callable[[str], bool] = lambda line: False) -> LogPart:
+    """Return the line that says why a command failed, and :data:`LINES` lines in which it stands, or the last ones.
+
+    Args:
+        shows_step: of a line, whether it shows a step or a loss, and so no error.
+    """
+    shown = [line for line in map(_as_shown, lines) if line.strip()]
+    kinds = [0 if shows_step(line) else kind for line, kind in zip(shown, _kinds(shown), strict=True)]
+    kind = min(filter(None, kinds), default=0)
+    if not kind:
+        return LogPart("", tuple(line[:_WIDTH] for line in shown[-LINES:]))
+    place = len(kinds) - 1 - kinds[::-1].index(kind)
+    end = len(shown) if place >= len(shown) - LINES else place + 1 + _AFTER
+    part = shown[max(0, end - LINES) : end]
+    return LogPart(shown[place].strip()[:_WIDTH], tuple(line[:_WIDTH] for line in part))
+
+
+def find_hints(path: Path, command: Sequence[str]) -> list[str]:
+    """Return what helps against failures that a log names, where the command does not have the setting already."""
+    hints = {text: hint for text, (setting, hint) in _HINTS.items() if not any(setting in word for word in command)}
+    return [f"the log has {text.decode()!r}: {hint}" for text, hint in hints.items() if _has(path, text)]
+
+
+def _has(path: Path, text: bytes) -> bool:
+    """Return whether a file holds a text; a log may be too long for memory."""
+    end = b""
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                if text in end + chunk:
+                    return True
+                end = chunk[-len(text) :]
+    except OSError:
+        return False
+    return False
+
+
+def _as_shown(line: str) -> str:
+    """Return a line as a terminal shows it: after its last carriage return, without escape sequences."""
+    return strip_escapes(line.rstrip("\r").rpartition("\r")[2]).rstrip()
+
+
+def _kinds(lines: Sequence[str]) -> list[int]:
+    """Return of each line 1: an error of the program, 2: a lost peer, 3: the report of a launcher, 0: no error."""
+    kinds: list[int] = []
+    open_tracebacks: set[str] = set()  # by the prefix of the rank that prints it
+    for line in lines:
+        prefix = match.group() if (match := _PREFIX.match(line)) else ""
+        text = line[len(prefix) :]
+        is_exception = prefix in open_tracebacks and not text[:1].isspace()  # whatever its name is
+        if text.startswith(_TRACEBACK):
+            open_tracebacks.add(prefix)
+        elif is_exception:
+            open_tracebacks.discard(prefix)
+        kinds.append(_kind(text, is_exception=is_exception and not text.startswith(_TRACEBACK)))
+    return kinds
+
+
+def _kind(text: str, *, is_exception: bool) -> int:
+    if _NO_CAUSE.search(text):
+        return 0
+    if _REPORT.search(text):
+        return 3
+    if not is_exception and not _EXCEPTION.match(text) and not _ERROR.search(text):
+        return 0
+    return 2 if _LOST_PEER.search(text) else 1

@@ -1,0 +1,204 @@
+"""Commands that fail: reports show the line of the log that says why, ten lines around it, and a hint."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from chaoskit import Harness, HarnessError, LogPatterns, Outcome, Verdict
+from chaoskit.experiment.directory import judge_directory
+from chaoskit.report.html import write_html
+from chaoskit.report.junit import write_junit
+from chaoskit.report.store import decode_outcome, encode_outcome
+from chaoskit.report.summary import render_summary
+from chaoskit.stacks.log_end import LINES, find_error, find_hints, read_lines
+
+WATCH = LogPatterns(step=r"step (\d+)")
+ALLOWED_S = 60.0
+TORCHRUN = """
+E1128 18:32:22.123000 1846 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: {status})
+Traceback (most recent call last):
+  File "/venv/bin/torchrun", line 8, in <module>
+    sys.exit(main())
+             ^^^^^^
+  File "/venv/torch/distributed/launcher/api.py", line 383, in launch_agent
+    raise ChildFailedError(
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+=======================================================
+train.py FAILED
+-------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-28_18:32:22
+  rank      : 1 (local_rank: 1)
+  exitcode  : {status} (pid: 18635)
+  error_file: <N/A>
+  traceback : Signal 9 (SIGKILL) received by PID 18635
+=======================================================
+"""
+LOST_PEER = """[rank0]: Traceback (most recent call last):
+[rank0]:   File "/home/me/train.py", line 12, in <module>
+[rank0]:     loss.backward()
+[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:37300.
+"""
+OWN_ERROR = """[rank1]: Traceback (most recent call last):
+[rank1]:   File "/home/me/train.py", line 7, in <module>
+[rank1]:     raise {name}("bad batch")
+[rank1]: {name}: bad batch
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "error"),
+    [
+        ("step 1\nTraceback (most recent call last):\n  File 'x'\nKeyError: 'lr'\n", "KeyError: 'lr'"),
+        ("Traceback (most recent call last):\n  File 'x'\nmine.BadShape: 3 by 4\nbye\n", "mine.BadShape: 3 by 4"),
+        (OWN_ERROR.format(name="ValueError") + TORCHRUN, "[rank1]: ValueError: bad batch"),
+        (OWN_ERROR.format(name="Unfit") + LOST_PEER + TORCHRUN, "[rank1]: Unfit: bad batch"),
+        (
+            LOST_PEER + TORCHRUN.format(status=-9),
+            "[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:37300.",
+        ),
+        (
+            "step 3\n" + TORCHRUN.format(status=-9),
+            "E1128 18:32:22.123000 1846 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: -9)",
+        ),
+        ("usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --x\n", "train.py: error: unrecognized "),
+        ("sh: 1: torchrum: command not found\n", "sh: 1: torchrum: command not found"),
+        ("python: can't open file '/x/train.py': [Errno 2] No such file or directory\n", "python: can't open file"),
+        ("/venv/bin/python: No module named trian\n", "/venv/bin/python: No module named trian"),
+        ("step 1\nFatal Python error: Segmentation fault\n\nStack:\n", "Fatal Python error: Segmentation fault"),
+        ("terminate called after throwing an instance of 'std::bad_alloc'\n  what():  x\n", "terminate called after"),
+        ("run.sh: line 3: 1234 Killed  python train.py\n", "run.sh: line 3: 1234 Killed"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB\nsrun: error: n1: task 0: Exited\n", "torch.OutOf"),
+        ("\x1b[31mValueError: red\x1b[0m\n", "ValueError: red"),
+        (" 10%|#   | 1/9\r 20%|##  | 2/9\rOSError: disk\n", "OSError: disk"),
+        ("ValueError: first\nstep 2\nTypeError: second\nstep 3\n", "TypeError: second"),
+        ("step 1 error: 0.25\nval_error: 0.5\nno errors so far\n", ""),
+        ("", ""),
+    ],
+)
+def test_the_line_that_says_why_a_command_failed_is_found(log: str, error: str) -> None:
+    """The error of the program comes before a lost connection, and that before what the launcher reports."""
+    part = find_error(log.split("\n"), lambda line: WATCH.read(line) is not None)
+    assert part.error.startswith(error)
+    assert bool(part.error) is bool(error)
+    assert len(part.lines) <= LINES
+    assert not error or any(part.error in line for line in part.lines)
+
+
+def test_the_lines_are_the_last_ones_unless_the_error_stands_before_them() -> None:
+    numbered = [f"line {number}" for number in range(30)]
+    assert find_error(numbered).lines == tuple(numbered[-10:])
+    numbered[25] = "ValueError: late"
+    assert find_error(numbered).lines == tuple(numbered[-10:])
+    numbered[25], numbered[9] = "line 25", "ValueError: early"
+    assert find_error(numbered).lines == tuple(numbered[2:12])
+
+
+def test_the_end_of_a_long_log_is_enough(tmp_path: Path) -> None:
+    log = tmp_path / "node0.log"
+    log.write_bytes(b"\xff ValueError: first\n" + b"x" * 200_000 + b"\nstep 1\nOSError: last")
+    assert read_lines(log) == ["step 1", "OSError: last"]
+    assert read_lines(tmp_path / "none.log") == []
+
+
+@pytest.mark.parametrize("before", [0, (1 << 20) - 10, 3 << 20])
+def test_a_mesh_of_gloo_that_fails_has_a_hint(tmp_path: Path, before: int) -> None:
+    log = tmp_path / "node0.log"
+    log.write_bytes(b"." * before + b"RuntimeError: Gloo connectFullMesh failed with [...] no error\n" + b"." * before)
+    (hint,) = find_hints(log, ["torchrun", "--max-restarts=2", "train.py"])
+    assert "start torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment" in hint
+    assert find_hints(log, ["env", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1", "torchrun", "train.py"]) == []
+    log.write_bytes(b"RuntimeError: Connection closed by peer\n")
+    assert find_hints(log, ["torchrun"]) == []
+
+
+# -- runs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
+    with Harness("local", tmp_path_factory.mktemp("runs")) as harness:
+        yield harness
+
+
+def shell(harness: Harness, script: str, *, twin: bool = False, nodes: int = 1) -> Outcome:
+    return harness.run(
+        command=["sh", "-c", script],
+        watch=WATCH,
+        twin=twin,
+        nodes=nodes,
+        deadline_s=ALLOWED_S,
+    )
+
+
+def reports(outcome: Outcome, directory: Path) -> list[str]:
+    """Return an outcome as a page, as JUnit's XML and on a terminal."""
+    write_html([outcome], directory / "report.html")
+    write_junit([outcome], directory / "junit.xml")
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(render_summary([outcome]))
+    return [(directory / "report.html").read_text(), (directory / "junit.xml").read_text(), console.export_text()]
+
+
+def test_a_command_that_fails_says_why_wherever_it_is_reported(harness: Harness, tmp_path: Path) -> None:
+    script = "echo step 0; echo 'RuntimeError: Gloo connectFullMesh failed with <x>'; exit 3"
+    outcome = shell(harness, script)
+    assert outcome.verdict is Verdict.FAILED
+    (end,) = outcome.log_ends
+    assert (end.node, end.error) == ("node0", "RuntimeError: Gloo connectFullMesh failed with <x>")
+    assert end.lines == ["step 0", end.error]
+    assert Path(end.path).read_text() == f"step 0\n{end.error}\n"
+    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in outcome.reasons[-1]
+    assert decode_outcome(encode_outcome(outcome)) == outcome
+    for text in reports(outcome, tmp_path):
+        assert "connectFullMesh failed with" in text
+        assert end.path in text
+        assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in text
+    again = judge_directory(Path(outcome.directory))
+    assert (again.log_ends, again.reasons) == (outcome.log_ends, outcome.reasons)
+
+
+def test_a_command_that_ends_well_shows_no_log(harness: Harness) -> None:
+    outcome = shell(harness, "echo step 0; echo 'ValueError: was handled'")
+    assert outcome.verdict is Verdict.PASSED, outcome.reasons
+    assert outcome.log_ends == []
+
+
+def test_the_log_of_a_node_that_failed_is_shown_and_no_other(harness: Harness) -> None:
+    outcome = shell(harness, "echo step 0; [ {node_rank} = 0 ] || { echo OSError: {node_rank}; exit 1; }", nodes=3)
+    assert [(end.node, end.error) for end in outcome.log_ends] == [("node1", "OSError: 1"), ("node2", "OSError: 2")]
+
+
+def test_an_unbroken_run_that_fails_says_why(harness: Harness) -> None:
+    with pytest.raises(HarnessError, match=r"ended with status 1: train\.py: error: no such option; see /") as failed:
+        shell(harness, "echo 'train.py: error: no such option'; exit 1", twin=True)
+    assert "train.py: error: no such option" in failed.value.__notes__[0]
+    assert "node0.log" in failed.value.__notes__[0]
+
+
+@pytest.mark.costly
+def test_pytest_shows_why_a_command_failed(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+        from chaoskit import LogPatterns
+
+        @pytest.mark.parametrize("twin", [True, False])
+        def test_one(chaos, twin):
+            command = ["sh", "-c", "echo step 0; echo KeyError: 17; exit 1"]
+            chaos.run(command=command, watch=LogPatterns(step=r"step (\\\\d+)"), twin=twin)
+        """
+    )
+    done = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--tb=short")
+    broken, judged = done.stdout.str().partition("test_one[False]")[::2]
+    assert "ended with status 1: KeyError: 17; see " in broken
+    for text in (broken, judged):
+        assert "the last error on node0: KeyError: 17" in text
+        assert "node0.log:" in text
+        assert "  step 0" in text
