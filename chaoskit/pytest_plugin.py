@@ -424,8 +424,8 @@ class Chaos:
                 neither for nor against the recovery probability of the report.
             plan: ``steps``, ``nodes``, ``spares``, ``seed``, ``options``, ``deadline_s``, ``max_lost_steps``, ``twin``,
                 ``reference`` and every other field of :class:`chaoskit.config.RunConfig`. Of a command: ``watch``,
-                ``nodes``, ``ranks``, ``rules``, ``seed``, ``working_directory``, ``deadline_s``, ``max_lost_steps``,
-                ``twin``.
+                ``nodes``, ``ranks``, ``rules``, ``seed``, ``working_directory``, ``deadline_s``, ``stalled_s``,
+                ``max_lost_steps``, ``twin``.
 
         Raises:
             BadInput: before anything is started. VerdictError: the verdict is not ``passed``.

@@ -143,6 +143,7 @@ class RunEnd(StrEnum):
 
     ENDED = "ended"  # the job said so, or the command had ended on every node
     DEADLINE = "deadline"
+    STALLED = "stalled"  # a command showed no step for as long as its plan allows
     COORDINATOR_LOST = "coordinator lost"  # and no other took over
     HARNESS = "harness"  # it failed itself, was interrupted, or the job refused its input
 

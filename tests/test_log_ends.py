@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from chaoskit import Harness, HarnessError, LogPatterns, Outcome, Verdict
+from chaoskit import BadInput, Harness, HarnessError, LogPatterns, Outcome, Verdict
 from chaoskit.experiment.directory import judge_directory
 from chaoskit.report.html import write_html
 from chaoskit.report.junit import write_junit
@@ -127,13 +127,16 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
         yield harness
 
 
-def shell(harness: Harness, script: str, *, twin: bool = False, nodes: int = 1) -> Outcome:
+def shell(
+    harness: Harness, script: str, *, twin: bool = False, nodes: int = 1, stalled_s: float | None = None
+) -> Outcome:
     return harness.run(
         command=["sh", "-c", script],
         watch=WATCH,
         twin=twin,
         nodes=nodes,
         deadline_s=ALLOWED_S,
+        stalled_s=stalled_s,
     )
 
 
@@ -180,6 +183,30 @@ def test_an_unbroken_run_that_fails_says_why(harness: Harness) -> None:
         shell(harness, "echo 'train.py: error: no such option'; exit 1", twin=True)
     assert "train.py: error: no such option" in failed.value.__notes__[0]
     assert "node0.log" in failed.value.__notes__[0]
+
+
+def test_a_command_that_stalls_is_ended_before_its_deadline(harness: Harness) -> None:
+    """Lines without a step are no sign of training, and what it waits for is the last that the log shows."""
+    outcome = shell(
+        harness, "echo step 4; echo waiting for rank 1; while sleep 0.1; do echo alive; done", stalled_s=1.0
+    )
+    assert outcome.verdict is Verdict.FAILED
+    assert "training completed: no step was shown for 1 s (stalled_s), and the run was ended" in outcome.reasons
+    assert outcome.wall_s < ALLOWED_S / 2
+    assert outcome.log_ends[0].lines[-1] == "alive"
+    assert outcome.settings["stalled_s"] == 1.0
+    assert judge_directory(Path(outcome.directory)).reasons == outcome.reasons
+
+
+def test_a_command_has_not_stalled_before_its_first_step(harness: Harness) -> None:
+    outcome = shell(harness, "sleep 1; echo step 0; echo step 1", stalled_s=0.5)
+    assert outcome.verdict is Verdict.PASSED, outcome.reasons
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("inf"), float("nan"), "5", True])
+def test_a_limit_that_is_none_is_refused(harness: Harness, seconds: float) -> None:
+    with pytest.raises(BadInput, match=r"^stalled_s="):
+        shell(harness, "echo step 0", stalled_s=seconds)
 
 
 @pytest.mark.costly

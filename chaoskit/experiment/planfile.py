@@ -39,7 +39,7 @@ FILE_NAME = "plan.json"
 VERSION = 2
 
 _SETTINGS = tuple(name for name in RunConfig.__struct_fields__ if name != "job")
-_COMMAND_SETTINGS = ("nodes", "ranks", "seed", "working_directory", "rules")
+_COMMAND_SETTINGS = ("nodes", "ranks", "seed", "working_directory", "rules", "stalled_s")
 _NOT_FINITE = ("nan", "inf", "-inf")  # JSON has no words for them
 
 #: What can be run: a job, or a command.

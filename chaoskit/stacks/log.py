@@ -27,7 +27,8 @@ class LogReader:
         unread: how many lines show the number of a step in a form that cannot be read.
         unread_last: how many of these came after the last line whose step was read.
         drawn: how many lines with a step were drawn over by the next line, as a progress bar does it.
-        highest: step that was shown; None before the first. first_ns: when that was.
+        highest: step that was shown; None before the first.
+        first_ns, last_ns: when the first and the last line that shows a step were read; None before the first.
     """
 
     def __init__(self, patterns: LogPatterns) -> None:
@@ -38,6 +39,7 @@ class LogReader:
         self.example = self.odd = ""
         self.highest: int | None = None
         self.first_ns: int | None = None
+        self.last_ns: int | None = None
 
     def feed(self, node: str, data: bytes, t_ns: int) -> list[Line]:
         """Take in what a node has written."""
@@ -71,5 +73,6 @@ class LogReader:
             self.steps += 1
             self.unread_last = 0
             self.first_ns = self.first_ns or t_ns
+            self.last_ns = t_ns
             self.highest = found.step if self.highest is None else max(self.highest, found.step)
         return None if found.step is None and found.loss is None else Line(t_ns, node, found.step, found.loss)

@@ -71,6 +71,7 @@ class CommandFollower:
     ) -> None:
         self._cluster, self._directory, self._undo, self._watch = cluster, directory, undo, watch
         self._journal = journal
+        self._stalled_s = experiment.stalled_s
         self._logs = {node: LogFile(cluster.log(node)) for node in cluster.nodes}
         self.reader = LogReader(experiment.watch)
         self._rules = NodeLogs(experiment.rules, cluster.nodes, journal, time.monotonic())
@@ -90,13 +91,15 @@ class CommandFollower:
         self.run_end = RunEnd.HARNESS
 
     async def follow(self, deadline_s: float) -> bool:
-        """Until the command has ended on every node; False when the deadline (monotonic clock) passed first.
+        """Follow the command until it has ended on every node; return whether it has.
+
+        It is not waited for when the deadline (monotonic clock) has passed, or when its log has stalled.
 
         Raises:
             HarnessError: if a fault could not act.
         """
         self._following = asyncio.current_task()
-        over = False
+        over = stalled = False
         with contextlib.ExitStack() as opened:
             watched = {self._directory / "journal", *(log.path.parent for log in self._logs.values())}
             for directory in watched:
@@ -114,14 +117,22 @@ class CommandFollower:
                 self._tell()
                 self._strike_due(opened)
                 await self._look_at_targets(over)
-                if over or time.monotonic() >= deadline_s:
+                stalled = not over and self._is_stalled()
+                if over or stalled or time.monotonic() >= deadline_s:
                     break
                 await self._next_change(deadline_s)
         await self._look_at_targets(over=True)  # at those that were struck just before the deadline
         await self._injector.end()
         self._explain_missed()
-        self.run_end = RunEnd.ENDED if over else RunEnd.DEADLINE
+        self.run_end = RunEnd.ENDED if over else RunEnd.STALLED if stalled else RunEnd.DEADLINE
         return over
+
+    def _is_stalled(self) -> bool:
+        """Return whether the log has shown no step for as long as the plan allows."""
+        last_ns = self.reader.last_ns
+        if self._stalled_s is None or last_ns is None:
+            return False
+        return time.monotonic_ns() - last_ns >= self._stalled_s * 1e9
 
     async def close(self) -> None:
         """The run is over: put everything back, and let go of the logs."""

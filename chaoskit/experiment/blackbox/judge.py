@@ -115,6 +115,7 @@ def _settings(run: CommandRun) -> dict[str, Any]:
         "tolerance": experiment.watch.tolerance,
         "ranks": experiment.ranks,
         "max_lost_steps": experiment.max_lost_steps,
+        "stalled_s": experiment.stalled_s,
         "rules": experiment.rules,
     }
     return {name: value for name, value in chosen.items() if value}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import shutil
 import sys
@@ -29,6 +30,7 @@ _SETTINGS = (
     "seed",
     "working_directory",
     "deadline_s",
+    "stalled_s",
     "max_lost_steps",
     "name",
     "rules",
@@ -49,6 +51,7 @@ class CommandExperiment:
         max_lost_steps: steps that its faults may cost.
         rules: log rules that are told of when they fire.
         asked: the faults before roles were drawn; empty where that is not known.
+        stalled_s: the run is ended, and has failed, when its log shows no step for so long; None for no limit.
     """
 
     name: str
@@ -63,6 +66,7 @@ class CommandExperiment:
     max_lost_steps: int = 0
     rules: tuple[LogRule, ...] = ()
     asked: tuple[Fault, ...] = ()
+    stalled_s: float | None = None
 
     @property
     def job(self) -> str:
@@ -90,6 +94,7 @@ def plan_command(
     faults: Sequence[Fault] = (),
     working_directory: str | Path = "",
     deadline_s: float | None = None,
+    stalled_s: float | None = None,
     max_lost_steps: int = 0,
     rules: str | Path | Sequence[Any] | None = None,
     **unknown: Any,
@@ -104,6 +109,7 @@ def plan_command(
         ranks: processes that will have a rank, over all nodes; 0: one a node at least.
         working_directory: "" for the current one.
         deadline_s: default: five minutes.
+        stalled_s: the run is ended when the log shows no step for so long, counted from its first step on.
         max_lost_steps: steps that may be shown again after a fault.
         rules: log rules, or a file of them; when one fires the outcome tells of it, and nothing is done.
 
@@ -121,6 +127,7 @@ def plan_command(
         raise BadInput("seed", seed, "use a whole number")
     if deadline_s is not None and not deadline_s > 0:
         raise BadInput("deadline_s", deadline_s, "use a number of seconds above 0, or math.inf")
+    _require_stalled_s(stalled_s)
     directory = Path(working_directory or Path.cwd()).resolve()
     if not directory.is_dir():
         raise BadInput("working_directory", str(working_directory), "name a directory that exists")
@@ -138,6 +145,7 @@ def plan_command(
         max_lost_steps=max_lost_steps,
         rules=load_rules(rules),
         asked=tuple(faults),
+        stalled_s=stalled_s,
     )
 
 
@@ -145,6 +153,12 @@ def _require_counts(**counts: tuple[object, int]) -> None:
     for field, (value, least) in counts.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise BadInput(field, value, f"use a whole number, {least} or more")
+
+
+def _require_stalled_s(seconds: object) -> None:
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds < math.inf
+    if seconds is not None and not is_number:
+        raise BadInput("stalled_s", seconds, "use a number of seconds above 0, or leave it out for no limit")
 
 
 def _require_program(program: str, directory: Path) -> None:

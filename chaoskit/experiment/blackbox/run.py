@@ -37,7 +37,7 @@ class CommandRun:
     Attributes:
         started: the harness's word on the begin of the run; None where that is missing.
         reason: why the run was over, of :class:`chaoskit.vocabulary.RunEnd`; "" where that is missing.
-        exits: how the command ended, by node; without those that the deadline ended.
+        exits: how the command ended, by node; without those that the harness ended at the deadline, or stalled.
         lines_read: of all logs; example: the first that shows no step; odd: what a pattern took for a number.
         unread: how many lines show the number of a step in a form that cannot be read.
         unread_last: how many of these came after the last line whose step was read.
@@ -62,8 +62,13 @@ class CommandRun:
 
     @property
     def deadline_passed(self) -> bool:
-        """Whether the run was ended because it took too long."""
+        """Return whether the run was ended because it took too long."""
         return self.reason == RunEnd.DEADLINE
+
+    @property
+    def has_stalled(self) -> bool:
+        """Return whether the run was ended because its log showed no step for too long."""
+        return self.reason == RunEnd.STALLED
 
     @property
     def substrate(self) -> str:

@@ -98,6 +98,9 @@ def unfinished(run: CommandRun) -> list[str]:
     if run.deadline_passed:
         late = f"the run did not end within its deadline of {run.experiment.deadline_s:g} s"
         return [late, *_bad_ends(run, taken)]
+    if run.has_stalled:
+        stalled = f"no step was shown for {run.experiment.stalled_s:g} s (stalled_s), and the run was ended"
+        return [stalled, *_bad_ends(run, taken)]
     if run.exits and taken.issuperset(run.exits):
         return ["faults took every node away"]
     return _bad_ends(run, taken)
