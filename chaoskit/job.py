@@ -21,6 +21,7 @@ _INSTALLED = {"site-packages", "dist-packages"}
 _REFERENCE_JOBS = "chaoskit.fixtures.jobs."
 #: Attribute of a module that was loaded as a job, with the job's path.
 _IS_JOB = "__chaoskit_job__"
+_VALUE_LENGTH_MAX = 40  # of an option, where a message shows it in a signature
 
 
 class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -218,10 +219,7 @@ def validate_job(job: JobSpec) -> bool:
         raise BadInput("job", job.path, f"let {job.function} take the trainer as its first argument")
     if not _has_loss(tree, names[0]):
         raise BadInput("job", job.path, "call step.backward(loss) inside `with trainer.transaction() as step`: no loss")
-    known = {*names[1:], *(argument.arg for argument in train.args.kwonlyargs)}
-    unknown = sorted(set(job.options) - known)
-    if unknown and train.args.kwarg is None:
-        raise BadInput("options", unknown[0], f"{job.function} takes {', '.join(sorted(known)) or 'no options'}")
+    _require_taken(train, job)
     _validate_options(train, job.options)
     try:
         msgspec.json.encode(job.options)
@@ -273,6 +271,23 @@ _PLAIN_TYPES: dict[str, set[type]] = {
 }
 
 
+def _require_taken(train: ast.FunctionDef, job: JobSpec) -> None:
+    """Refuse an option that the train function does not take, with both ways to mend that."""
+    positional = [argument.arg for argument in (*train.args.posonlyargs, *train.args.args)]
+    known = {*positional[1:], *(argument.arg for argument in train.args.kwonlyargs)}
+    unknown = sorted(set(job.options) - known)
+    if not unknown or train.args.kwarg is not None:
+        return
+    name = unknown[0]
+    remedy = f"{train.name} takes {', '.join(sorted(known)) or 'no options'}: leave {name} out"
+    if not job.is_installed and name.isidentifier() and name != positional[0]:
+        value = repr(job.options[name])
+        value = value if len(value) <= _VALUE_LENGTH_MAX else "..."
+        signature = f"def {train.name}({positional[0]}, {name}={value})"
+        remedy += f", or give {train.name} the parameter, as in {signature}"
+    raise BadInput(f"options.{name}", job.options[name], remedy)
+
+
 def _validate_options(train: ast.FunctionDef, options: dict[str, Any]) -> None:
     """Refuse a missing option, and one that contradicts a plain annotation: every rank would fail on it."""
     positional = [*train.args.posonlyargs, *train.args.args]
@@ -281,8 +296,9 @@ def _validate_options(train: ast.FunctionDef, options: dict[str, Any]) -> None:
     required += [one for one, default in zip(train.args.kwonlyargs, train.args.kw_defaults, strict=True) if not default]
     for argument in required:
         if argument.arg not in options:
-            remedy = f"give this option a value (--set {argument.arg}=VALUE): {train.name} has no default for it"
-            raise BadInput(f"options.{argument.arg}", None, remedy)
+            name = argument.arg
+            remedy = f"give this option a value (--set {name}=VALUE; in Python options={{{name!r}: VALUE}})"
+            raise BadInput(f"options.{name}", None, f"{remedy}, or a default in def {train.name}(...)")
     for argument in (*positional, *train.args.kwonlyargs):
         annotation = ast.unparse(argument.annotation) if argument.annotation else ""
         names = [name.strip() for name in annotation.split("|")]

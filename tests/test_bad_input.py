@@ -155,9 +155,9 @@ launch gpt --remote-every 5 --checkpoints c          | --remote-every 5: give --
 launch gpt --spares 2000                             | --spares 2000: use at most 1024
 launch gpt --checkpoints c --keep 3 --setting disk.keep_last=5 | --setting disk.keep_last=5: leave it out
 launch gpt --elastic 2..8 --setting elastic.minReplicas=9 | % use
-launch needs.py                                      | options.size: give this option a value (--set size=VALUE)
+launch needs.py                                      | options.size: give this option a value (--set size=VALUE;
 launch plain.py --set lr=0,05                        | --set lr=0,05: use a number, as its default 0.1 is one
-launch train.py --nodes 2 --set nodes=x              | --set nodes=x: train takes steps
+launch train.py --nodes 2 --set nodes=x              | --set nodes=x: train takes steps: leave nodes out, or give
 launch gpt --follow cubic                            | --follow cubic: use one of linear
 launch gpt --follow-warmup-steps 3                   | --follow-warmup-steps 3: give --follow, too
 launch gpt --follow linear --follow-warmup-steps -3  | --follow-warmup-steps -3: use 0 or more
@@ -347,7 +347,7 @@ _MARKERS = {
     "hang_steps=float('nan')": "hang_steps=nan: use a finite number",
     "hang_floor_ms=0": "hang_floor_ms=0: use 1 or more",
     "reduction='none'": "reduction='none': use one of exact, fast",
-    "options={'nope': 1}": "options='nope': train takes",
+    "options={'nope': 1}": "options.nope=1: train takes",
     "disk={'target': 'relative'}": "disk='relative': name a directory by its absolute path",
     "disk={'target': '/proc/nowhere'}": "disk='/proc/nowhere': choose a directory that can be written",
     "disk={'keep': 3}": "disk.keep=3: use one of target",

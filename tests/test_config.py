@@ -286,10 +286,10 @@ def test_an_unknown_option_is_refused_with_the_known_ones(job_file: Path) -> Non
     """The message lists what the function takes; a function that takes anything refuses nothing."""
     with pytest.raises(BadInput) as caught:
         resolve_job(str(job_file), {"size": "tiny", "stepz": 3})
-    check(caught.value, "options", "stepz", "train takes size, steps")
+    check(caught.value, "options.stepz", 3, "train takes size, steps: leave stepz out")
     with pytest.raises(BadInput) as caught:
         resolve_job(f"{job_file}:train_small", {"x": 1})
-    check(caught.value, "options", "x", "train_small takes no options")
+    check(caught.value, "options.x", 1, "train_small takes no options: leave x out")
     job_file.write_text("def train(trainer, **options): trainer.run(trainer)")
     assert resolve_job(str(job_file), {"anything": 1}).options == {"anything": 1}
 
@@ -298,12 +298,12 @@ def test_the_trainer_is_not_an_option(job_file: Path) -> None:
     """The first argument is the trainer, also where it is positional only; those after it are options."""
     with pytest.raises(BadInput) as caught:
         resolve_job(str(job_file), {"trainer": 1})
-    check(caught.value, "options", "trainer", "train takes size, steps")
+    check(caught.value, "options.trainer", 1, "train takes size, steps")
     job_file.write_text("def train(trainer, /, size=1): trainer.run(trainer)")
     assert resolve_job(str(job_file), {"size": 2}).options == {"size": 2}
     with pytest.raises(BadInput) as caught:
         resolve_job(str(job_file), {"trainer": 1})
-    check(caught.value, "options", "trainer", "train takes size")
+    check(caught.value, "options.trainer", 1, "train takes size")
 
 
 def test_an_option_that_is_not_json_is_refused(job_file: Path) -> None:

@@ -131,7 +131,7 @@ KILL = {"kind": "Kill", "rank": 1, "at_step": 3}
         ({"job": 3}, "job", "Expected `str`"),
         ({"stepz": 3}, "stepz", "unknown field"),
         ({"steps": 0}, "steps", "1 or more"),
-        ({"options": {"width": 3}}, "options", "faithful takes steps"),
+        ({"options": {"width": 3}}, "options.width", "faithful takes steps"),
         ({"deadline_s": "soon"}, "deadline_s", "inf"),
         ({"settings": {"node": 3}}, "settings.node", "use one of"),
         ({"settings": {"faults": []}}, "settings.faults", "use one of"),

@@ -12,7 +12,7 @@ import msgspec
 
 from chaoskit.config import RunConfig, validate
 from chaoskit.errors import BadInput, ChaoskitError
-from chaoskit.job import resolve_job
+from chaoskit.job import JobSpec, resolve_job
 from chaoskit.messages import Trigger
 from chaoskit.rules import load_rules
 from faults.base import Fault, draw_ranks
@@ -135,7 +135,7 @@ def plan_experiment(
             raise BadInput("until", until, "give steps, too: the least that the job takes")
         options["until"] = until
     require_settings(settings)
-    spec = resolve_job(job, options)
+    spec = _resolve(job, options, of_plan={"steps": steps, "until": until})
     if "rules" in settings:
         settings["rules"] = msgspec.to_builtins(load_rules(settings["rules"]))
     try:
@@ -166,6 +166,17 @@ def plan_experiment(
     return Experiment(
         name or spec.name, job, config, expanded, steps, deadline_s, max_lost_steps, reference, tuple(faults)
     )
+
+
+def _resolve(job: str, options: dict[str, Any], *, of_plan: dict[str, Any]) -> JobSpec:
+    """Return the job with its options; an option that is refused has the name under which the plan gave it."""
+    try:
+        return resolve_job(job, options)
+    except BadInput as error:
+        name = error.field.removeprefix("options.")
+        if name == error.field or of_plan.get(name) is None:
+            raise
+        raise BadInput(name, error.value, error.remedy) from None
 
 
 def require_settings(names: Iterable[str]) -> None:
