@@ -63,8 +63,9 @@ def test_the_page_shows_what_is_tested() -> None:
     page = (Path(__file__).parent.parent / "docs" / "how-to" / "write-a-fault.md").read_text()
     shown = re.findall(r"```(?:python|toml)\n(.*?)```", page, re.DOTALL)
     code = "".join(path.read_text() for path in EXTENSION.iterdir() if path.is_file())
-    assert len(shown) == 4
-    assert [block for block in shown if block.strip() not in code] == []
+    parts = [block for block in shown if "class Renice(Fault)" not in block]  # test_write_a_fault.py runs it
+    assert len(parts) == 4
+    assert [block for block in parts if block.strip() not in code] == []
 
 
 def test_it_is_listed(environment: dict[str, str]) -> None:
