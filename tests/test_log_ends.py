@@ -118,6 +118,25 @@ def test_a_mesh_of_gloo_that_fails_has_a_hint(tmp_path: Path, before: int) -> No
     assert find_hints(log, ["torchrun"]) == []
 
 
+@pytest.mark.parametrize(
+    ("command", "log", "stood_still", "is_hinted"),
+    [
+        (["torchrun", "--max-restarts=2", "train.py"], LOST_PEER, True, True),
+        (["python", "-m", "torch.distributed.run", "--max-restarts", "2", "train.py"], LOST_PEER, True, True),
+        (["torchrun", "--max-restarts=2", "train.py"], LOST_PEER, False, False),
+        (["torchrun", "--max-restarts=2", "train.py"], "step 3\n", True, False),
+        (["torchrun", "train.py"], LOST_PEER, True, False),
+        (["env", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1", "torchrun", "--max-restarts=2"], LOST_PEER, True, False),
+    ],
+)
+def test_ranks_that_wait_after_a_restart_have_a_hint(
+    tmp_path: Path, command: list[str], log: str, stood_still: bool, is_hinted: bool
+) -> None:
+    """gloo may also wait for ever where it has the address of a rank that ended, and then prints nothing."""
+    (tmp_path / "node0.log").write_text(log)
+    assert bool(find_hints(tmp_path / "node0.log", command, stood_still=stood_still)) is is_hinted
+
+
 # -- runs ---------------------------------------------------------------------------------------------------------
 
 

@@ -45,8 +45,8 @@ _STALE_ADDRESSES = (
     "gloo tried addresses of ranks that had ended, as they stay in torchrun's store: "
     f"start torchrun with {_OWN_STORE} in its environment, unless it has that"
 )
-#: A text in a log -> a setting, and the hint where the command does not have this setting.
-_HINTS = {b"connectFullMesh failed": (_OWN_STORE, _STALE_ADDRESSES)}
+_FAILED_MESH = b"connectFullMesh failed"
+_GLOO_PAIR = b"gloo/transport/tcp/pair.cc"  # where gloo says that it lost a connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +92,20 @@ def find_error(lines: Sequence[str], shows_step: Callable[[str], bool] = lambda 
     return LogPart(shown[place].strip()[:_WIDTH], tuple(line[:_WIDTH] for line in part))
 
 
-def find_hints(path: Path, command: Sequence[str]) -> list[str]:
-    """Return what helps against failures that a log names, where the command does not have the setting already."""
-    hints = {text: hint for text, (setting, hint) in _HINTS.items() if not any(setting in word for word in command)}
-    return [f"the log has {text.decode()!r}: {hint}" for text, hint in hints.items() if _has(path, text)]
+def find_hints(path: Path, command: Sequence[str], *, stood_still: bool = False) -> list[str]:
+    """Return what helps against failures that a log shows, where the command does not have the setting already.
+
+    Args:
+        stood_still: the command was ended, as it did not end by itself.
+    """
+    if any(_OWN_STORE in word for word in command):
+        return []
+    if _has(path, _FAILED_MESH):
+        return [f"the log has {_FAILED_MESH.decode()!r}: {_STALE_ADDRESSES}"]
+    restarts = any(word.startswith("--max-restarts") for word in command)
+    if stood_still and restarts and _has(path, _GLOO_PAIR):
+        return [f"ranks may have waited for each other after a restart, if {_STALE_ADDRESSES}"]
+    return []
 
 
 def _has(path: Path, text: bytes) -> bool:

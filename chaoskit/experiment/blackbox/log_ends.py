@@ -19,8 +19,9 @@ def log_ends(run: CommandRun, nodes: Iterable[str]) -> list[LogEnd]:
 
 def hints(run: CommandRun) -> list[str]:
     """Return what helps against failures that the logs of a run name."""
-    logs = sorted((run.directory / LOGS).glob("*.log"))
-    return list(dict.fromkeys(hint for path in logs for hint in find_hints(path, run.experiment.command)))
+    logs, command = sorted((run.directory / LOGS).glob("*.log")), run.experiment.command
+    stood_still = run.has_stalled or run.deadline_passed
+    return list(dict.fromkeys(hint for path in logs for hint in find_hints(path, command, stood_still=stood_still)))
 
 
 def _log_end(run: CommandRun, node: str) -> LogEnd:
