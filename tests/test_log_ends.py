@@ -100,6 +100,11 @@ def test_the_lines_are_the_last_ones_unless_the_error_stands_before_them() -> No
     assert find_error(numbered).lines == tuple(numbered[2:12])
 
 
+def test_lines_that_only_underline_code_are_left_out() -> None:
+    lines = ["[rank1]:   loss.backward()", "[rank1]:   ^^^^^~~~~^^^^^", "    ^^^", "[rank1]: ValueError: 3"]
+    assert find_error(lines).lines == (lines[0], lines[3])
+
+
 def test_the_end_of_a_long_log_is_enough(tmp_path: Path) -> None:
     log = tmp_path / "node0.log"
     log.write_bytes(b"\xff ValueError: first\n" + b"x" * 200_000 + b"\nstep 1\nOSError: last")

@@ -81,7 +81,7 @@ def find_error(lines: Sequence[str], shows_step: Callable[[str], bool] = lambda 
     Args:
         shows_step: of a line, whether it shows a step or a loss, and so no error.
     """
-    shown = [line for line in map(_as_shown, lines) if line.strip()]
+    shown = [line for line in map(_as_shown, lines) if _PREFIX.sub("", line).strip(" \t^~")]
     kinds = [0 if shows_step(line) else kind for line, kind in zip(shown, _kinds(shown), strict=True)]
     kind = min(filter(None, kinds), default=0)
     if not kind:
