@@ -1,9 +1,12 @@
-"""Mutation testing of the coordinator, the runtime and the judge: ``python tests/mutants.py --count 40 --seed 7``.
+"""Mutation testing of the folders in ``CORES``: ``python tests/mutants.py --count 40 --seed 7``.
 
-Each mutant negates one condition or drops one statement. It is put in place, in this checkout, and tests are run in
-stages until one of them fails: the unit tests that import the mutated module, those that import a module which uses it,
-500 simulated histories, then the gate, then, with ``--last nightly``, everything. A mutant that survives all stages is
-code that no test needs.
+A mutant has one change of three kinds: a condition or comparison is negated, a statement or call is dropped, or what
+a function returns or yields is emptied. The mutant is put in place, in this checkout, and tests are run in stages until
+one of them fails: the unit tests that import the mutated module, those that import a module which uses it, 500
+simulated histories, then the gate, then, with ``--last nightly``, everything. A mutant that survives all stages is code
+that no test needs.
+
+``--in PATH`` draws the mutants from one file or folder of a core instead, and may be given several times.
 
 A JSON file holds the result: for each mutant its place, what was changed, and the stage and test that caught it. The
 checkout must have no uncommitted changes; each file is put back, also when the run is interrupted.
@@ -26,10 +29,26 @@ from contextlib import contextmanager
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 ROOT = Path(__file__).resolve().parent.parent
-CORES = ("chaoskit/control", "chaoskit/runtime", "chaoskit/experiment")
+CORES = (
+    "chaoskit/control",
+    "chaoskit/runtime",
+    "chaoskit/experiment",
+    "chaoskit/history",
+    "chaoskit/sla",
+)
+_EMPTY = {
+    "bool": "False",
+    "bytes": "b''",
+    "dict": "{}",
+    "float": "0.0",
+    "int": "0",
+    "list": "[]",
+    "str": "''",
+    "tuple": "()",
+}
 STAGES = ("unit", "neighbours", "simulation", "gate", "nightly")
 _LIMIT_S = 3600.0
 
@@ -58,46 +77,87 @@ class Mutant(NamedTuple):
 # -- making -------------------------------------------------------------------------------------------------------
 
 
-def mutants_of(path: Path) -> list[Mutant]:
-    """Every mutant of the functions of a file."""
+def mutants_of(path: Path, root: Path = ROOT) -> list[Mutant]:
+    """Return every mutant of the functions of a file, in the order of their places."""
     source = path.read_bytes()
     starts = [0, *accumulate(len(line) for line in source.splitlines(keepends=True))]
     found = {}
     for function in ast.walk(ast.parse(source)):
         if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
             continue
-        for node in ast.walk(function):
-            part = _part(node)
-            if part is None or part.end_lineno is None or part.end_col_offset is None:
-                continue
+        for verb, part, by in _changes(function):
+            assert part.end_lineno is not None
+            assert part.end_col_offset is not None
             begin = starts[part.lineno - 1] + part.col_offset
             end = starts[part.end_lineno - 1] + part.end_col_offset
             text = source[begin:end].decode()
-            verb, by = ("negate", f"(not ({text}))") if isinstance(part, ast.expr) else ("drop", "pass")
-            found[begin] = Mutant(str(path.relative_to(ROOT)), part.lineno, f"{verb} {text!r}", begin, end, by)
-    return [found[begin] for begin in sorted(found)]  # once each, although functions may lie within others
+            changed = by.replace("{text}", text)
+            if changed != text:  # a nested function is visited again, by itself: that visit overwrites this one
+                change = f"{verb} {text!r}"
+                place = str(path.relative_to(root))
+                found[begin, end, verb] = Mutant(place, part.lineno, change, begin, end, changed)
+    return [found[place] for place in sorted(found)]
 
 
-def _part(node: ast.AST) -> ast.expr | ast.stmt | None:
-    """What of a node is changed: a condition, or a statement that does something."""
+def _changes(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[str, ast.expr | ast.stmt, str]]:
+    """Yield a verb, the part of the function that is changed, and a template of the text that replaces the part."""
+    for node in ast.walk(function):
+        for condition in _conditions(node):
+            yield "negate", condition, "(not ({text}))"
+        if _is_dropped(node):
+            yield "drop", node, "pass"
+        if isinstance(node, ast.Return) and node.value is not None:
+            yield "empty", node.value, _empty(function.returns)
+        if isinstance(node, (ast.Yield, ast.YieldFrom)) and node.value is not None and _is_iterator(function):
+            yield "empty", node, "(yield from ())"
+
+
+def _conditions(node: ast.AST) -> list[ast.expr]:
+    """Return the conditions that a node holds, and the node itself if it is a comparison."""
     if isinstance(node, (ast.If, ast.While, ast.IfExp)):
-        return node.test
+        return [node.test]
+    if isinstance(node, ast.comprehension):
+        return node.ifs
+    if isinstance(node, ast.match_case):
+        return [] if node.guard is None else [node.guard]
+    return [node] if isinstance(node, ast.Compare) else []
+
+
+def _is_dropped(node: ast.AST) -> TypeGuard[ast.stmt]:
+    """Return whether a node is a statement that does something and binds no variable."""
     if isinstance(node, ast.Expr):
-        return node if isinstance(node.value, (ast.Call, ast.Await)) else None
+        return isinstance(node.value, (ast.Call, ast.Await))
     if isinstance(node, (ast.Assign, ast.AugAssign)):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        return node if all(isinstance(target, (ast.Attribute, ast.Subscript)) for target in targets) else None
-    return None
+        return all(isinstance(target, (ast.Attribute, ast.Subscript)) for target in targets)
+    return False
 
 
-def drawn(count: int, seed: int, cores: Sequence[str] = CORES) -> list[Mutant]:
-    """Mutants at random, the same for the same seed and sources; each core has its share."""
+def _empty(annotation: ast.expr | None) -> str:
+    """Return the text of the empty value of a return type; ``None`` of a type that has none."""
+    kind = annotation.value if isinstance(annotation, ast.Subscript) else annotation
+    return _EMPTY.get(kind.id, "None") if isinstance(kind, ast.Name) else "None"
+
+
+def _is_iterator(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Return whether a caller iterates over what a function yields: a context manager or fixture yields once."""
+    decorators = {name for decorator in function.decorator_list for name in re.findall(r"\w+", ast.unparse(decorator))}
+    return isinstance(function, ast.FunctionDef) and decorators.isdisjoint({"contextmanager", "fixture"})
+
+
+def drawn(count: int, seed: int, places: Sequence[str] = CORES) -> list[Mutant]:
+    """Return mutants drawn at random, the same for the same seed and sources; each place has its share.
+
+    Args:
+        places: files or folders of the cores, relative to the checkout.
+    """
     chance = random.Random(seed)
     found = []
-    for place, core in enumerate(cores):
-        share = count // len(cores) + (place < count % len(cores))
-        files = sorted((ROOT / core).rglob("*.py"))
-        found += chance.sample([mutant for path in files for mutant in mutants_of(path)], share)
+    for number, place in enumerate(places):
+        share = count // len(places) + (number < count % len(places))
+        path = ROOT / place
+        files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+        found += chance.sample([mutant for file in files for mutant in mutants_of(file)], share)
     return found
 
 
@@ -199,11 +259,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=40, help="mutants to try")
     parser.add_argument("--seed", type=int, default=0, help="chooses them")
+    parser.add_argument("--in", action="append", dest="places", help="a file or folder of a core; all cores by default")
     parser.add_argument("--last", choices=STAGES, default="gate", help="stage after which a mutant has survived")
     parser.add_argument("--list", action="store_true", help="show the mutants and try none")
     parser.add_argument("--output", type=Path, default=Path(".tox/mutants.json"), help="where the result is written")
     options = parser.parse_args(arguments)
-    mutants = drawn(options.count, options.seed)
+    places = [Path(place).resolve().relative_to(ROOT) for place in options.places or ()]
+    if stray := [place for place in places if not any(place.is_relative_to(core) for core in CORES)]:
+        parser.error(f"--in: {stray[0]} is in none of {', '.join(CORES)}")
+    mutants = drawn(options.count, options.seed, [str(place) for place in places] or CORES)
     if options.list:
         for mutant in mutants:
             print(f"{mutant.path}:{mutant.line}: {mutant.change}")

@@ -1,8 +1,83 @@
-"""The tests on which a mutant is tried first. See tests/mutants.py."""
+"""How mutants are made, and the tests on which a mutant is tried first. See tests/mutants.py."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import mutants
+import pytest
+
+SOURCE = """\
+def early(lines: list[str], most: int) -> list[str]:
+    if not lines:
+        return []
+    found = [line for line in lines if len(line) <= most]
+    found.sort()
+    return found
+
+def names(pods):
+    for pod in pods:
+        yield pod.name
+
+@contextmanager
+def opened(path):
+    yield path
+
+def choose(event) -> int:
+    match event:
+        case "a" if late:
+            self.count += 1
+            return 7
+    return 0
+"""
+
+
+def made(tmp_path: Path, source: str) -> list[tuple[str, str]]:
+    """Return the mutants of a source: the change, and the line with the change."""
+    path = tmp_path / "module.py"
+    path.write_text(source)
+    lines = []
+    for mutant in mutants.mutants_of(path, tmp_path):
+        changed = mutant.apply(path.read_bytes()).decode()
+        lines.append((mutant.change, changed.splitlines()[mutant.line - 1].strip()))
+    return lines
+
+
+def test_mutants_are_of_three_kinds(tmp_path: Path) -> None:
+    """Each kind has its places; an empty return, a variable and what a context manager yields are left alone."""
+    assert dict(made(tmp_path, SOURCE)) == {
+        "negate 'not lines'": "if (not (not lines)):",
+        "negate 'len(line) <= most'": "found = [line for line in lines if (not (len(line) <= most))]",
+        "drop 'found.sort()'": "pass",
+        "empty 'found'": "return []",
+        "empty 'yield pod.name'": "(yield from ())",
+        "negate 'late'": 'case "a" if (not (late)):',
+        "drop 'self.count += 1'": "pass",
+        "empty '7'": "return 0",
+    }
+
+
+def test_a_nested_function_has_the_empty_value_of_its_own_type(tmp_path: Path) -> None:
+    source = "def outer() -> str:\n    def inner() -> bool:\n        return ready\n    return inner()\n"
+    assert made(tmp_path, source) == [("empty 'ready'", "return False"), ("empty 'inner()'", "return ''")]
+
+
+def test_each_place_has_its_share() -> None:
+    drawn = mutants.drawn(3, seed=1, places=["chaoskit/sla", "chaoskit/history"])
+    assert [Path(mutant.path).parent.name for mutant in drawn] == ["sla", "sla", "history"]
+    assert drawn == mutants.drawn(3, seed=1, places=["chaoskit/sla", "chaoskit/history"])
+
+
+def test_mutants_can_be_drawn_from_one_file() -> None:
+    drawn = mutants.drawn(5, seed=1, places=["chaoskit/experiment/judge.py"])
+    assert [mutant.path for mutant in drawn] == ["chaoskit/experiment/judge.py"] * 5
+    assert "tests/test_evidence.py" in mutants.unit_tests(drawn[0].path)[0]
+
+
+@pytest.mark.parametrize("path", ["chaoskit/history/store.py", "chaoskit/sla/judge.py"])
+def test_the_rooms_of_records_have_their_unit_tests(path: str) -> None:
+    assert (mutants.ROOT / path).is_file()
+    assert mutants.unit_tests(path)[0]
 
 
 def test_a_mutant_is_tried_on_tests_of_modules_that_use_its_module() -> None:
