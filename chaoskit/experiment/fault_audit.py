@@ -93,7 +93,7 @@ class _Witnesses:
         Without a hook these are the two newest, since the harness may not have heard of the newest one.
         """
         if hook is not None:
-            return [plan for plan in self._generations.get(hook["generation"], []) if plan["members"]]
+            return self._generations.get(hook["generation"], [])
         count = bisect_right(self.plans, struck.injected_ns, key=lambda plan: plan.t_ns)
         return [plan for plan in self.plans[max(0, count - 2) : count] if plan["members"]]
 
