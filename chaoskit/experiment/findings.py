@@ -127,10 +127,10 @@ def fault_record(
 def _state(strike: InjectionRecord) -> str:
     if not strike.undone:
         return "undo failed"
-    if strike.missed and strike.target is not None:
-        return "missed"
-    if strike.target is None or strike.missed:
+    if strike.target is None:
         return "not fired"
+    if strike.missed:
+        return "missed"
     return "confirmed" if strike.effective_ns is not None else "not observed"
 
 
