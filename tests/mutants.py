@@ -107,7 +107,8 @@ def _changes(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple
         if _is_dropped(node):
             yield "drop", node, "pass"
         if isinstance(node, ast.Return) and node.value is not None:
-            yield "empty", node.value, _empty(function.returns)
+            empty = _empty(function.returns)
+            yield "empty", node.value, "{text}" if ast.unparse(node.value) == empty else empty
         if isinstance(node, (ast.Yield, ast.YieldFrom)) and node.value is not None and _is_iterator(function):
             yield "empty", node, "(yield from ())"
 
@@ -124,13 +125,13 @@ def _conditions(node: ast.AST) -> list[ast.expr]:
 
 
 def _is_dropped(node: ast.AST) -> TypeGuard[ast.stmt]:
-    """Return whether a node is a statement that does something and binds no variable."""
+    """Return whether a node is a statement that does something, and that binds no new variable."""
     if isinstance(node, ast.Expr):
         return isinstance(node.value, (ast.Call, ast.Await))
-    if isinstance(node, (ast.Assign, ast.AugAssign)):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        return all(isinstance(target, (ast.Attribute, ast.Subscript)) for target in targets)
-    return False
+    if isinstance(node, ast.Assign):
+        return all(isinstance(target, (ast.Attribute, ast.Subscript)) for target in node.targets)
+    is_bare_return = isinstance(node, ast.Return) and node.value is None
+    return is_bare_return or isinstance(node, (ast.AugAssign, ast.Continue, ast.Break))
 
 
 def _empty(annotation: ast.expr | None) -> str:

@@ -89,7 +89,7 @@ def test_rules_that_fired_are_told_with_their_excuse() -> None:
         record(32, "node1", Event.RULE_FIRED, **place | {"rule": "other"}, **what),
         record(40, "coordinator", Event.RULE_EXCUSED, **excuse),
         record(41, "coordinator", Event.RULE_EXCUSED, **excuse | {"worker": "node7.0"}),
-        record(42, "coordinator", Event.DETECTED, **excuse),
+        record(42, "coordinator", Event.DETECTED, **excuse | {"detail": "no excuse"}),
     ]
     fired = rules_fired(lines, STARTED_NS)
     first = RuleRecord(rule="quiet", verdict="hanging", where="node1.0", at_s=0.01, **what)

@@ -17,11 +17,18 @@ def early(lines: list[str], most: int) -> list[str]:
 
 def names(pods):
     for pod in pods:
+        if pod.gone:
+            continue
         yield pod.name
 
 @contextmanager
 def opened(path):
     yield path
+
+def count(pods) -> int:
+    total = 0
+    total += len(pods)
+    return total
 
 def choose(event) -> int:
     match event:
@@ -50,16 +57,21 @@ def test_mutants_are_of_three_kinds(tmp_path: Path) -> None:
         "negate 'len(line) <= most'": "found = [line for line in lines if (not (len(line) <= most))]",
         "drop 'found.sort()'": "pass",
         "empty 'found'": "return []",
+        "negate 'pod.gone'": "if (not (pod.gone)):",
+        "drop 'continue'": "pass",
         "empty 'yield pod.name'": "(yield from ())",
+        "drop 'total += len(pods)'": "pass",
+        "empty 'total'": "return 0",
         "negate 'late'": 'case "a" if (not (late)):',
         "drop 'self.count += 1'": "pass",
         "empty '7'": "return 0",
     }
 
 
-def test_a_nested_function_has_the_empty_value_of_its_own_type(tmp_path: Path) -> None:
-    source = "def outer() -> str:\n    def inner() -> bool:\n        return ready\n    return inner()\n"
-    assert made(tmp_path, source) == [("empty 'ready'", "return False"), ("empty 'inner()'", "return ''")]
+def test_what_is_returned_is_emptied_by_its_type(tmp_path: Path) -> None:
+    """A nested function has a type of its own; an empty text, in whatever quotes, stays as it is."""
+    source = 'def outer() -> str:\n    def inner() -> bool:\n        return ready\n    return name\n    return ""\n'
+    assert made(tmp_path, source) == [("empty 'ready'", "return False"), ("empty 'name'", "return ''")]
 
 
 def test_each_place_has_its_share() -> None:

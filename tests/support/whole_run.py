@@ -208,6 +208,9 @@ def experiment_of(faults: Sequence[Fault] = (FAULT,), **settings: Any) -> Experi
     return plan_experiment("gpt", faults=faults, **size | settings)
 
 
+PLAN = experiment_of()
+
+
 def run_of(
     lines: Sequence[Record],
     *,
@@ -220,7 +223,6 @@ def run_of(
 ) -> RawRun:
     """Return the run that left these records in files that are whole, or in ``files``."""
     ended_ns = STARTED_NS + 78_000_000
-    plan = experiment or experiment_of()
-    run = RawRun(plan, directory, STARTED_NS, ended_ns, end, deadline_passed, harness_lost)
+    run = RawRun(experiment or PLAN, directory, STARTED_NS, ended_ns, end, deadline_passed, harness_lost)
     run.__dict__["journals"] = Journals(by_time(lines), files_of(lines) if files is None else files)
     return run
