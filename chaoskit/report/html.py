@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from chaoskit.experiment.account import TimeAccount
 from chaoskit.experiment.outcome import FaultRecord, Outcome, Recovery, StepPoint
-from chaoskit.report import summary, svg, times
+from chaoskit.report import summary, svg, times, words
 from chaoskit.report.statistics import Estimates, estimate_recovery
 from chaoskit.report.store import encode_outcome
 from chaoskit.report.svg import Scale
@@ -26,6 +26,7 @@ EVIDENCE_LEVELS = ("armed", "effective", "impactful")
 VERDICT_MARKS = {Verdict.PASSED: "✓", Verdict.FAILED: "✕", Verdict.UNKNOWN: "?", Verdict.ERROR: "!"}
 
 _LOSS_HEIGHT, _TIME_HEIGHT, _WORLD_HEIGHT, _AXIS = 200, 48, 48, 30
+_AXIS_PX = 44  # beside the curves, for their values; wider values take more
 
 
 def write_html(outcomes: Sequence[Outcome], path: Path) -> None:
@@ -52,6 +53,7 @@ def write_html(outcomes: Sequence[Outcome], path: Path) -> None:
         marks=VERDICT_MARKS,
         palette=svg.PALETTE,
         levels=EVIDENCE_LEVELS,
+        words=words,
         phase_colour=svg.phase_colour,
         with_reference=summary.with_reference,
     )
@@ -89,6 +91,7 @@ def _section(outcome: Outcome, shared: dict[str, Any], page_directory: Path, *, 
         "facts": _facts(outcome, shared),
         "recoveries": [(one, svg.timeline(one, scale), _to_reference(one)) for one in outcome.recoveries],
         "curves": _curves(outcome) if outcome.steps else [],
+        "axis_px": _axis_px(outcome),
         "shown": _shown(outcome),
         "faults": [(fault, _trigger(fault), _evidence(fault)) for fault in outcome.faults],
         "accounts": [(name, getattr(outcome.ledger, name)) for name in ("missing", "repeated", "skipped")]
@@ -226,7 +229,7 @@ def _curve(name: str, height: int, words: str, content: Markup, axis: int = 0) -
 def _windows(outcome: Outcome, steps: Scale, height: float, *, numbered: bool = False) -> Markup:
     """From the last step committed before an injection to the first good step, shaded, one a recovery."""
     parts: list[Markup] = []
-    labelled = -10.0
+    captions: list[svg.Caption] = []
     for index, recovery in enumerate(outcome.recoveries, 1):
         good = recovery.injected_s + recovery.seconds
         before = [point.step for point in outcome.steps if point.at_s <= recovery.injected_s]
@@ -235,24 +238,31 @@ def _windows(outcome: Outcome, steps: Scale, height: float, *, numbered: bool = 
         middle, half = (start + stop) / 2, max((stop - start) / 2, 0.2)
         title = svg.tag("title", f"{index}. {recovery.cause}: {summary.duration(recovery.seconds)}")
         parts.append(svg.bar(middle - half, middle + half, 0, height, svg.colour("window"), title, class_="window"))
-        if numbered and middle - labelled > 2:
-            labelled = middle
-            parts.append(svg.label(str(index), middle, -5, shade="alert", text_anchor="middle", font_weight=600))
-    return Markup("").join(parts)
+        captions.append(svg.Caption(str(index), middle))
+    return Markup("").join([*parts, *(_window_numbers(captions) if numbered else [])])
+
+
+def _window_numbers(captions: Sequence[svg.Caption]) -> list[Markup]:
+    """The numbers above the windows, as many as lie clear of each other on a wide plot and on a narrow one."""
+    wide = svg.clear_captions(captions, svg.WIDE)
+    narrow = set(svg.clear_captions(wide, svg.NARROW))
+    style: dict[str, object] = {"text_anchor": "middle", "font_weight": 600}
+    return [
+        svg.label(number.text, number.x, -5, shade="alert", class_=None if number in narrow else "wide", **style)
+        for number in wide
+    ]
 
 
 def _loss(outcome: Outcome, steps: Scale) -> Markup:
     run = [(point.step, point.loss) for point in outcome.steps]
     # what neither run has is a step that a log leaves out, and no gap
     twin = [one for one in enumerate(outcome.twin_losses or ()) if one[1] is not None or outcome.ledger is not None]
-    finite = [loss for _, loss in run + twin if loss is not None and math.isfinite(loss)]
-    low, high = min(finite, default=0.0), max(finite, default=1.0)
-    margin = (high - low) * 0.05 or abs(high) * 0.05 or 0.5
-    losses = Scale.linear(low - margin, high + margin, _LOSS_HEIGHT, 0)
+    low, high = _loss_limits(outcome)
+    losses = Scale.linear(low, high, _LOSS_HEIGHT, 0)
     return Markup("").join(
         [
             _windows(outcome, steps, _LOSS_HEIGHT, numbered=True),
-            svg.horizontal_grid(svg.nice_ticks(low - margin, high + margin), losses),
+            svg.horizontal_grid(svg.nice_ticks(low, high), losses),
             svg.polyline(_segments(twin, steps, losses), _LOSS_HEIGHT, "twin", 6),
             svg.polyline(_segments(run, steps, losses), _LOSS_HEIGHT, "run", 1.5),
             _generations(outcome, steps, losses),
@@ -260,6 +270,26 @@ def _loss(outcome: Outcome, steps: Scale) -> Markup:
             _first_difference(outcome, steps),
         ]
     )
+
+
+def _loss_limits(outcome: Outcome) -> tuple[float, float]:
+    """The lowest and the highest loss of the run and its twin, with a margin."""
+    losses = [point.loss for point in outcome.steps] + list(outcome.twin_losses or ())
+    finite = [loss for loss in losses if loss is not None and math.isfinite(loss)]
+    low, high = min(finite, default=0.0), max(finite, default=1.0)
+    margin = (high - low) * 0.05 or abs(high) * 0.05 or 0.5
+    return low - margin, high + margin
+
+
+def _time_limit(outcome: Outcome) -> float:
+    """The upper end of the axis of seconds between commits."""
+    return (max((point.seconds for point in outcome.steps if math.isfinite(point.seconds)), default=0.0) or 1.0) * 1.05
+
+
+def _axis_px(outcome: Outcome) -> int:
+    """Room for the widest value beside the curves, in pixels."""
+    ticks = [*svg.nice_ticks(*_loss_limits(outcome)), *svg.nice_ticks(0, _time_limit(outcome), 3)]
+    return max(_AXIS_PX, svg.value_room(ticks))
 
 
 def _segments(
@@ -318,10 +348,10 @@ def _first_difference(outcome: Outcome, steps: Scale) -> Markup:
 
 def _step_time(outcome: Outcome, steps: Scale) -> Markup:
     points = [(point.step, point.seconds) for point in outcome.steps]
-    high = max((seconds for _, seconds in points if math.isfinite(seconds)), default=0.0) or 1.0
-    times = Scale.linear(0, high * 1.05, _TIME_HEIGHT, 0)
+    high = _time_limit(outcome)
+    times = Scale.linear(0, high, _TIME_HEIGHT, 0)
     line = svg.polyline(_segments(points, steps, times), _TIME_HEIGHT, "muted", 1.25)
-    return _windows(outcome, steps, _TIME_HEIGHT) + svg.horizontal_grid(svg.nice_ticks(0, high * 1.05, 3), times) + line
+    return _windows(outcome, steps, _TIME_HEIGHT) + svg.horizontal_grid(svg.nice_ticks(0, high, 3), times) + line
 
 
 def _world(outcome: Outcome, steps: Scale) -> Markup:
@@ -340,8 +370,7 @@ def _world(outcome: Outcome, steps: Scale) -> Markup:
 
 
 def _step_axis(steps: Scale, height: float) -> Markup:
-    """Below the last curve."""
-    ticks = [tick for tick in svg.nice_ticks(steps.knots[0][0], steps.knots[-1][0], 10) if tick == int(tick)]
-    labels = [svg.label(f"{tick:g}", steps(tick), height + 15, text_anchor="middle") for tick in ticks]
-    marks = [svg.vertical(steps(tick), height, height + 4, "axis") for tick in ticks]
-    return Markup("").join([*marks, *labels, svg.label("training step", 50, height + 29, text_anchor="middle")])
+    """The axis of training steps below the last curve."""
+    low, high = steps.knots[0][0], steps.knots[-1][0]
+    axis = svg.for_both_widths(lambda width: svg.step_axis(low, high, steps, height, width))
+    return axis + svg.label("training step", 50, height + 29, text_anchor="middle")

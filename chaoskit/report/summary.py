@@ -279,9 +279,9 @@ def nodes(outcome: Outcome) -> str:
     return f"{text} + {plural(outcome.spares, 'spare')}" if outcome.spares else text
 
 
-def plural(count: int, word: str) -> str:
-    """``1 node``, ``2 nodes``."""
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+def plural(count: int, word: str, several: str = "") -> str:
+    """``1 node``, ``2 nodes``; ``several`` is the plural that ``s`` does not make: ``2 recoveries``."""
+    return f"{count} {word}" if count == 1 else f"{count} {several or word + 's'}"
 
 
 def _details(outcome: Outcome) -> list[RenderableType]:

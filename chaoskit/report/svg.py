@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from textwrap import shorten
 from typing import NamedTuple
@@ -52,6 +52,16 @@ PALETTE = {
 
 _FONT = "system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif"
 _VARIABLE = re.compile(r"var\(--[\w-]+,(#\w+)\)")
+
+
+#: Widths of a plot in pixels that labels are chosen for: on paper and on pages from 640 pixels, and on narrower ones.
+WIDE, NARROW = 480, 260
+
+_CHARACTER = 7.0  # pixels of a character at the size of labels, in a wide font
+_BOLD_CHARACTER = 7.7
+_FRAME = 960  # pixels across a picture that stands alone
+_GAP = 8.0  # pixels between two labels
+_NAME_INSET = 7  # pixels from the edge of a bar to the name inside it
 
 
 class Scale(NamedTuple):
@@ -122,6 +132,63 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [index * step for index in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
+class Caption(NamedTuple):
+    """A text below or above a plot at ``x`` percent, which grows from its ``anchor``."""
+
+    text: str
+    x: float
+    anchor: str = "middle"
+
+    def extent(self, width: float) -> tuple[float, float]:
+        """Return the first and the last pixel of the text on a plot of ``width`` pixels."""
+        length, at = len(self.text) * _CHARACTER, self.x / 100 * width
+        start = at - {"start": 0.0, "middle": length / 2, "end": length}[self.anchor]
+        return start, start + length
+
+    def is_clear_of(self, other: Caption, width: float) -> bool:
+        """Return whether there is a gap between both texts on a plot of ``width`` pixels."""
+        (start, stop), (other_start, other_stop) = self.extent(width), other.extent(width)
+        return stop + _GAP <= other_start or other_stop + _GAP <= start
+
+
+def clear_captions(captions: Sequence[Caption], width: float, taken: Sequence[Caption] = ()) -> list[Caption]:
+    """Return the captions that lie clear of each other and of ``taken``; of two that do not, the first."""
+    kept: list[Caption] = []
+    for caption in captions:
+        if all(caption.is_clear_of(other, width) for other in (*taken, *kept)):
+            kept.append(caption)
+    return kept
+
+
+def tick_captions(
+    low: float,
+    high: float,
+    place: Callable[[float], Caption],
+    width: float,
+    taken: Sequence[Caption] = (),
+) -> list[tuple[float, Caption]]:
+    """Return evenly spaced round values in [low, high], as many as fit, each with its caption."""
+    for count in range(10, 0, -1):
+        captions = [(tick, place(tick)) for tick in nice_ticks(low, high, count)]
+        if all(one.is_clear_of(following, width) for (_, one), (_, following) in pairwise(captions)):
+            break
+    else:
+        captions = captions[:1]
+    return [(tick, caption) for tick, caption in captions if all(caption.is_clear_of(other, width) for other in taken)]
+
+
+def for_both_widths(draw: Callable[[float], Markup]) -> Markup:
+    """Return what ``draw`` makes for a wide plot and for a narrow one; the page shows the one that fits."""
+    parts = (("wide", WIDE), ("narrow", NARROW))
+    return Markup("").join(tag("g", draw(width), class_=name) for name, width in parts)
+
+
+def value_room(ticks: Sequence[float]) -> int:
+    """Pixels that the values of a horizontal grid need beside the plot."""
+    longest = max((len(f"{tick:g}") for tick in ticks), default=0)
+    return math.ceil(longest * _CHARACTER + 2 * _GAP)
+
+
 def horizontal_grid(ticks: Sequence[float], scale: Scale) -> Markup:
     """Grid lines across the plot, with their values to the left of it."""
     parts: list[Markup] = []
@@ -170,24 +237,50 @@ def recovery_scale(recoveries: Sequence[Recovery]) -> Scale:
 
 
 def time_axis(scale: Scale, top: float, bottom: float, width: float) -> Markup:
-    """Grid and labels in ms since injection for a plot of ``width`` pixels, marked where the axis changes scale."""
-    room = 60 / width * 100
+    """Grid and labels of the time since injection for a plot of ``width`` pixels.
+
+    Where the axis changes its scale, a dashed line and a label say so.
+    """
     parts: list[Markup] = []
-    for index, ((low, start), (high, stop)) in enumerate(pairwise(scale.knots)):
-        for tick in nice_ticks(low * 1e3, high * 1e3, max(int((stop - start) / room / 1.2), 1)):
-            x = scale(tick / 1e3)
-            if (index and x - start < room * 1.3) or (stop < 100 and stop - x < room * 1.3):
-                continue  # would run into the mark of the change
-            parts += [vertical(x, top, bottom), label(f"{tick:,g} ms", x, bottom + 14, text_anchor=_anchor(x))]
-        if index:
-            change = (high - low) / (stop - start) / (scale.knots[1][0] / scale.knots[1][1])
-            parts.append(vertical(start, top, bottom + 4, "muted", stroke_dasharray="2 3"))
-            parts.append(label(f"{number(change)}× coarser →", start, bottom + 14, text_anchor="middle"))
+    taken = [Caption(_change_words(scale), at) for _, at in scale.knots[1:-1]]
+    for caption in taken:
+        parts.append(vertical(caption.x, top, bottom + 4, "muted", stroke_dasharray="2 3"))
+        parts.append(_axis_label(caption, bottom + 14))
+    for (low, _), (high, _) in pairwise(scale.knots):
+        ticks = tick_captions(low * 1e3, high * 1e3, lambda tick: _time_caption(tick, scale), width, taken)
+        for _, caption in ticks:
+            parts += [vertical(caption.x, top, bottom), _axis_label(caption, bottom + 14)]
+        taken = [*taken, *(caption for _, caption in ticks)]
     return Markup("").join(parts)
 
 
-def _anchor(x: float) -> str:
-    return "start" if x < 1 else "end" if x > 97 else "middle"
+def _change_words(scale: Scale) -> str:
+    (first, start), (knee, middle), (end, stop) = scale.knots
+    change = ((end - knee) / (stop - middle)) / ((knee - first) / (middle - start))
+    return f"{number(change)}× coarser →"
+
+
+def _time_caption(tick_ms: float, scale: Scale) -> Caption:
+    x = scale(tick_ms / 1e3)
+    return Caption(duration(tick_ms / 1e3), x, "start" if x < 1 else "end" if x > 97 else "middle")
+
+
+def _axis_label(caption: Caption, y: float) -> Markup:
+    return label(caption.text, caption.x, y, text_anchor=caption.anchor)
+
+
+def _step_caption(step: float, scale: Scale) -> Caption:
+    x = scale(step)
+    return Caption(f"{step:,.0f}", x, "end" if x > 97 else "middle")
+
+
+def step_axis(low: float, high: float, scale: Scale, y: float, width: float) -> Markup:
+    """Ticks and labels of training steps below a plot of ``width`` pixels that ends at ``y``."""
+    parts: list[Markup] = []
+    for tick, caption in tick_captions(low, high, lambda step: _step_caption(step, scale), width):
+        if tick == int(tick):
+            parts += [vertical(caption.x, y, y + 4, "axis"), _axis_label(caption, y + 15)]
+    return Markup("").join(parts)
 
 
 def phase_bar(span: PhaseSpan, injected_s: float, scale: Scale, y: float, height: float) -> Markup:
@@ -231,17 +324,20 @@ def timeline(recovery: Recovery, scale: Scale) -> Markup:
     names = [_name_inside(span, recovery.injected_s, scale) for span in recovery.spans]
     text = ", ".join(f"{span.name} {with_reference(span)}" for span in recovery.spans) or "no phase was recorded"
     attributes = {"width": "100%", "height": 48, "overflow": "visible", "role": "img"}
-    return tag(
-        "svg", time_axis(scale, 0, 30, 800), *bars, *names, aria_label=f"Recovery timeline: {text}", **attributes
-    )
+    axis = for_both_widths(lambda width: time_axis(scale, 0, 30, width))
+    return tag("svg", axis, *bars, *names, aria_label=f"Recovery timeline: {text}", **attributes)
 
 
 def _name_inside(span: PhaseSpan, injected_s: float, scale: Scale) -> Markup:
+    """The name of a phase inside its bar, where the bar is wide enough."""
     begin = span.start_s - injected_s
     start = scale(begin)
-    if scale(begin + min(span.reference_s, span.seconds)) - start < 1.2 * len(span.name):
+    room = (scale(begin + min(span.reference_s, span.seconds)) - start) / 100
+    needed = len(span.name) * _BOLD_CHARACTER + 2 * _NAME_INSET
+    if room * WIDE < needed:
         return Markup("")
-    style = {"dx": 7, "font_weight": 600, "pointer_events": "none", "aria_hidden": "true"}
+    style: dict[str, object] = {"dx": _NAME_INSET, "font_weight": 600, "pointer_events": "none", "aria_hidden": "true"}
+    style["class_"] = None if room * NARROW >= needed else "wide"
     return label(span.name, start, 19, shade="inside", **style)
 
 
@@ -251,13 +347,22 @@ def render_timeline_svg(recovery: Recovery) -> str:
     rows = 26 * len(recovery.spans)
     full = duration(recovery.full_strength_seconds, "never")
     words = f"first good step {duration(recovery.seconds)}, full strength {full}"
+    room = int((_FRAME - 56 - 7.2 * len(words)) / 8.7)  # characters left of the words
     bars = (phase_bar(span, recovery.injected_s, scale, 7 + 26 * row, 12) for row, span in enumerate(recovery.spans))
     place = {"x": 156, "y": 52, "width": 410, "height": rows + 20, "overflow": "visible"}
     return picture(
-        960,
+        _FRAME,
         rows + 88,
         f"{recovery.cause}: {words}",
-        tag("text", recovery.cause, x=20, y=32, font_size=15, font_weight=600, fill=colour("ink")),
+        tag(
+            "text",
+            shorten(recovery.cause, room, placeholder=" …"),
+            x=20,
+            y=32,
+            font_size=15,
+            font_weight=600,
+            fill=colour("ink"),
+        ),
         tag("text", words, x=940, y=32, font_size=13, text_anchor="end", fill=colour("muted")),
         tag("svg", time_axis(scale, 0, rows + 4, 410), *bars, **place),
         *_timeline_words(recovery.spans),
