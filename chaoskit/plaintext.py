@@ -1,4 +1,4 @@
-"""Text that comes from outside, such as a job's output, made safe to show on a terminal."""
+"""Text for people: what comes from outside made safe to show on a terminal, and nouns with their numbers."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ def printable(text: str) -> str:
 def one_line(text: str) -> str:
     """The same as :func:`printable`, in one line: each run of white space is one blank."""
     return printable(" ".join(text.split()))
+
+
+def plural(count: int, word: str, several: str = "") -> str:
+    """``1 node``, ``2 nodes``; ``several`` is the plural that ``s`` does not make: ``2 recoveries``."""
+    return f"{count} {word}" if count == 1 else f"{count} {several or word + 's'}"
 
 
 def echo(text: str) -> None:

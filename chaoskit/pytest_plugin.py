@@ -645,7 +645,7 @@ class _Tally:
     def _recorded(self, records: SessionRecords, config: pytest.Config) -> str:
         """Return how many runs were recorded, and what they were compared with, or will be."""
         from chaoskit.history.faces import comparison_sentence
-        from chaoskit.report.summary import plural
+        from chaoskit.plaintext import plural
 
         compared, against = self._comparison, config.getoption("chaos_compare")
         told = f"{plural(records.runs, 'run')} recorded"
@@ -675,10 +675,11 @@ class _Tally:
             Terminal().print(render_sla(self._judged))
 
     def _show_report(self, report: Path, terminalreporter: pytest.TerminalReporter) -> None:
+        from chaoskit.plaintext import plural
         from chaoskit.report.html import write_html
         from chaoskit.report.statistics import estimate_recovery
         from chaoskit.report.store import read_outcomes
-        from chaoskit.report.summary import plural, recovery_sentence
+        from chaoskit.report.summary import recovery_sentence
 
         try:
             everything = read_outcomes(report)

@@ -24,9 +24,9 @@ from chaoskit.history.place import Sources, sources_at
 from chaoskit.history.record import RECOVERED, RECOVERY, RunRecord, new_id, passed
 from chaoskit.history.session import read, records_of
 from chaoskit.history.store import RunContents, RunHistory, encode, read_file
-from chaoskit.plaintext import printable, tell_on_stderr
+from chaoskit.plaintext import plural, printable, tell_on_stderr
 from chaoskit.report.store import read_outcomes
-from chaoskit.report.summary import VERDICT_STYLES, duration, number, plural
+from chaoskit.report.summary import VERDICT_STYLES, duration, number
 from chaoskit.vocabulary import Verdict
 
 app = command_app("Records of runs over many sessions: what there is, and how it went.")

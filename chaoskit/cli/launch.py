@@ -21,7 +21,8 @@ from chaoskit.experiment.plan import require_settings
 from chaoskit.launcher.launch import LaunchResult, launch_shown
 from chaoskit.launcher.notice import GRACE_S, StopNotice, notice_signals
 from chaoskit.launcher.view import clock
-from chaoskit.report.summary import duration, number, plural
+from chaoskit.plaintext import plural
+from chaoskit.report.summary import duration, number
 from chaoskit.report.times import render_account
 
 _LOG_LINES = 15

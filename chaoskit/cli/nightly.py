@@ -19,8 +19,7 @@ from chaoskit.nightly.outcome import night_sentence
 from chaoskit.nightly.plan import load
 from chaoskit.nightly.report import build_report
 from chaoskit.nightly.run import Night
-from chaoskit.plaintext import tell_on_stderr
-from chaoskit.report.summary import plural
+from chaoskit.plaintext import plural, tell_on_stderr
 
 app = command_app("Nights of experiments: run them, and report on what they have shown.")
 

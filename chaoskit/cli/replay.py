@@ -22,8 +22,9 @@ from chaoskit.hostchecks import require_writable
 from chaoskit.launcher.launch import fresh_directory
 from chaoskit.launcher.progress import Progress
 from chaoskit.launcher.view import View
+from chaoskit.plaintext import plural
 from chaoskit.report.store import encode_outcome, write_outcome
-from chaoskit.report.summary import VERDICT_STYLES, number, plural, render_summary
+from chaoskit.report.summary import VERDICT_STYLES, number, render_summary
 from chaoskit.substrate import choice
 from chaoskit.vocabulary import Verdict
 

@@ -15,8 +15,7 @@ from chaoskit.cli.history import read_store
 from chaoskit.cli.output import EXIT_FAILED, Json, add_summary, command_app, console, print_json
 from chaoskit.errors import BadInput
 from chaoskit.history.store import RunContents
-from chaoskit.plaintext import tell_on_stderr
-from chaoskit.report.summary import plural
+from chaoskit.plaintext import plural, tell_on_stderr
 from chaoskit.sla.export import prometheus_rules
 from chaoskit.sla.faces import render_sla, sla_markdown, sla_sentence
 from chaoskit.sla.judge import Judged, exit_code, judge

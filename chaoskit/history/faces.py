@@ -10,8 +10,8 @@ from rich.text import Text
 
 from chaoskit.history.compare import RunComparison
 from chaoskit.history.finding import NumberChange, NumberFinding
-from chaoskit.plaintext import printable
-from chaoskit.report.summary import duration, number, plural
+from chaoskit.plaintext import plural, printable
+from chaoskit.report.summary import duration, number
 
 _STYLES = {
     NumberChange.REGRESSED: "bold red",

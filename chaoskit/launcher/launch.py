@@ -32,7 +32,7 @@ from chaoskit.launcher.view import View
 from chaoskit.messages import EndJob, Halt
 from chaoskit.observe.metrics import LOOPBACK
 from chaoskit.observe.watching import Observation, require_observable
-from chaoskit.report.summary import plural
+from chaoskit.plaintext import plural
 from chaoskit.substrate import choice
 from chaoskit.vocabulary import Event
 

@@ -26,7 +26,8 @@ from chaoskit.messages import (
     WorkerReady,
     WorldSize,
 )
-from chaoskit.report.summary import duration, number, plural
+from chaoskit.plaintext import plural
+from chaoskit.report.summary import duration, number
 from chaoskit.vocabulary import EXITED
 
 _RATE_WINDOW_S = 10.0

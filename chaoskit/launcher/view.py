@@ -19,8 +19,8 @@ from rich.text import Text
 
 from chaoskit.launcher.progress import Progress, ViewLine
 from chaoskit.messages import Beat, Member
-from chaoskit.plaintext import printable
-from chaoskit.report.summary import number, plural
+from chaoskit.plaintext import plural, printable
+from chaoskit.report.summary import number
 from chaoskit.vocabulary import Phase
 
 _FRAMES_PER_S = 5

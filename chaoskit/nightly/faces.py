@@ -13,9 +13,9 @@ from markupsafe import Markup
 from chaoskit.history.faces import cell, ratio_text, value_text
 from chaoskit.history.finding import NumberFinding
 from chaoskit.nightly.report import Curve, NightReport
-from chaoskit.plaintext import printable
+from chaoskit.plaintext import plural, printable
 from chaoskit.report import svg
-from chaoskit.report.summary import duration, number, plural
+from chaoskit.report.summary import duration, number
 
 #: What a comment on a pull request, or the summary of a job, takes.
 MARKDOWN_BYTES = 60_000

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from chaoskit.history.finding import NumberChange
 from chaoskit.history.record import NightRecord, NightUnit, RunRecord
-from chaoskit.report.summary import plural
+from chaoskit.plaintext import plural
 from chaoskit.sla.judge import State
 from chaoskit.vocabulary import Verdict
 

@@ -14,7 +14,7 @@ from chaoskit.errors import HarnessError
 from chaoskit.history.record import HistoryRecord, NightUnit, new_id
 from chaoskit.nightly.outcome import verdicts_of
 from chaoskit.nightly.plan import NightPlan
-from chaoskit.report.summary import plural
+from chaoskit.plaintext import plural
 from chaoskit.versions.arm import ArmProcess, Version
 from chaoskit.versions.schedule import ArmReport
 

@@ -41,7 +41,7 @@ from chaoskit.nightly.report import build_report, gone
 from chaoskit.nightly.watch import AbortCondition, NightAborted, command_holds, watched
 from chaoskit.nightly.webhook import post
 from chaoskit.osprocess import adopt_orphans, reap
-from chaoskit.report.summary import plural
+from chaoskit.plaintext import plural
 from chaoskit.sla.judge import judge
 from chaoskit.sla.promises import load as load_slas
 from chaoskit.substrate.kubernetes.nights import NIGHT_JOB

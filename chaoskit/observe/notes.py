@@ -9,7 +9,8 @@ import msgspec
 from chaoskit.experiment.account import PLANNED
 from chaoskit.experiment.setback import Setback
 from chaoskit.journal import Record
-from chaoskit.report.summary import duration, plural
+from chaoskit.plaintext import plural
+from chaoskit.report.summary import duration
 from chaoskit.vocabulary import EXITED, Event
 
 

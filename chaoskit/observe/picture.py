@@ -10,7 +10,8 @@ from rich.text import Text
 
 from chaoskit.observe.frame import Frame, NodeRow
 from chaoskit.observe.notes import Note
-from chaoskit.report.summary import account_sentence, copies_sentence, duration, limits_sentence, number, plural
+from chaoskit.plaintext import plural
+from chaoskit.report.summary import account_sentence, copies_sentence, duration, limits_sentence, number
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _SLOW_PHASE_S = 1.0

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from chaoskit.experiment.account import Recently, TimeAccount
 from chaoskit.experiment.outcome import CopyInterval, Outcome, PhaseSpan, Recovery, StepPoint
-from chaoskit.plaintext import printable
+from chaoskit.plaintext import plural, printable
 from chaoskit.report.statistics import Estimate, Estimates, estimate_recovery
 from chaoskit.vocabulary import Verdict
 
@@ -277,11 +277,6 @@ def nodes(outcome: Outcome) -> str:
     """``4 nodes`` or ``4 nodes + 1 spare``."""
     text = plural(outcome.nodes, "node")
     return f"{text} + {plural(outcome.spares, 'spare')}" if outcome.spares else text
-
-
-def plural(count: int, word: str, several: str = "") -> str:
-    """``1 node``, ``2 nodes``; ``several`` is the plural that ``s`` does not make: ``2 recoveries``."""
-    return f"{count} {word}" if count == 1 else f"{count} {several or word + 's'}"
 
 
 def _details(outcome: Outcome) -> list[RenderableType]:

@@ -6,7 +6,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from chaoskit.experiment.account import PRODUCTIVE, TimeAccount
-from chaoskit.report.summary import duration, plural, share
+from chaoskit.plaintext import plural
+from chaoskit.report.summary import duration, share
 
 _BAR = 24
 _PER_WALL = "per wall-clock hour (Meta, HPCA'25): trained / wall; waits and start-up count"

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from chaoskit.history.compare import RunComparison
 from chaoskit.history.faces import ratio_text
 from chaoskit.history.finding import NumberChange, NumberFinding
-from chaoskit.plaintext import printable
-from chaoskit.report.summary import plural
+from chaoskit.plaintext import plural, printable
 from chaoskit.versions.looks import LOOKS
 from chaoskit.versions.run import VersionProgress
 from chaoskit.versions.schedule import ArmReport, ArmTurn, Price
