@@ -70,6 +70,30 @@ def test_a_world_starts_with_the_largest_size_that_there_is_room_for() -> None:
     assert started(1).size == 0
 
 
+def test_a_reason_is_a_sentence() -> None:
+    """It says what happened, and how many nodes there were and are."""
+
+    def reason(world: World, event: Event, now_s: float) -> str:
+        return resizes(world.handle(event, now_s))[0].reason
+
+    assert reason(World(POLICY, ["n0", "n1"]), Tick(), 0) == "enough nodes are there, so training runs on 2 nodes"
+    shrinking = started(4)
+    shrinking.handle(Lost("n1"), 1)
+    changes = "so the world changes from 4 nodes to 2"
+    assert reason(shrinking, Tick(), 6) == f"the wait for a replacement is over, {changes}"
+    growing = started(2)
+    for number in (2, 3):
+        growing.handle(Arrived(f"n{number}"), 25)
+    assert reason(growing, Tick(), 35) == "the wait for more nodes is over, so the world changes from 2 nodes to 4"
+    assert reason(started(5), Lost("n1"), 1) == "n1 was lost, and the world stays at 4 nodes"
+    assert reason(started(4), Scale("r", 2, "an HTTP call"), 1) == f"an HTTP call asked for 2 nodes, {changes}"
+    assert reason(started(4), Scale("r", 2), 1) == f"a request asked for 2 nodes, {changes}"
+    emptied = started(2)
+    emptied.handle(Lost("n0"), 1)
+    waits = "the wait for a replacement is over, so training waits for more nodes"
+    assert reason(emptied, Tick(), 6) == waits, "two nodes are the least"
+
+
 def test_a_lost_node_is_replaced_at_once_by_one_that_idles() -> None:
     world = started(5)
     (resize,) = resizes(world.handle(Lost("n1"), 1))
@@ -184,7 +208,7 @@ def test_a_node_that_has_left_after_a_notice_comes_back_when_that_is_taken_back(
     assert (resize.size, resize.joins, resize.reason) == (
         4,
         ("n0", "n3"),
-        "n0 is not taken away after all: 2 -> 4",
+        "n0 is not taken away after all, so the world changes from 2 nodes to 4",
     )
 
 

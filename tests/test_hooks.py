@@ -102,7 +102,7 @@ def test_a_rank_that_leaves_is_told_how_long_it_has_and_no_rank_waits_for_it(cha
     )
     ((worker, (event,)),) = told(outcome, "on_preempt").items()
     assert event["seconds_left"] <= 600
-    assert "asked for 3: 4 -> 3" in event["reason"]
+    assert "asked for 3 nodes, so the world changes from 4 nodes to 3" in event["reason"]
     lines = dict(logs(outcome))[worker]
     order = [line["what"] for line in lines[-4:]]
     assert order == ["step", "on_preempt", "said goodbye", "left the function"]  # and no step after it
@@ -143,7 +143,7 @@ def test_an_agent_that_is_told_to_end_waits_for_the_hooks_of_its_rank(chaos: Any
     outcome = run(chaos, Retire(rank=2, at_step=10), goal=goal, options={"awaits_world": 3})
     ((worker, (event,)),) = told(outcome, "on_preempt").items()
     assert worker.startswith("node2.")
-    assert "node2 will be taken away: 4 -> 3" in event["reason"]
+    assert "node2 will be taken away, so the world changes from 4 nodes to 3" in event["reason"]
     assert event["seconds_left"] <= 480  # 0.8 of gracefulShutdownTimeoutInSeconds
     (goodbye,) = told(outcome, "said goodbye")[worker]
     assert goodbye["others_went_on"]

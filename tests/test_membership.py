@@ -787,7 +787,7 @@ def test_when_nobody_can_train_and_nothing_starts_the_job_ends() -> None:
         actions = cluster.lose(name)
         assert (failure == STARTS_MAX) == any(isinstance(action, Finish) for action in actions)
     assert cluster.finish is not None
-    assert "8 workers in a row ended before they were ready: 1 ranks are left, min_world=2" in cluster.finish.reason
+    assert "8 workers in a row ended before they were ready: 1 rank is left, min_world=2" in cluster.finish.reason
 
 
 def test_a_replacement_that_never_becomes_ready_is_overdue() -> None:

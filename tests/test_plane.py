@@ -419,11 +419,16 @@ def test_who_leaves_is_told_how_long_it_has_and_why() -> None:
     bench.hear(*map(ready, workers), *(Formed(worker, 1) for worker in workers))
     bench.hear(messages.SpotNotice("b", 10.0))
     _, reason, losses, former_world = newest(bench)
-    assert (reason, losses, former_world) == ("b will be taken away: 3 -> 2", (), 3)
+    assert (reason, losses, former_world) == ("b will be taken away, so the world changes from 3 nodes to 2", (), 3)
     bench.now_s += 0.1
     sent = bench.hear(Formed("a.0", 2), Formed("c.0", 2))
     ((node, order),) = [one for one in sent if isinstance(one[1], StopWorker)]
-    assert (node, order.worker, order.cause, order.reason) == ("b", "b.0", "left", "b will be taken away: 3 -> 2")
+    assert (node, order.worker, order.cause, order.reason) == (
+        "b",
+        "b.0",
+        "left",
+        "b will be taken away, so the world changes from 3 nodes to 2",
+    )
     assert order.grace_s == pytest.approx(7.9)  # 0.8 of the notice, less what is over
 
 
@@ -729,7 +734,7 @@ def test_a_fatal_failure_ends_the_job_whether_it_is_heard_before_its_loss_or_aft
     """The end of a process may be noticed before what it said last is read."""
     bench = Bench().begin()
     failure = WorkerFailed("b.0", "BadInput: x='1': use 2", fatal=True)
-    loss = WorkerLost("b.0", "b", "exited", "its life latch broke", 1)
+    loss = WorkerLost("b.0", "b", "exited", "the kernel reports its end", 1)
     bench.hear(*([failure, loss] if first == "failure" else [loss, failure]))
     (end,) = [output.message for output in bench.outputs if isinstance(output, Show) and type(output.message) is EndJob]
     assert (end.ok, end.reason) == (False, failure.error)

@@ -333,7 +333,7 @@ class Agent:
         self._loop.call_soon_threadsafe(self._latch_broke, charge, time.monotonic_ns())
 
     def _latch_broke(self, charge: Charge, detected_ns: int) -> None:
-        self._lose(charge, EXITED, "its life latch broke", detected_ns)
+        self._lose(charge, EXITED, "the kernel reports its end", detected_ns)
         charge.latched = True
         self._keeper.ended(charge.name)
 

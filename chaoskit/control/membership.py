@@ -50,6 +50,7 @@ from chaoskit.control.events import (
     WorkerReady,
 )
 from chaoskit.control.renewal import Renewal
+from chaoskit.plaintext import plural
 from chaoskit.vocabulary import EXITED, SLOW
 
 #: When nobody can train, so many starts in a row that come to nothing end the job.
@@ -306,7 +307,8 @@ class Membership(Renewal):
         return self._publish(self._first_world(), abort=True)
 
     def _late(self) -> str:
-        found = f"{len(self._nodes)} of {self._config.nodes} nodes joined, {len(self._ready)} workers are ready"
+        workers = plural(len(self._ready), "worker is", "workers are")
+        found = f"{len(self._nodes)} of {plural(self._config.nodes, 'node')} joined, {workers} ready"
         unfit = [node for node in self._nodes if node in self._unfit]
         found += f"; not fit to train: {', '.join(unfit)}" if unfit else ""
         return f"start-up took longer than startup_s={self._config.startup_s:g}: {found}{self._last()}"
@@ -315,4 +317,4 @@ class Membership(Renewal):
         return f"; the last one that was lost is {self._last_loss}" if self._last_loss else ""
 
     def _left(self) -> str:
-        return f"{len(self.members)} ranks are left, min_world={self._config.least_world}"
+        return f"{plural(len(self.members), 'rank is', 'ranks are')} left, min_world={self._config.least_world}"

@@ -29,6 +29,7 @@ from chaoskit.elastic.events import (
 )
 from chaoskit.elastic.settings import ElasticPolicy, validate_policy
 from chaoskit.errors import BadInput
+from chaoskit.plaintext import plural
 
 #: Of a notice's time: a world too small without the node keeps it for this share of it, and then it must leave; ...
 _HOLD_SHARE = 0.5
@@ -106,7 +107,7 @@ class World:
         leave_by_s = now_s + self.policy.graceful_shutdown_timeout_s
         match event:
             case Scale():
-                cause = f"{event.asked_by or 'somebody'} asked for {event.size}"
+                cause = f"{event.asked_by or 'a request'} asked for {plural(event.size, 'node')}"
                 decisions.append(self._scale(event, now_s))
             case Arrived():
                 cause = f"{event.node} arrived"
@@ -134,7 +135,7 @@ class World:
                     if node.lent_to == event.job:
                         node.lent_to = ""
             case Tick():
-                cause = "time passed"
+                cause = ""
         decisions += self._evict(now_s)  # first: a node that is out may be in the next world
         decisions += self._replan(cause, hurried, leave_by_s, now_s)
         return decisions + self._evict(now_s)  # those who were given no time
@@ -274,7 +275,7 @@ class World:
         if self.size == old_size and new == old and not hurried:
             return []
         joins = tuple(name for name in self.members if name not in old)
-        reason = f"{cause}: {old_size} -> {self.size}"
+        reason = _resize_sentence(cause, old_size, self.size)
         return [Resize(self.size, self.members, joins, tuple(leaves), reason, swap_by_s)]
 
     def _evict(self, now_s: float) -> list[Decision]:
@@ -284,3 +285,18 @@ class World:
             self._nodes[name].leave_by_s = math.inf
         by_s = {name: max(now_s, self._nodes[name].farewell_by_s) for name in late}
         return [Evict(name, "it has not left in time", by_s[name]) for name in late]
+
+
+def _resize_sentence(cause: str, before: int, after: int) -> str:
+    """``node2 was lost, so the world changes from 4 nodes to 3``. ``cause`` is empty where a wait ended."""
+    if not cause and not before:
+        cause = "enough nodes are there"
+    elif not cause:
+        cause = f"the wait for {'more nodes' if after > before else 'a replacement'} is over"
+    if not before:
+        return f"{cause}, so training runs on {plural(after, 'node')}"
+    if not after:
+        return f"{cause}, so training waits for more nodes"
+    if after == before:
+        return f"{cause}, and the world stays at {plural(after, 'node')}"
+    return f"{cause}, so the world changes from {plural(before, 'node')} to {after}"

@@ -24,6 +24,7 @@ from chaoskit.experiment.reference import (
 )
 from chaoskit.experiment.run import RawRun
 from chaoskit.experiment.twin import Twin
+from chaoskit.plaintext import plural
 from chaoskit.vocabulary import Event, Verdict
 
 WEIGHTS = "final weights equal the twin's"
@@ -139,8 +140,8 @@ def _losses(history: History, twin: Twin, reduction: str) -> Check:
         if len(losses) != len(twin.losses):
             wrong.append(min(len(losses), len(twin.losses)))
         problems = [f"step {step}: first difference" for step in sorted(wrong)[:1]]
-        return conclude(name, problems, f"{len(losses)} losses, bit for bit", looked_at=len(losses))
-    fine = f"{len(losses)} losses, within the rounding of another summation order"
+        return conclude(name, problems, f"{plural(len(losses), 'loss', 'losses')}, bit for bit", looked_at=len(losses))
+    fine = f"{plural(len(losses), 'loss', 'losses')}, within the rounding of another summation order"
     return conclude(name, drift(losses, twin.losses), fine, looked_at=len(losses))
 
 
@@ -153,7 +154,7 @@ def drift(losses: Sequence[float | None], others: Sequence[float | None]) -> lis
             continue
         if not (math.isfinite(other) and abs(loss - other) <= _FLOAT32_DRIFT * max(1.0, abs(other))):
             return [f"step {step}: {loss!r} instead of {other!r}"]
-    return [] if len(losses) == len(others) else [f"{len(losses)} steps instead of {len(others)}"]
+    return [] if len(losses) == len(others) else [f"{plural(len(losses), 'step')} instead of {len(others)}"]
 
 
 def _weights(digests: Collection[str], twin: Twin) -> Check:

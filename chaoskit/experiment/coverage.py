@@ -18,6 +18,7 @@ from chaoskit.experiment.reference import Reference
 from chaoskit.experiment.run import LATER, RawRun, digest_of
 from chaoskit.experiment.twin import Twin
 from chaoskit.journal import FileCoverage, Record, WriterCoverage
+from chaoskit.plaintext import plural
 from chaoskit.vocabulary import TRIGGER_PHASES, Event, Verdict
 
 NAME = "journals are whole"
@@ -51,7 +52,8 @@ class Coverage:
         if found:
             more = f" (and {len(found) - _SHOWN} more)" if len(found) > _SHOWN else ""
             return Check(name=NAME, verdict=Verdict.UNKNOWN, detail="; ".join(found[:_SHOWN]) + more)
-        return Check(name=NAME, verdict=Verdict.PASSED, detail=f"{records} records in {files} files")
+        fine = f"{plural(records, 'record')} in {plural(files, 'file')}"
+        return Check(name=NAME, verdict=Verdict.PASSED, detail=fine)
 
     def spare(self, checks: Iterable[Check]) -> list[Check]:
         """The checks. Those that fail where last records of a worker are missing are unknown, if a node took some."""

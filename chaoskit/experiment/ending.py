@@ -11,6 +11,7 @@ from chaoskit.experiment.findings import conclude
 from chaoskit.experiment.floor import ORDERS, Floor
 from chaoskit.experiment.outcome import Check
 from chaoskit.journal import Record
+from chaoskit.plaintext import plural
 from chaoskit.vocabulary import Event
 
 FINITE = "final state is finite"
@@ -82,7 +83,7 @@ def check_finite(found: dict[str, Numbers]) -> Check:
         else f"{path}: {count:.0f} values are not finite"
         for path, count in wrong.items()
     ]
-    return conclude(FINITE, problems, f"{len(found)} tensors of weights and optimizer", looked_at=len(found))
+    return conclude(FINITE, problems, f"{plural(len(found), 'tensor')} of weights and optimizer", looked_at=len(found))
 
 
 def check_equal(
@@ -103,7 +104,7 @@ def check_equal(
     problems = [f"{path}: {_difference(found.get(path), other.get(path))}" for path in _odd(found, other)]
     problems += [_OTHER_SCALARS] if scalars_differ else []
     problems += [_OTHER_BITS] if bits_differ and not problems else []
-    fine = f"norm and projections of {len(other)} tensors of weights and optimizer"
+    fine = f"norm and projections of {plural(len(other), 'tensor')} of weights and optimizer"
     return conclude(name, problems, fine, looked_at=len(other))
 
 
@@ -130,7 +131,7 @@ def check_near(
         if not ratio <= MARGIN
     ]
     problems += [_OTHER_SCALARS] if scalars_differ else []
-    fine = f"{len(other)} tensors of weights and optimizer, each within {MARGIN:g} floors"
+    fine = f"{plural(len(other), 'tensor')} of weights and optimizer, each within {MARGIN:g} floors"
     fine += "".join(f"; the furthest, {path}, at {ratio:.2g}" for path, ratio in furthest[:1])
     fine += f"; a floor of {floor.orders} orders, {floor.factor:.3g} times" if floor.orders < ORDERS else ""
     return conclude(name, problems, fine, looked_at=len(far))

@@ -44,6 +44,7 @@ from chaoskit.experiment.timeline import Incident, Timeline, alarm_in_words, rai
 from chaoskit.experiment.torn import TornWorld, lost_without_reason, torn_worlds, widest_interval
 from chaoskit.experiment.twin import Twin
 from chaoskit.journal import Record
+from chaoskit.plaintext import plural
 from chaoskit.vocabulary import Event, Verdict
 
 
@@ -232,15 +233,16 @@ def _completed(run: RawRun, history: History) -> Check:
         problems.append("no step was finished")
     elif not any(record.event == Event.FINISHED for record in run.records):
         problems.append("no rank wrote down how it ended")
-    return conclude(COMPLETED, problems, f"{len(history.steps)} steps", looked_at=len(history.steps))
+    return conclude(COMPLETED, problems, plural(len(history.steps), "step"), looked_at=len(history.steps))
 
 
 def _recovered(run: RawRun, incidents: Sequence[Incident], ways_back: Sequence[Recovery | None]) -> Check:
     without = [incident for incident, way_back in zip(incidents, ways_back, strict=True) if way_back is None]
     over = run.end is not None and run.end.ok
     missing = [incident for incident in without if not over or _went_on_without(incident, run.records)]
-    problems = [f"no step was finished by a new membership after {len(missing)} of {len(incidents)} incidents"]
-    found = f"{len(incidents) - len(without)} recoveries"
+    struck = plural(len(incidents), "incident")
+    problems = [f"no step was finished by a new membership after {len(missing)} of {struck}"]
+    found = plural(len(incidents) - len(without), "recovery", "recoveries")
     return conclude(RECOVERED, problems if missing else [], found, looked_at=len(incidents))
 
 

@@ -42,7 +42,7 @@ def _words(record: Record) -> tuple[str, str] | None:
     get = record.get
     match record.event:
         case Event.INJECTED:
-            return "bad", f"{get('what')} strikes"
+            return "bad", f"fault injected: {get('what')}"
         case Event.DETECTED:
             who = f"rank {get('rank')} ({get('worker')})" if get("rank") is not None else f"spare {get('worker')}"
             return "bad", f"{who} lost: {_reason(str(get('cause')), str(get('detail')))}"
@@ -70,22 +70,22 @@ def _calm_words(event: str, fields: dict[str, Any]) -> tuple[str, str] | None:
         case Event.PLAN:
             return "info", f"generation {fields['generation']}: {plural(len(fields['members']), 'rank')}"
         case Event.RESTORED:
-            return "info", f"rank {fields['rank']} has the state of step {fields['step']} from {fields['source']}"
+            return "info", f"rank {fields['rank']} received the state of step {fields['step']} from {fields['source']}"
         case Event.SAVED:
             return "info", f"step {fields['step']} stored on {fields['tier']}"
         case Event.SET_ASIDE:
-            return "bad", f"{fields['node']} set aside after {plural(fields['strikes'], 'strike')}"
+            reason = f"it lost {plural(fields['strikes'], 'worker')}" if fields["strikes"] else fields["detail"]
+            return "bad", f"{fields['node']} gets no more workers: {reason}"
         case Event.LEFT_OUT:
-            return "bad", f"{', '.join(fields['nodes'])} left out: {fields['detail']}"
+            return "bad", f"the world goes on without {', '.join(fields['nodes'])}: {fields['detail']}"
         case Event.RETURNED:
-            return "good", f"{', '.join(fields['nodes'])} back: reaches everybody again"
+            return "good", f"{', '.join(fields['nodes'])} can reach all other nodes again"
         case Event.RESIZED:
-            reason = f": {fields['reason']}" if fields.get("reason") else ""
-            return "info", f"the world shall be {plural(fields['size'], 'node')}{reason}"
+            return "info", fields.get("reason") or f"the world is to have {plural(fields['size'], 'node')}"
         case Event.EVICTED:
             return "bad", f"{fields['node']} evicted: {fields['detail']}"
         case Event.RESUMED:
-            return "info", f"coordinator {fields['term']} took over"
+            return "info", f"coordinator {fields['term']} took over from the one before it"
         case Event.RECORD_LOST:
             return "bad", f"the coordinator's record was lost: {fields['detail']}"
         case Event.JOB_ENDED:

@@ -237,7 +237,7 @@ class Agent(Process):
     def _ended(self, worker: Worker) -> None:
         charge = self.charges.get(worker.name)
         if charge is not None and charge.process is worker:
-            self._lose(charge, "exited", "its life latch broke")
+            self._lose(charge, "exited", "the kernel reports its end")
             charge.latched = True
             self.kept.ended(worker.name)
             self.after(self.engine.uniform(0.0, 0.02), self._release, worker)

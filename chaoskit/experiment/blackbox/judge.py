@@ -35,6 +35,7 @@ from chaoskit.experiment.outcome import (
     Recovery,
     StepPoint,
 )
+from chaoskit.plaintext import plural
 from chaoskit.stacks.course import Course, Usual, differs
 from chaoskit.stacks.felt import Felt, look, usual_step_s
 from chaoskit.vocabulary import Verdict
@@ -279,7 +280,8 @@ def _shows_steps(run: CommandRun, course: Course, twin: CommandTwin | None, uncl
         if _is_too_silent(run, lacking, lines):
             told = f"of {lines} lines that show a step of the unbroken run {lacking} are missing"
             return _unknown(name, f"{told}: a rank that came back shows none, or never came back")
-        return conclude(name, [], f"{len(course.steps)} steps in {run.lines_read} lines", looked_at=len(course.steps))
+        fine = f"{plural(len(course.steps), 'step')} in {plural(run.lines_read, 'line')}"
+        return conclude(name, [], fine, looked_at=len(course.steps))
     if silence := why_silent(run):
         return _unknown(name, f"{silence}; see {run.directory / 'log'}")
     told = f"LogPatterns(step={run.experiment.watch.step!r}) matches none of {run.lines_read} lines"
@@ -312,16 +314,17 @@ def _recovered(run: CommandRun, course: Course, recoveries: list[Recovery], twin
         return _unknown(RECOVERED, told)
     if is_well and twin is not None and twin.highest is not None and last >= twin.highest:
         missing = 0  # it hit the last step
-    problems = [f"the log shows no recovery from {missing} of {landed} incidents"] if missing else []
-    return conclude(RECOVERED, problems, f"{len(recoveries)} recoveries", looked_at=landed)
+    problems = [f"the log shows no recovery from {missing} of {plural(landed, 'incident')}"] if missing else []
+    return conclude(RECOVERED, problems, plural(len(recoveries), "recovery", "recoveries"), looked_at=landed)
 
 
 def _kept(run: CommandRun, course: Course) -> Check:
     name, most, lost = "committed steps kept", run.experiment.max_lost_steps, course.lost_steps()
     if not course.steps:
         return _unknown(name, "the log shows no step")
-    problems = [f"{lost} steps were lost and shown again, max_lost_steps={most}"] if lost > most else []
-    return conclude(name, problems, f"{lost} were shown again", looked_at=len(course.steps))
+    again = plural(lost, "step was", "steps were")
+    problems = [f"{again} lost and shown again, max_lost_steps={most}"] if lost > most else []
+    return conclude(name, problems, f"{again} shown again", looked_at=len(course.steps))
 
 
 def _losses(run: CommandRun, course: Course, twin: CommandTwin) -> Check:
@@ -342,7 +345,8 @@ def _losses(run: CommandRun, course: Course, twin: CommandTwin) -> Check:
     wrong = [step for step in shared if differs(mine[step], twin.losses[step], watch.tolerance)]
     problems = [f"step {step}: {_told(mine[step])} instead of {_told(twin.losses[step])}" for step in wrong[:1]]
     how = f"within {watch.tolerance:g}" if watch.tolerance else "to the last digit"
-    return conclude(LOSSES, problems, f"{len(shared)} of {len(twin.losses)} losses, {how}", looked_at=len(shared))
+    fine = f"{len(shared)} of {plural(len(twin.losses), 'loss', 'losses')}, {how}"
+    return conclude(LOSSES, problems, fine, looked_at=len(shared))
 
 
 def _is_too_silent(run: CommandRun, silent: int, wanted: int) -> bool:

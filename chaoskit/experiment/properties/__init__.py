@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from chaoskit.experiment.outcome import Check
 from chaoskit.experiment.properties import membership, progress, steps
 from chaoskit.experiment.properties.base import Property, RunTrace
+from chaoskit.plaintext import plural
 from chaoskit.vocabulary import Verdict
 
 _SLACK = "10 s for a machine without a free CPU"
@@ -321,7 +322,7 @@ def summary(found: Sequence[tuple[Property, Check]], *, compared: bool = True) -
     own = [(one, check) for one, check in found if not one.shown_by]
     broken = [check for _, check in own if check.verdict != Verdict.PASSED]
     held = [one.label for one, check in own if check.verdict == Verdict.PASSED]
-    detail = f"{len(held)} hold: {', '.join(held)}" + ("" if compared else f"; {_NOT_COMPARED}")
+    detail = f"{plural(len(held), 'holds', 'hold')}: {', '.join(held)}" + ("" if compared else f"; {_NOT_COMPARED}")
     verdict = Verdict.PASSED if own else Verdict.UNKNOWN
     return [*broken, Check(name="properties", verdict=verdict, detail=detail)]
 
