@@ -40,6 +40,7 @@ from chaoskit.nightly.report import build_report, gone
 from chaoskit.nightly.watch import AbortCondition, NightAborted, command_holds, watched
 from chaoskit.nightly.webhook import post
 from chaoskit.osprocess import descendants
+from chaoskit.report import words
 from chaoskit.sla.judge import Judged, State
 from chaoskit.sla.promises import read_yaml
 from chaoskit.vocabulary import Verdict
@@ -444,6 +445,12 @@ def line(state: State, **more: Any) -> dict[str, Any]:
     [
         ({}, "nothing is wrong; 5 of 5 runs passed"),
         ({"units": [unit(failures=2)]}, "1 test failed by itself; 5 of 5 runs passed"),
+        ({"units": [unit(failures=2)] * 2}, "2 tests failed by themselves; 10 of 10 runs passed"),
+        ({"findings": [regressed()] * 2}, "2 regressions; 5 of 5 runs passed"),
+        (
+            {"units": [unit(verdicts={Verdict.FAILED: 2, Verdict.UNKNOWN: 3})]},
+            "2 runs failed, 3 runs unknown; 0 of 5 runs passed",
+        ),
         (
             {"units": [unit(verdicts={Verdict.PASSED: 3, Verdict.FAILED: 1, Verdict.UNKNOWN: 1})]},
             "1 run failed, 1 run unknown; 3 of 5 runs passed",
@@ -501,7 +508,7 @@ def test_the_report_says_since_when_and_how_to_see_it(tmp_path: Path) -> None:
     day = datetime.fromtimestamp(kept[-1].started_unix_ns / 1e9, UTC).date()
     contents.accepted = [AcceptedRecord(series="two", reason="sums", until=day + timedelta(days=3), by="me")]
     report = build_report(contents, "s3://bucket/history")
-    assert report.sentence.startswith("1 of 1 SLA lines broken, 1 regression, ")
+    assert report.sentence.startswith("1 of 1 SLA line broken, 1 regression, ")
     (broken,) = report.broken
     assert broken.since == (kept[0].commit, kept[1].commit)
     assert broken.replay == ["chaoskit replay --history s3://bucket/history r3"]
@@ -532,9 +539,22 @@ def test_the_report_says_since_when_and_how_to_see_it(tmp_path: Path) -> None:
         "Changed since the night before",
     ]
     page = report_html(report)
+    for word, sentence in {**words.SLAS, **words.NUMBERS, **words.BUDGETS, **words.NIGHT}.items():
+        assert f"<dt>{word}</dt><dd>{sentence}</dd>" in page
+    assert len(re.findall("<table", page)) == 3
+    assert len(re.findall('<table class="folding"', page)) == 1, "no other needs as many columns"
     places = [page.index(heading) for heading in headings]
     assert places == sorted(places)
     assert not re.search(r"""(src|href)=["']?(https?:)?//|@import|url\(""", page)  # it loads nothing
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words_of_it"),
+    [(0, "0 s"), (60, "60 s"), (119, "119 s"), (120, "2 minutes"), (3600, "1 hour"), (3660, "1 hour 1 minute")],
+)
+def test_a_night_took_so_long(seconds: float, words_of_it: str) -> None:
+    page = report_html(build_report(RunContents(nights=[night(seconds=seconds)]), "store"))
+    assert f"<dt>took</dt><dd>{words_of_it}</dd>" in page
 
 
 def test_a_report_of_many_things_fits_into_a_comment() -> None:
@@ -581,7 +601,13 @@ def test_a_series_is_drawn_over_nights() -> None:
     assert (curve.title, curve.recovered, curve.runs) == ("test_kill", 3, 3)
     # of the day on which their night began, whenever their runs ended
     assert [str(point.day) for point in curve.points] == ["2026-11-01", "2026-11-02"]
-    assert report_html(report).count("<circle") == 2
+    page = report_html(report)
+    assert page.count("<circle") == 2
+    texts = [float(y) for y in re.findall(r'<text x="0%" y="([\d.]+)"[^>]*>slowest: ', page)]
+    points = [float(y) - float(r) for y, r in re.findall(r'<circle cx="[\d.]+%" cy="([\d.]+)" r="(\d)"', page)]
+    assert len(texts) == 1
+    assert len(points) == 2
+    assert min(points) > texts[0] + 3, "no point lies on the greatest value"
     assert [len(one.points) for one in build_report(contents, "store", "2026-11-01").curves] == [1]
 
 

@@ -12,6 +12,9 @@ from chaoskit.experiment.properties import PROPERTIES, summary
 from chaoskit.journal import Record
 from chaoskit.observe.notes import note_of
 from chaoskit.plaintext import plural
+from chaoskit.report.summary import long_duration
+from chaoskit.versions.faces import price_sentence
+from chaoskit.versions.schedule import Price
 from chaoskit.vocabulary import Event, Verdict
 
 
@@ -63,3 +66,33 @@ def test_checks_count_one_thing_as_one() -> None:
     holds = PROPERTIES[0], Check(name=PROPERTIES[0].title, verdict=Verdict.PASSED, detail="")
     (line,) = summary([holds])
     assert line.detail == f"1 holds: {PROPERTIES[0].label}"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 s"),
+        (1.2, "1 s"),
+        (119.4, "119 s"),
+        (119.6, "2 minutes"),
+        (3599.0, "1 hour"),
+        (3660.0, "1 hour 1 minute"),
+        (7500.0, "2 hours 5 minutes"),
+    ],
+)
+def test_a_long_duration_has_the_unit_of_its_size(seconds: float, text: str) -> None:
+    assert long_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("least_s", "most_s", "text"),
+    [
+        (10.0, 45.0, "10 to 45 s"),
+        (40.0, 185.0, "40 s to 3 minutes"),
+        (130.0, 290.0, "2 to 5 minutes"),
+        (119.6, 121.0, "2 minutes"),
+        (600.0, 3700.0, "10 minutes to 1 hour 2 minutes"),
+    ],
+)
+def test_a_price_is_a_span_of_time(least_s: float, most_s: float, text: str) -> None:
+    assert price_sentence(Price(least_s=least_s, most_s=most_s, tests=1)).startswith(f"about {text}: 1 test, ")

@@ -14,12 +14,12 @@ from chaoskit.history.faces import cell, ratio_text, value_text
 from chaoskit.history.finding import NumberFinding
 from chaoskit.nightly.report import Curve, NightReport
 from chaoskit.plaintext import plural, printable
-from chaoskit.report import svg
-from chaoskit.report.summary import duration, number
+from chaoskit.report import svg, words
+from chaoskit.report.summary import duration, long_duration, number
 
 #: What a comment on a pull request, or the summary of a job, takes.
 MARKDOWN_BYTES = 60_000
-_HEIGHT = 84
+_HEIGHT, _HEAD = 96, 18  # of a chart, and of its part above all points
 _MARKS = {0: "✓", 1: "✕", 10: "?", 11: "!"}
 _STATES = {0: "passed", 1: "failed", 10: "unknown", 11: "error"}
 
@@ -41,7 +41,7 @@ def report_html(report: NightReport) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(duration=duration, number=number, plural=plural)
+    environment.filters.update(duration=duration, long_duration=long_duration, number=number, plural=plural)
     return environment.get_template("night.html.j2").render(
         report=report,
         night=report.night,
@@ -57,6 +57,7 @@ def report_html(report: NightReport) -> str:
         since=_since,
         shown=value_text,
         ratio=ratio_text,
+        words=words,
     )
 
 
@@ -83,10 +84,10 @@ def _named(title: str) -> tuple[str, str]:
 
 
 def picture(curve: Curve, *, is_worse: bool) -> Markup:
-    """A small chart of a series: a dot a night with the range of its runs, from 0."""
+    """A small chart of a series: a dot a night with the range of its runs, from 0, below the greatest value."""
     most = max((point.high for point in curve.points), default=0.0)
     across = svg.Scale.linear(0, max(1, len(curve.points) - 1), 2, 98)
-    down = svg.Scale.linear(0.0, most or 1.0, _HEIGHT - 6, 6)
+    down = svg.Scale.linear(0.0, most or 1.0, _HEIGHT - 6, _HEAD + 3)
     marks = [svg.tag("line", x1=0, x2="100%", y1=_HEIGHT - 6, y2=_HEIGHT - 6, stroke=svg.colour("grid"))]
     for place, point in enumerate(curve.points):
         x, latest = svg.percent(across(place)), place == len(curve.points) - 1
@@ -96,9 +97,9 @@ def picture(curve: Curve, *, is_worse: bool) -> Markup:
         marks.append(
             svg.tag("circle", svg.tag("title", told), cx=x, cy=down(point.middle), r=3 if latest else 2, fill=shade)
         )
-    marks.append(svg.label(duration(most), 0, 9))
-    words = f"recovery over {plural(len(curve.points), 'night')}, at most {duration(most)}"
-    return svg.tag("svg", *marks, width="100%", height=_HEIGHT, role="img", aria_label=words)
+    marks.append(svg.label(f"slowest: {duration(most)}", 0, 10))
+    title = f"recovery over {plural(len(curve.points), 'night')}, at most {duration(most)}"
+    return svg.tag("svg", *marks, width="100%", height=_HEIGHT, role="img", aria_label=title)
 
 
 def report_markdown(report: NightReport) -> str:

@@ -62,12 +62,14 @@ def did_not_run(night: NightRecord) -> list[str]:
 def night_sentence(night: NightRecord) -> str:
     """``1 of 44 SLA lines broken, 1 regression, 3 not shown, 40 met; 388 of 392 runs passed``."""
     states, verdicts = Counter(one["state"] for one in night.slas), _verdicts(night)
+    nouns = {
+        ("regression", "regressions"): sum(one.is_failure for one in night.findings),
+        ("test failed by itself", "tests failed by themselves"): sum(bool(unit.failures) for unit in night.units),
+        ("run failed", "runs failed"): verdicts[Verdict.FAILED],
+        ("run unknown", "runs unknown"): verdicts[Verdict.UNKNOWN],
+        ("run an error of the harness", "runs errors of the harness"): verdicts[Verdict.ERROR],
+    }
     counted = {
-        "regression": sum(one.is_failure for one in night.findings),
-        "test failed by itself": sum(bool(unit.failures) for unit in night.units),
-        "run failed": verdicts[Verdict.FAILED],
-        "run unknown": verdicts[Verdict.UNKNOWN],
-        "run an error of the harness": verdicts[Verdict.ERROR],
         "did not run": len(did_not_run(night)),
         LEFT_BEHIND: len(_left(night)),
         **{state.value: states[state] for state in (State.UNKNOWN, State.NOT_SHOWN, State.MET)},
@@ -76,7 +78,8 @@ def night_sentence(night: NightRecord) -> str:
     }
     told = [
         f"it ended early: {night.reason}" if night.reason else "",
-        f"{states[State.BROKEN]} of {len(night.slas)} SLA lines broken" if states[State.BROKEN] else "",
+        f"{states[State.BROKEN]} of {plural(len(night.slas), 'SLA line')} broken" if states[State.BROKEN] else "",
+        *(plural(count, *forms) for forms, count in nouns.items() if count),
         *(f"{count} {what}" for what, count in counted.items() if count),
     ]
     passed = f"{verdicts[Verdict.PASSED]} of {plural(verdicts.total(), 'run')} passed"

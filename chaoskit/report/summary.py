@@ -45,6 +45,15 @@ def duration(seconds: float | None, absent: str = "–") -> str:
     return f"{number(seconds * 1e3)} ms" if abs(seconds) < 0.9995 else f"{number(seconds)} s"
 
 
+def long_duration(seconds: float) -> str:
+    """A duration of seconds, minutes or hours: ``45 s``, ``3 minutes``, ``1 hour 5 minutes``."""
+    if seconds < 119.5:
+        return f"{seconds:.0f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    parts = [(hours, "hour"), (minutes, "minute")]
+    return " ".join(plural(count, unit) for count, unit in parts if count)
+
+
 def with_reference(span: PhaseSpan) -> str:
     """How long a phase took and, in the same unit, its reference: ``3.1 ms (reference 0.3)``."""
     reference = span.reference_s * 1e3 if abs(span.seconds) < 0.9995 else span.reference_s

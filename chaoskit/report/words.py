@@ -120,6 +120,34 @@ CHECKS: Mapping[str, str] = {
     "properties": "rules that hold for every run, numbered in docs/properties.md (S: always, L: in the end)",
 }
 
+#: Columns of numbers that got worse or better.
+NUMBERS: Mapping[str, str] = {
+    "recovery": "time from the fault to the first step that is committed after it",
+    "bound": "the sum of the references of a recovery: the time that its plain operations take alone",
+    "ratio": "now divided by before; in brackets the range in which it lies with 90 % confidence",
+    "versions": "the commits that were compared",
+}
+
+#: Lines of SLAs.
+SLAS: Mapping[str, str] = {
+    "SLA": "promises about recoveries that the runs of the history must keep",
+    "broken": "the runs of its window show that a promise is not kept",
+}
+
+#: Columns of the error budgets of SLAs.
+BUDGETS: Mapping[str, str] = {
+    "misses allowed": "runs of the window that may miss the objective",
+    "spent": "runs that missed it",
+    "left": "runs that may still miss it",
+}
+
+#: Parts of a night.
+NIGHT: Mapping[str, str] = {
+    "control": "tests without a fault; one that fails is a trouble of the machine",
+    "experiments": "tests with faults, each repeated",
+    "recovery": NUMBERS["recovery"] + "; a dot for each night, with the range of its runs",
+}
+
 
 def cause(name: str) -> str:
     """Return the sentence for a cause of lost time, which may be that of a false alarm."""

@@ -9,6 +9,7 @@ from chaoskit.history.compare import RunComparison
 from chaoskit.history.faces import ratio_text
 from chaoskit.history.finding import NumberChange, NumberFinding
 from chaoskit.plaintext import plural, printable
+from chaoskit.report.summary import long_duration
 from chaoskit.versions.looks import LOOKS
 from chaoskit.versions.run import VersionProgress
 from chaoskit.versions.schedule import ArmReport, ArmTurn, Price
@@ -43,7 +44,7 @@ class ProgressLines(VersionProgress):
 
 
 def price_sentence(price: Price) -> str:
-    """``about 1 to 4 minutes: 3 tests, 14 to 56 runs each``."""
+    """``about 75 s to 4 minutes: 3 tests, 14 to 56 runs each``."""
     fewest, most = (2 * LOOKS[place].runs for place in (0, -1))
     return f"about {_span(price.least_s, price.most_s)}: {plural(price.tests, 'test')}, {fewest} to {most} runs each"
 
@@ -60,9 +61,12 @@ def short_sentence(budget_s: float, needed_s: float, tests: int) -> str:
 
 
 def _span(least_s: float, most_s: float) -> str:
-    if most_s < 2 * _MINUTE_S:
-        return f"{least_s:.0f} to {most_s:.0f} seconds"
-    return f"{least_s / _MINUTE_S:.0f} to {most_s / _MINUTE_S:.0f} minutes"
+    least, most = long_duration(least_s), long_duration(most_s)
+    if least == most:
+        return most
+    amount, unit, *more = least.split()
+    has_one_unit = not more and most.split()[1:] == [unit]
+    return f"{amount if has_one_unit else least} to {most}"
 
 
 def finding_text(finding: NumberFinding) -> str:
@@ -73,7 +77,6 @@ def finding_text(finding: NumberFinding) -> str:
 
 def result_sentence(comparison: RunComparison, seconds: float) -> str:
     """How long it took, and which phases grew."""
-    took = f"{seconds:.0f} s" if seconds < 2 * _MINUTE_S else f"{seconds / _MINUTE_S:.0f} minutes"
     grown = {one.phase for one in comparison.findings if one.phase}
     named = f"; longer: {', '.join(sorted(grown))}" if grown else ""
-    return f"{took}{named}"
+    return f"{long_duration(seconds)}{named}"
