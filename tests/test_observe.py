@@ -271,7 +271,7 @@ def check_end(directory: Path, steps: int) -> None:
     assert list(frame["hang_limits_ms"]) == ["forward", "backward", "optimizer"]
     assert frame["suspects"] == 0
     assert frame["copies"]["steps"] >= 1
-    assert "again if every rank ends in one update" in shown.stdout
+    assert "computed again if all ranks end during one update" in shown.stdout
     notes = [note["text"] for note in frame["notes"]]
     end = next(place for place, text in enumerate(notes) if text.startswith("the job ended"))
     assert all("stored on" in text for text in notes[end + 1 :])  # its last step, and one that was on its way

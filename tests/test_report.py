@@ -255,9 +255,11 @@ def terminal(outcomes: list[Outcome], *, encoding: str = "utf-8", width: int = 8
 def test_what_copies_leave_at_risk_is_told(tmp_path: Path) -> None:
     """In steps and in seconds, where a replicated state was copied."""
     told = msgspec.structs.replace(passed(), copies=CopyInterval(steps=17, seconds=2.55))
-    words = "at most 17 steps (2.55 s) again if every rank ends in one update"
+    words = "at most 17 steps (2.55 s) are computed again if all ranks end during one update"
     assert words in " ".join(terminal([told], width=120).split())
-    assert "in one update" not in terminal([passed()], width=120)
+    assert "one update" not in terminal([passed()], width=120)
+    single = msgspec.structs.replace(passed(), copies=CopyInterval(steps=1, seconds=0.2))
+    assert "at most 1 step (200 ms) is computed again" in " ".join(terminal([single], width=120).split())
     write_html([told], tmp_path / "report.html")
     assert words in (tmp_path / "report.html").read_text(encoding="utf-8")
 

@@ -265,7 +265,7 @@ class Timeline:
             ends["full strength"] = (full_ns, (0.0, "a ready spare takes part from the first step on"))
             redundant_ns = self._redundancy(regroup.t_ns)
             if redundant_ns is not None:
-                ends["redundancy restored"] = (redundant_ns, (0.0, "not on the way to the next step"))
+                ends["redundancy restored"] = (redundant_ns, (0.0, "training does not wait for it"))
         return self._lay_out(start_ns, ends)
 
     def _lay_out(self, start_ns: int, ends: dict[str, tuple[int, tuple[float, str]]]) -> list[PhaseSpan]:

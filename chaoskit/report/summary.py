@@ -196,9 +196,10 @@ def account_sentence(account: TimeAccount | Recently) -> str:
 
 
 def copies_sentence(copies: CopyInterval) -> str:
-    """What copies in memory leave at risk: ``at most 17 steps (2.55 s) again if every rank ends in one update``."""
+    """Say what copies in memory leave at risk: ``at most 17 steps (2.55 s) are computed again if ...``."""
     seconds = f" ({duration(copies.seconds)})" if copies.seconds else ""
-    return f"at most {plural(copies.steps, 'step')}{seconds} again if every rank ends in one update"
+    again = "is" if copies.steps == 1 else "are"
+    return f"at most {plural(copies.steps, 'step')}{seconds} {again} computed again if all ranks end during one update"
 
 
 def limits_sentence(limits_ms: Mapping[str, int], suspects: int) -> str:
@@ -329,7 +330,7 @@ def _recovery_title(recovery: Recovery) -> Text:
         "" if recovery.fault else ", nothing was injected: a false alarm",
         (f" ({after})" if after else "", "dim"),
         f"\nfirst good step {duration(recovery.seconds)}{full}",
-        (f" (step before: {duration(recovery.step_seconds)})", "dim"),
+        (f" (a step before the fault: {duration(recovery.step_seconds)})", "dim"),
     )
 
 
