@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+#: A name is close to another one from this ratio of equal letters on: one wrong letter of four.
+_SIMILARITY_MIN = 0.75
+_PREFIX_LENGTH_MIN = 3
+
 
 class ChaoskitError(Exception):
     """Base of every error that chaoskit raises on purpose."""
@@ -22,6 +28,36 @@ class BadInput(ChaoskitError):
 
     def __reduce__(self) -> tuple[type[BadInput], tuple[str, object, str]]:
         return type(self), (self.field, self.value, self.remedy)  # torch sends what a rank raises to the others
+
+
+def closest_name(name: object, names: Iterable[str]) -> str:
+    """Return the name that was probably meant, or "". Case, ``-`` and ``_`` do not count."""
+    from difflib import get_close_matches
+
+    letters = _letters(str(name))
+    by_letters = {_letters(candidate): candidate for candidate in names}
+    exchanged = [candidate for candidate in by_letters if sorted(candidate) == sorted(letters)]
+    matches = exchanged or get_close_matches(letters, by_letters, n=1, cutoff=_SIMILARITY_MIN)
+    if not matches and len(letters) >= _PREFIX_LENGTH_MIN:
+        longer = [candidate for candidate in by_letters if candidate.startswith(letters)]
+        matches = longer if len(longer) == 1 else []
+    return by_letters[matches[0]] if matches else ""
+
+
+def name_remedy(name: object, names: Iterable[str], otherwise: str = "") -> str:
+    """Return the remedy for a name that does not exist: ``write Kill``, or the list of all names.
+
+    Args:
+        otherwise: the remedy where no name is close, instead of the list.
+    """
+    existing = list(names)
+    if closest := closest_name(name, existing):
+        return f"write {closest}"
+    return otherwise or f"use one of {', '.join(existing)}"
+
+
+def _letters(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
 
 
 class JobFailed(ChaoskitError):

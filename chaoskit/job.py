@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from chaoskit.errors import BadInput
+from chaoskit.errors import BadInput, closest_name, name_remedy
 
 #: Folders in which installed packages lie.
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -93,10 +93,13 @@ def resolve_job(target: str, options: dict[str, Any] | None = None) -> JobSpec:
     if not path.endswith(".py"):
         job = _reference_job(path) or _module_job(path)
         if job is None:
-            raise BadInput("job", target, "name a reference job such as 'gpt', or a file such as 'train.py'")
+            remedy = "name a reference job such as 'gpt', or a file such as 'train.py'"
+            raise BadInput("job", target, name_remedy(path, [*reference_jobs(), *_modules(Path())], remedy))
     else:
         if not Path(path).is_file():
-            raise BadInput("job", target, "name a Python file that exists")
+            raise BadInput(
+                "job", target, name_remedy(path, _scripts(Path(path).parent), "name a Python file that exists")
+            )
         job = JobSpec(str(Path(path).resolve()))
     job = msgspec.structs.replace(job, function=function or "train", options=options or {})
     return msgspec.structs.replace(job, sharded=validate_job(job))
@@ -111,6 +114,24 @@ def recall_job(target: str, options: dict[str, Any], *, sharded: bool) -> JobSpe
     elif not root and "." not in module:
         module = f"{_REFERENCE_JOBS}{module}"
     return JobSpec(path, function or "train", module, options, sharded, root)
+
+
+def reference_jobs() -> list[str]:
+    """Return the names of the reference jobs: the modules of their package that define ``train``."""
+    spec = importlib.util.find_spec(_REFERENCE_JOBS.rstrip("."))
+    folders = spec.submodule_search_locations if spec is not None else None
+    files = sorted(file for folder in folders or () for file in Path(folder).glob("*.py"))
+    return [file.stem for file in files if "\ndef train(" in file.read_text(encoding="utf-8")]
+
+
+def _modules(folder: Path) -> list[str]:
+    """Return the names under which the Python files of a folder are imported."""
+    return sorted(file.stem for file in folder.glob("*.py"))
+
+
+def _scripts(folder: Path) -> list[str]:
+    """Return the Python files of a folder, as a user names them."""
+    return sorted(str(file) for file in folder.glob("*.py"))
 
 
 def _reference_job(name: str) -> JobSpec | None:
@@ -235,7 +256,9 @@ def _function(tree: ast.Module, job: JobSpec) -> ast.FunctionDef:
             return node
         if isinstance(node, ast.AsyncFunctionDef) and node.name == job.function:
             raise BadInput("job", job.path, f"define {job.function} without async: it is called, not awaited")
-    raise BadInput("job", job.path, f"define a function {job.function}(trainer, ...) in it")
+    closest = closest_name(job.function, [node.name for node in tree.body if isinstance(node, ast.FunctionDef)])
+    remedy = f"define a function {job.function}(trainer, ...) in it"
+    raise BadInput("job", job.path, f"write {closest}: {remedy}" if closest else remedy)
 
 
 def _reached(train: ast.FunctionDef, tree: ast.Module) -> list[ast.FunctionDef]:
@@ -279,7 +302,9 @@ def _require_taken(train: ast.FunctionDef, job: JobSpec) -> None:
     if not unknown or train.args.kwarg is not None:
         return
     name = unknown[0]
-    remedy = f"{train.name} takes {', '.join(sorted(known)) or 'no options'}: leave {name} out"
+    closest = closest_name(name, known)
+    cure = f"write {closest}, or leave {name} out" if closest else f"leave {name} out"
+    remedy = f"{train.name} takes {', '.join(sorted(known)) or 'no options'}: {cure}"
     if not job.is_installed and name.isidentifier() and name != positional[0]:
         value = repr(job.options[name])
         value = value if len(value) <= _VALUE_LENGTH_MAX else "..."

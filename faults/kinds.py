@@ -7,7 +7,7 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 
-from chaoskit.errors import BadInput
+from chaoskit.errors import BadInput, closest_name
 from faults import CATALOGUE
 from faults.base import FAMILIES, Fault
 
@@ -72,5 +72,8 @@ def find_kind(name: str, field: str = "kind") -> type[Fault]:
         return kind
     named = {kind.__name__.lower(): kind for kind in kinds()}
     if name.lower() not in named:
-        raise BadInput(field, name, f"use one of {', '.join(kind.__name__ for kind in kinds())}")
+        names = [kind.__name__ for kind in kinds()]
+        closest = closest_name(name, names)
+        remedy = f"write {closest}; chaoskit faults lists all" if closest else f"use one of {', '.join(names)}"
+        raise BadInput(field, name, remedy)
     return named[name.lower()]

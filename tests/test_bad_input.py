@@ -49,6 +49,10 @@ _FILES: dict[str, str | bytes] = {
     "version9.json": '{"version": 9}',
     "latin.json": b"\xff\xfe",
     "unknown_fault.json": _plan(faults=[{"kind": "Explode"}]),
+    "misspelt_fault.json": _plan(faults=[{"kind": "KilNode"}]),
+    "misspelt_field.json": _plan(faults=[{"kind": "Kill", "rank": 1, "at_stpe": 2}]),
+    "misspelt_setting.json": _plan(settings={"noeds": 2}),
+    "misspelt.yaml": "- name: a\n  logPattern: 'step ([0-9]+)'\n  logPatern: 'x'\n",
     "rank7.json": _plan(faults=[{"kind": "Kill", "rank": 7, "at_step": 2}]),
     "step_two.json": _plan(faults=[{"kind": "Kill", "rank": 1, "at_step": "two"}]),
     "no_list.json": _plan(faults="Kill"),
@@ -242,7 +246,7 @@ scale 4 --run control                                | --run control
 scale 4 --run blank                                  | --run blank
 scale 4 --wait-s nan                                 | --wait-s nan: use a number of seconds, 0 or more
 node                                                 | command: it is missing; see chaoskit node --help
-node bogus                                           | command: no such command 'bogus'
+node bogus                                           | command bogus: no such command; see chaoskit node --help
 node check --only soul                               | --only soul: write one of gpu
 node check --limit x                                 | --limit x: write NAME=VALUE
 node check --limit x=1                               | --limit x=1: write NAME=VALUE
@@ -272,7 +276,7 @@ checkpoint prune directory --keep-every -1           | --keep-every -1: use 0 or
 checkpoint prune directory --budget-gb -1            | --budget-gb -1: use 0 or more
 checkpoint prune directory --budget-gb nan           | --budget-gb nan: use 0 or more, and a finite number
 rules                                                | command: it is missing
-rules lint                                           | command: no such command 'lint'
+rules lint                                           | command lint: no such command; see chaoskit rules --help
 rules test missing log.txt                           | RULES missing: name a file that can be read
 rules test no_rules.yaml log.txt                     | RULES no_rules.yaml: write a list of rules
 rules test pattern.yaml log.txt                      | % mend the regular expression
@@ -284,6 +288,28 @@ rules test rules.yaml log.txt --tail-s inf           | --tail-s inf: use 0 or mo
 rules test rules.yaml log.txt --expect Hang:soon     | --expect Hang:soon: write NAME:VERDICT
 doctor more                                          | command: got unexpected extra argument
 cleanup --bogus                                      | --bogus: there is no such option
+launch gtp                                           | SCRIPT gtp: write gpt
+launch resnte                                        | SCRIPT resnte: write resnet
+launch trian.py                                      | SCRIPT trian.py: write train.py
+launch trian                                         | SCRIPT trian: write train
+launch gpt:trian                                     | SCRIPT % write train: define a function trian(trainer, ...) in it
+launch gpt --set stpes=3                             | --set stpes=3: write steps: train takes batch
+launch gpt --setting HANG-STEPS=3                    | --setting HANG-STEPS=3: there is no such setting; write hang
+launch gpt --substrate netsn                         | --substrate netsn: write netns
+test somke                                           | SUITE somke: write smoke
+replay misspelt_fault.json                           | % write KillNode; chaoskit faults lists all
+replay misspelt_field.json                           | % write at_step
+replay misspelt_setting.json                         | % write nodes
+faults Kil                                           | NAME Kil: write Kill; chaoskit faults lists all
+faults kill_node                                     | NAME kill_node: write KillNode
+faults outofmem                                      | NAME outofmem: write OutOfMemory
+node chek                                            | command chek: no such command; write chaoskit node check; see
+history shw x                                        | command shw: no such command; write chaoskit history show; see
+node check --only gpuu                               | --only gpuu: write gpu
+node check --limit edac_corected_warn=1              | --limit edac_corected_warn=1: write edac_corrected_warn=VALUE
+accept x y --reason z --until 2999-01-01 --number recovry | --number recovry: write recovery
+rules test rules.yaml log.txt --expect Hagn:hanging  | --expect Hagn:hanging: write Hang:VERDICT
+rules test misspelt.yaml log.txt                     | % write logPattern
 lunch                                                | command lunch: no such command; write chaoskit launch
 run smoke                                            | command run: no such command; write chaoskit test
 --bogus                                              | --bogus: there is no such option; see chaoskit --help

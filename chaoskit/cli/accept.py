@@ -10,7 +10,7 @@ import typer
 
 from chaoskit.cli.history import choose_series, read_store
 from chaoskit.cli.output import Json, command_app, console, print_json
-from chaoskit.errors import BadInput
+from chaoskit.errors import BadInput, name_remedy
 from chaoskit.history.compare import by_series
 from chaoskit.history.record import KNOWN, AcceptedRecord, new_id
 from chaoskit.history.store import RunHistory
@@ -46,7 +46,9 @@ def accept(
         raise BadInput("reason", reason, "say why: it is shown wherever this series is worse")
     parts = [part.strip() for part in number.split("/")]
     if number and (len(parts) > 2 or not all(part in (*KNOWN, OWN_FAILURE) for part in parts)):
-        raise BadInput("number", number, f"use one of {', '.join((*KNOWN, OWN_FAILURE))}, or a quotient of two")
+        names = (*KNOWN, OWN_FAILURE)
+        remedy = f"use one of {', '.join(names)}, or a quotient of two"
+        raise BadInput("number", number, name_remedy(number, names, remedy))
     chosen, _ = choose_series(by_series(read_store(store).runs), series)
     record = AcceptedRecord(
         series=chosen, metric=" / ".join(parts), reason=reason.strip(), until=last, by=user_at_host()

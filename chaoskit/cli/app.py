@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import io
 import signal
 import sys
@@ -22,7 +21,7 @@ from chaoskit.cli.output import (
     print_json,
     refuse,
 )
-from chaoskit.errors import BadInput, HarnessError
+from chaoskit.errors import BadInput, HarnessError, closest_name
 from chaoskit.osprocess import signal_name
 from chaoskit.plaintext import printable
 from chaoskit.vocabulary import Verdict
@@ -78,9 +77,8 @@ class _Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
         if name not in COMMANDS:
-            close = difflib.get_close_matches(name, COMMANDS, n=1)
-            known = _RENAMED.get(name) or (close[0] if close else "")
-            remedy = f"write chaoskit {known}" if known else "chaoskit --help lists the commands"
+            closest = _RENAMED.get(name) or closest_name(name, COMMANDS)
+            remedy = f"write chaoskit {closest}" if closest else "chaoskit --help lists the commands"
             raise BadInput("command", name, f"no such command; {remedy}")
         return super().resolve_command(ctx, args)
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chaoskit.cli.output import Json, command_app, console, print_json
-from chaoskit.errors import BadInput
+from chaoskit.errors import BadInput, name_remedy
 from chaoskit.history.compare import by_series
 from chaoskit.history.faces import sparkline
 from chaoskit.history.place import Sources, sources_at
@@ -112,7 +112,7 @@ def show(
     runs = found[chosen]
     known = sorted({name for run in runs for name in run.metrics})
     if metric not in known:
-        raise BadInput("metric", metric, f"use one of {', '.join(known)}")
+        raise BadInput("metric", metric, name_remedy(metric, known))
     if machine:
         print_json(msgspec.to_builtins(runs))
         return 0

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from chaoskit.cli.output import EXIT_FAILED, Json, Run, command_app, console, print_json, reply_text
 from chaoskit.elastic.client import RunClient, newest_live_run
-from chaoskit.errors import BadInput
+from chaoskit.errors import BadInput, name_remedy
 from chaoskit.health import Entry, Finding, HealthVerdict, Quarantine, decide
 from chaoskit.health.examine import PROBES, examine
 from chaoskit.health.limits import parse_limits
@@ -70,7 +70,7 @@ def check(
     """
     unknown = sorted(set(only or ()).difference(PROBES))
     if unknown:
-        raise BadInput("only", unknown[0], f"write one of {', '.join(PROBES)}")
+        raise BadInput("only", unknown[0], name_remedy(unknown[0], PROBES, f"write one of {', '.join(PROBES)}"))
     if node:
         require_node_name("node", node)
     name = node or name_of_this_machine()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import json
+import re
 import shlex
 import signal
 import sys
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from chaoskit.errors import BadInput
+from chaoskit.errors import BadInput, closest_name
 from chaoskit.plaintext import one_line
 from chaoskit.vocabulary import EXIT_BAD_INPUT
 
@@ -28,6 +28,7 @@ EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 _VALUE_LENGTH_MAX = 200
 _TAKES_PAIRS = ("--setting", "--limit")  # of NAME=VALUE, as --set
+_NO_COMMAND = re.compile("No such command '(.*?)'")
 _JOINED = ("--set=", "--setting=", "--limit=")
 
 #: Click's; some versions of typer bring it along under another name.
@@ -147,9 +148,13 @@ def misused(error: Exception, arguments: Sequence[str], machine: bool) -> int:
     elif option is not None and kind != "NoSuchOption":
         field, typed, value, remedy = "option", option, None, message.partition("' ")[2] or message
     elif option is not None:
-        close = difflib.get_close_matches(option, getattr(error, "possibilities", None) or ())
+        closest = closest_name(option, getattr(error, "possibilities", None) or ())
         field, typed, value, arguments = "option", option, None, ()
-        remedy = "there is no such option" + (f", write {close[0]}" if close else "")
+        remedy = "there is no such option" + (f", write {closest}" if closest else "")
+    elif (unknown := _NO_COMMAND.match(message)) and context is not None:
+        field, typed, value = "command", "command", unknown[1]
+        closest = closest_name(value, context.command.list_commands(context))
+        remedy = "no such command" + (f"; write {command} {closest}" if closest else "")
     else:
         field, typed, value = "command", "command", None
         remedy = message[:1].lower() + message[1:] if message else "it is missing"

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from chaoskit.cli.output import EXIT_FAILED, Json, command_app, console, print_json
-from chaoskit.errors import BadInput
+from chaoskit.errors import BadInput, closest_name
 from chaoskit.rules import RuleVerdict, read_rules, replay_log
 from chaoskit.rules.replay import Replay, spread, suggest
 from chaoskit.rules.timestamps import show_time
@@ -79,7 +79,8 @@ def _expected(given: list[str], names: set[str]) -> set[tuple[str, str]]:
     for one in given:
         name, _, verdict = one.rpartition(":")
         if name not in names:
-            raise BadInput("expect", one, f"write NAME:VERDICT with one of {', '.join(sorted(names))}")
+            example = closest_name(name, names) or "NAME"
+            raise BadInput("expect", one, f"write {example}:VERDICT with one of {', '.join(sorted(names))}")
         if verdict not in verdicts:
             raise BadInput("expect", one, f"write NAME:VERDICT with one of {', '.join(verdicts)}")
         wanted.add((name, verdict))

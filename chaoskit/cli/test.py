@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from chaoskit.cli.output import EXIT_INTERRUPTED, Json, command_app, print_json
-from chaoskit.errors import BadInput
+from chaoskit.errors import BadInput, name_remedy
 from chaoskit.hostchecks import require_writable
 from chaoskit.launcher.launch import fresh_directory
 from chaoskit.osprocess import die_with_parent
@@ -66,7 +66,7 @@ def suite_names() -> list[str]:
     """The suites that come with chaoskit."""
     found = importlib.util.find_spec("chaoskit.suites")
     places = found.submodule_search_locations if found else None
-    return sorted(module.name for module in pkgutil.iter_modules(places))
+    return sorted(module.name for module in pkgutil.iter_modules(places) if module.ispkg)
 
 
 def suite_arguments(suite: str) -> list[str]:
@@ -80,7 +80,8 @@ def suite_arguments(suite: str) -> list[str]:
         return ["--pyargs", f"chaoskit.suites.{suite}"]
     if Path(name).exists():
         return [suite]
-    raise BadInput("suite", suite, f"name one of {', '.join(suite_names())}, or a file or directory of tests")
+    remedy = f"name one of {', '.join(suite_names())}, or a file or directory of tests"
+    raise BadInput("suite", suite, name_remedy(name, suite_names(), remedy))
 
 
 def run_suite(suite: str, arguments: list[str], *, quiet: bool = False) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from chaoskit.errors import BadInput
+from chaoskit.errors import BadInput, name_remedy
 from chaoskit.experiment.account import TimeAccount
 from chaoskit.journal import Record, read_journals
 from chaoskit.vocabulary import Event, Verdict
@@ -287,7 +287,7 @@ class Outcome(msgspec.Struct, kw_only=True):
             BadInput: for an event that does not exist.
         """
         if unknown := sorted(set(events) - set(Event)):
-            raise BadInput("events", unknown[0], f"use some of {', '.join(sorted(Event))}")
+            raise BadInput("events", unknown[0], name_remedy(unknown[0], sorted(Event)))
         found = read_journals(Path(self.directory) / "journal")
         return [record for record in found if not events or record.event in events]
 

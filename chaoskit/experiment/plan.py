@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from chaoskit.config import RunConfig, validate
-from chaoskit.errors import BadInput, ChaoskitError
+from chaoskit.errors import BadInput, ChaoskitError, name_remedy
 from chaoskit.job import JobSpec, resolve_job
 from chaoskit.messages import Trigger
 from chaoskit.rules import load_rules
@@ -183,9 +182,7 @@ def require_settings(names: Iterable[str]) -> None:
     """Raise BadInput if one of the names is no field of :class:`chaoskit.RunConfig`."""
     known = set(RunConfig.__struct_fields__) - {"job"}
     for name in sorted(set(names) - known):
-        close = get_close_matches(name, known, n=1)
-        remedy = f"write {close[0]}" if close else f"write one of {', '.join(sorted(known))}"
-        raise BadInput("setting", name, f"there is no such setting; {remedy}")
+        raise BadInput("setting", name, f"there is no such setting; {name_remedy(name, sorted(known))}")
 
 
 def _refusal(settings: dict[str, Any], error: str) -> BadInput:
@@ -200,8 +197,7 @@ def _refusal(settings: dict[str, Any], error: str) -> BadInput:
         structs = (one for one in (hint, *get_args(hint)) if isinstance(one, type) and issubclass(one, msgspec.Struct))
         owner = next(structs, None)
     if part := _FIELD_IN_QUOTES.search(error):  # the struct has no such field, or lacks it
-        known = ", ".join(owner.__struct_fields__)
-        remedy = f"use one of {known}" if "unknown" in error else "it is missing"
+        remedy = name_remedy(part[1], owner.__struct_fields__) if "unknown" in error else "it is missing"
         return BadInput(f"{field}.{part[1]}", value.get(part[1]), remedy)
     if get_origin(hint) is Literal:
         return BadInput(field, value, f"use one of {', '.join(map(str, get_args(hint)))}")

@@ -25,7 +25,7 @@ from typing import Any, get_type_hints
 import msgspec
 
 from chaoskit.config import RunConfig
-from chaoskit.errors import BadInput
+from chaoskit.errors import BadInput, name_remedy
 from chaoskit.experiment.blackbox.plan import CommandExperiment, plan_command
 from chaoskit.experiment.plan import Experiment, Wish, plan_experiment
 from chaoskit.job import JobSpec, recall_job, resolve_job
@@ -250,7 +250,7 @@ def parse(data: bytes, directory: Path) -> Planned:
     settings = _SETTINGS if plan.command is None else _COMMAND_SETTINGS
     for name, value in plan.settings.items():
         if name not in settings:
-            raise BadInput(f"settings.{name}", value, f"use one of {', '.join(settings)}")
+            raise BadInput(f"settings.{name}", value, name_remedy(name, settings))
     if plan.command is None:
         return _with_asked(_job(plan, directory), plan)
     wish = plan.reference if plan.reference != "off" else None
@@ -279,7 +279,7 @@ def _patterns(watch: dict[str, Any] | None) -> LogPatterns | None:
     known = [item.name for item in fields(LogPatterns)]
     for name, value in (watch or {}).items():
         if name not in known:
-            raise BadInput(f"watch.{name}", value, f"use one of {', '.join(known)}")
+            raise BadInput(f"watch.{name}", value, name_remedy(name, known))
     if watch is not None and "step" not in watch:
         raise BadInput("watch.step", None, r"give the pattern of a step, such as step (\d+)")
     return LogPatterns(**watch) if watch is not None else None
@@ -348,7 +348,7 @@ def _fault(number: int, entry: Mapping[str, Any], field: str = "faults") -> Faul
         if name in ("kind", "judged"):
             continue
         if name not in known:
-            raise BadInput(f"{place}.{name}", value, f"use one of {', '.join(known)}")
+            raise BadInput(f"{place}.{name}", value, name_remedy(name, known))
         values[name] = _typed(f"{place}.{name}", value, hints[name])
     for name, item in known.items():
         if name not in values and item.default is MISSING and item.default_factory is MISSING:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from chaoskit.errors import BadInput
+from chaoskit.errors import BadInput, closest_name
 
 _MB = 10**6
 
@@ -72,7 +72,10 @@ def parse_limits(given: Iterable[str]) -> Limits:
     for one in given:
         name, _, text = one.partition("=")
         if name not in Limits.__struct_fields__:
-            raise BadInput("limit", one, f"write NAME=VALUE with one of {', '.join(Limits.__struct_fields__)}")
+            names = Limits.__struct_fields__
+            closest = closest_name(name, names)
+            remedy = f"write {closest}=VALUE" if closest else f"write NAME=VALUE with one of {', '.join(names)}"
+            raise BadInput("limit", one, remedy)
         kind = int if name == "gpus_expected" else float
         try:
             changed[name] = kind(text)

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from chaoskit.errors import BadInput
+from chaoskit.errors import BadInput, name_remedy
 from chaoskit.logrule import NAMES, LogRule
 from chaoskit.rules.files import read_documents
 from chaoskit.rules.patterns import outer_groups
@@ -93,8 +93,8 @@ def _parse(number: int, entry: Any) -> LogRule:
 def _refused(said: str, entry: dict[str, Any], error: str) -> BadInput:
     unknown = re.search(r"unknown field `(.+?)`", error)
     if unknown:
-        known = ", ".join(field.encode_name for field in msgspec.structs.fields(LogRule))
-        return BadInput(f"{said}: {unknown[1]}", entry[unknown[1]], f"use one of {known}")
+        names = [field.encode_name for field in msgspec.structs.fields(LogRule)]
+        return BadInput(f"{said}: {unknown[1]}", entry[unknown[1]], name_remedy(unknown[1], names))
     wrong = re.search(r"\$\.(\w+)", error)
     field = wrong[1] if wrong else ""
     if field == "operator":

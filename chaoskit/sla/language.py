@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-from chaoskit.errors import BadInput
+from chaoskit.errors import BadInput, name_remedy
 from chaoskit.history import record
 from chaoskit.history.record import RunRecord
 
@@ -105,7 +105,7 @@ def parse(text: str, field: str) -> Condition:
     known = record.KNOWN
     for name in (number, *([below] if below else [])):
         if name not in known:
-            raise BadInput(field, text, f"there is no number {name}: use one of {', '.join(known)}")
+            raise BadInput(field, text, f"there is no number {name}: {name_remedy(name, known)}")
     unit, better = known[number]
     if below and (below not in DIVISORS or unit != "s" or number in DIVISORS):
         raise BadInput(field, text, f"divide a duration by one of {', '.join(DIVISORS)}, which are of the same run")

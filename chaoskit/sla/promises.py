@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from chaoskit.errors import BadInput
+from chaoskit.errors import BadInput, name_remedy
 from chaoskit.history.record import KNOWN, RunRecord, SeriesRecord
 from chaoskit.sla.exact import runs_needed
 from chaoskit.sla.language import DIVISORS, Condition, parse
@@ -249,9 +248,8 @@ def _require_kinds(place: str, given: list[str] | str | None) -> None:
     known = [kind.__name__ for kind in CATALOGUE]
     for name in [given] if isinstance(given, str) else given or ():
         if name not in known and ":" not in name:
-            close = get_close_matches(name, known, n=1)
-            remedy = f"write {close[0]}" if close else "name a kind of fault, or module:Class for one of your own"
-            raise BadInput(f"{place}.where.fault", name, remedy)
+            remedy = "name a kind of fault, or module:Class for one of your own"
+            raise BadInput(f"{place}.where.fault", name, name_remedy(name, known, remedy))
 
 
 def _require_decidable(place: str, sla: Sla) -> None:

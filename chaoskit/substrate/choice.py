@@ -11,7 +11,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, cast
 
-from chaoskit.errors import BadInput
+from chaoskit.errors import BadInput, name_remedy
 
 if TYPE_CHECKING:
     from chaoskit.substrate.base import Substrate
@@ -39,7 +39,7 @@ def _factory(name: str) -> Callable[[], Substrate]:
             return cast("Callable[[], Substrate]", entry.load())
     except (ImportError, AttributeError) as error:
         raise BadInput("substrate", name, f"install what has it, or put it on PYTHONPATH: {error}") from error
-    raise BadInput("substrate", name, f"use one of {', '.join(names())}, or module:factory")
+    raise BadInput("substrate", name, name_remedy(name, names(), f"use one of {', '.join(names())}, or module:factory"))
 
 
 def unavailable(name: str) -> str:
