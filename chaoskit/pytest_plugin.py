@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -431,6 +432,7 @@ class Chaos:
             BadInput: before anything is started. VerdictError: the verdict is not ``passed``.
             HarnessError: chaoskit itself failed.
         """
+        __tracebackhide__ = methodcaller("errisinstance", VerdictError)  # other errors show where they come from
         from chaoskit.history.record import new_id
         from chaoskit.report.junit import junit_properties
         from chaoskit.report.store import write_outcome

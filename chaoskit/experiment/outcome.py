@@ -1,5 +1,7 @@
 """What one experiment showed: plain data, written as ``outcome.json`` and read by reports.
 
+Functions that raise for a test set ``__tracebackhide__``: pytest then shows the line of the test.
+
 Times named ``*_s`` are seconds since the start of the run on the monotonic clock, unless the name says a duration.
 """
 
@@ -271,6 +273,7 @@ class Outcome(msgspec.Struct, kw_only=True):
         Raises:
             AssertionError: if there was none.
         """
+        __tracebackhide__ = True
         if not self.recoveries:
             raise AssertionError(
                 f"{self.name}: the run shows no recovery; {'; '.join(self.reasons) or 'no fault struck'}"
@@ -307,6 +310,7 @@ class Outcome(msgspec.Struct, kw_only=True):
         Raises:
             AssertionError: naming what was exceeded, or that the run shows no recovery.
         """
+        __tracebackhide__ = True
         try:
             self._assert_within(within_s, lost_steps, false_alarms)
             if bit_equal:
@@ -316,6 +320,7 @@ class Outcome(msgspec.Struct, kw_only=True):
             raise
 
     def _assert_within(self, within_s: float, lost_steps: int, false_alarms: int) -> None:
+        __tracebackhide__ = True
         if self.recovery.seconds > within_s:
             raise AssertionError(
                 f"{self.name}: a recovery took {self.recovery.seconds:.3f} s, more than {within_s:g} s"
@@ -331,6 +336,7 @@ class Outcome(msgspec.Struct, kw_only=True):
         Raises:
             AssertionError: naming the first step that differs.
         """
+        __tracebackhide__ = True
         if self.twin_losses is None:
             raise AssertionError(f"{self.name}: there is no twin to compare with; run with twin=True")
         losses = {point.step: point.loss for point in self.steps}
