@@ -7,6 +7,8 @@ import sys
 #: C0 but newline and tab, DEL, and C1: what moves cursors, changes titles and clears screens.
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 
+_ROW_LENGTH_MAX = 60
+
 
 def printable(text: str) -> str:
     r"""The text with control characters written as escapes, such as ``\x1b``; newlines and tabs stay."""
@@ -21,6 +23,15 @@ def one_line(text: str) -> str:
 def plural(count: int, word: str, several: str = "") -> str:
     """``1 node``, ``2 nodes``; ``several`` is the plural that ``s`` does not make: ``2 recoveries``."""
     return f"{count} {word}" if count == 1 else f"{count} {several or word + 's'}"
+
+
+def shorten(text: str, length_max: int = _ROW_LENGTH_MAX) -> str:
+    """The beginning and the end of a long text, such as a command, in one line of a table."""
+    line = one_line(text)
+    if len(line) <= length_max:
+        return line
+    end = length_max // 3
+    return f"{line[: length_max - end - 3].rstrip()} … {line[len(line) - end :].lstrip()}"
 
 
 def echo(text: str) -> None:

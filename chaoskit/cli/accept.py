@@ -23,7 +23,7 @@ app = command_app()
 @app.command("accept")
 def accept(
     store: Annotated[str, typer.Argument(help="A history: a folder, or a URL such as s3://bucket/history.")],
-    series: Annotated[str, typer.Argument(help="The beginning of its name, or a part of the test's.")],
+    series: Annotated[str, typer.Argument(help="Its name or that of its test, the beginning, or a part.")],
     reason: Annotated[str, typer.Option(help="Why it may be slower.")],
     until: Annotated[str, typer.Option(metavar="DATE", help="The last day of it, in UTC, such as 2026-12-31.")],
     number: Annotated[str, typer.Option(help="The number that may be worse. Default: each of them.")] = "",

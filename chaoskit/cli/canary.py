@@ -17,7 +17,7 @@ from chaoskit.launcher.launch import fresh_directory
 from chaoskit.vocabulary import EXIT_BAD_INPUT, Verdict
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import RenderableType
 
 _SUITE = "canary"
 _REPORT = "canary.xml"
@@ -96,18 +96,22 @@ def read_report(path: Path) -> Iterator[Tried]:
             yield Tried(*(field or "" for field in fields))
 
 
-def render(tried: Sequence[Tried]) -> Table:
-    """One row each: what was tried, the cell, the check that found it, and the verdict."""
-    from rich.table import Table
+def render(tried: Sequence[Tried]) -> RenderableType:
+    """Return a table with a row for each mistake: its cell, the check that found it, and the verdict."""
+    from rich.console import Group
     from rich.text import Text
+
+    from chaoskit.report.tables import Column, DataTable
 
     wrong = sum(one.is_wrong for one in tried)
     mistakes = sum(one.kind == "mistake" for one in tried)
     limits = sum(one.kind == "limit" for one in tried)
     harmless = len(tried) - mistakes - limits
     says = f"mistakes: {mistakes}, known limits: {limits}, harmless changes: {harmless}, wrong verdicts: {wrong}"
-    table = Table("mistake", "cell", "check", "verdict", caption=says, caption_justify="left")
+    mistake = Column("mistake", is_text=True, is_heading=True)
+    check = Column("check", is_text=True)
+    table = DataTable(mistake, Column("cell", is_text=True), check, Column("verdict"))
     for one in tried:
         style = "bold red" if one.is_wrong else "yellow" if one.kind == "limit" else "green"
         table.add_row(*(Text(field) for field in one[:3]), Text(one.verdict, style))
-    return table
+    return Group(table, Text(says, "dim"))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from chaoskit.cli.output import Json, command_app, print_json
+from chaoskit.cli.output import Json, command_app, console, print_json
 from chaoskit.errors import BadInput
 from chaoskit.plaintext import echo
 from chaoskit.vocabulary import Verdict
@@ -56,9 +56,7 @@ def list_(root: Root, endpoint: Endpoint = "", deadline_s: Deadline = 30.0, mach
     if machine:
         print_json({"snapshots": rows, "damaged": damaged, "quarantine": found.quarantine, "staging": found.unfinished})
         return
-    for row in rows:
-        size, world = _size(row["size_bytes"]), f"{row['world']} rank{'s' if row['world'] != 1 else ''}"
-        echo(f"{row['name']}  {size:>9}  {world:>9}  {row['tensors']} tensors  {row['saved_at']}")
+    _print_snapshots(rows)
     for one in damaged:
         echo(f"{one['name']}  damaged: {one['reason']}")
     for name in found.quarantine:
@@ -67,6 +65,21 @@ def list_(root: Root, endpoint: Endpoint = "", deadline_s: Deadline = 30.0, mach
         echo(f"{name}  not complete")
     if not (rows or damaged):
         echo("no snapshots")
+
+
+def _print_snapshots(rows: Sequence[dict[str, Any]]) -> None:
+    """Print a table of whole snapshots."""
+    from chaoskit.report.tables import Column, DataTable
+
+    if not rows:
+        return
+    numbers = [Column(name, is_number=True) for name in ("size", "ranks", "tensors")]
+    table = DataTable(Column("snapshot", is_heading=True), *numbers, Column("saved"))
+    for row in rows:
+        table.add_row(
+            row["name"], _size(row["size_bytes"]), str(row["world"]), str(row["tensors"]), str(row["saved_at"])
+        )
+    console().print(table)
 
 
 @app.command()

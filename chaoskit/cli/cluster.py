@@ -6,6 +6,7 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
@@ -18,6 +19,7 @@ from rich.text import Text
 from chaoskit.cli.output import EXIT_FAILED, Json, command_app, console, print_json
 from chaoskit.errors import BadInput, ChaoskitError
 from chaoskit.plaintext import echo
+from chaoskit.report.tables import Column, DataTable
 from chaoskit.substrate.kubernetes import manifests
 from chaoskit.substrate.kubernetes.api import KubernetesApi
 from chaoskit.substrate.kubernetes.examination import ClusterFinding, examine_cluster
@@ -124,10 +126,19 @@ def list_sessions(machine: Json = False) -> None:
     ]
     if machine:
         print_json({"sessions": told})
-    for session in () if machine else told:
-        echo("{session}  {pods} pods  since {since}  {started_by}".format(**session))
-    if not told and not machine:
+    elif told:
+        console().print(render_sessions(told))
+    else:
         echo("no sessions")
+
+
+def render_sessions(sessions: Sequence[Mapping[str, Any]]) -> DataTable:
+    """Return a table with a row for each session."""
+    names = (Column("session", is_heading=True), Column("pods", is_number=True), Column("since"))
+    table = DataTable(*names, Column("started by", is_text=True))
+    for session in sessions:
+        table.add_row(*(str(session[field]) for field in ("session", "pods", "since", "started_by")))
+    return table
 
 
 @app.command("end")

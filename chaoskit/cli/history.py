@@ -13,7 +13,6 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.table import Table
 from rich.text import Text
 
 from chaoskit.cli.output import Json, command_app, console, print_json
@@ -27,6 +26,7 @@ from chaoskit.history.store import RunContents, RunHistory, encode, read_file
 from chaoskit.plaintext import plural, printable, tell_on_stderr
 from chaoskit.report.store import read_outcomes
 from chaoskit.report.summary import VERDICT_STYLES, duration, number
+from chaoskit.report.tables import Column, DataTable
 from chaoskit.vocabulary import Verdict
 
 app = command_app("Records of runs over many sessions: what there is, and how it went.")
@@ -84,7 +84,9 @@ def list_series(store: Store, machine: Json = False) -> int:
     if machine:
         print_json([_plain_series(key, runs) for key, runs in series.items()])
         return 0
-    table = _table("series", "test", "runs", "recovered", "passed", "recovery", "by session")
+    test = Column("test", is_text=True, is_heading=True)
+    counts = [Column(name, is_number=True) for name in ("runs", "recovered", "passed", "recovery")]
+    table = DataTable(Column("series", is_heading=True), test, *counts, Column("by session"))
     for key, runs in series.items():
         medians = _session_medians(runs, RECOVERY)
         latest = duration(medians[-1]) if medians else "–"
@@ -98,7 +100,7 @@ def list_series(store: Store, machine: Json = False) -> int:
 @app.command("show")
 def show(
     store: Store,
-    series: Annotated[str, typer.Argument(help="The beginning of its name, or a part of the test's.")] = "",
+    series: Annotated[str, typer.Argument(help="Its name or that of its test, the beginning, or a part.")] = "",
     metric: Annotated[str, typer.Option(help="The number that is drawn.")] = RECOVERY,
     machine: Json = False,
 ) -> int:
@@ -111,7 +113,7 @@ def show(
     chosen = choose_series(found, series)
     runs = found[chosen]
     known = sorted({name for run in runs for name in run.metrics})
-    if metric not in known:
+    if metric not in known and metric != RECOVERY:  # runs that lost nothing have no recovery
         raise BadInput("metric", metric, name_remedy(metric, known))
     if machine:
         print_json(msgspec.to_builtins(runs))
@@ -120,8 +122,17 @@ def show(
     shown.print(
         Text.assemble((printable(runs[-1].title), "bold"), f"  {_series_name(chosen)}, {plural(len(runs), 'run')}")
     )
-    shown.print(Text(f"{metric} by session: {sparkline(_session_medians(runs, metric)[-_SHOWN:])}"))
-    table = _table("run", "started", "verdict", "seed", metric, "commit", "machine")
+    if medians := _session_medians(runs, metric):
+        shown.print(Text(f"{metric} by session: {sparkline(medians[-_SHOWN:])}"))
+    table = DataTable(
+        Column("run", is_heading=True),
+        Column("started"),
+        Column("verdict"),
+        Column("seed", is_number=True),
+        Column(metric, is_number=True),
+        Column("commit"),
+        Column("machine", is_text=True),
+    )
     for run in runs[-_SHOWN:]:
         value = run.metrics.get(metric)
         number_text = "–" if value is None else duration(value.value) if value.unit == "s" else number(value.value)
@@ -211,12 +222,33 @@ def _session_medians(runs: Sequence[RunRecord], metric: str) -> list[float]:
 
 
 def choose_series(found: Mapping[tuple[str, int], Sequence[RunRecord]], name: str) -> tuple[str, int]:
-    """The one series whose name begins so, or whose test is called so in part. Raises BadInput."""
-    chosen = [key for key, runs in found.items() if _series_name(key).startswith(name) or name in runs[-1].title]
-    if len(chosen) != 1:
-        told = ", ".join(f"{_series_name(key)} ({found[key][-1].title})" for key in (chosen or found))
-        raise BadInput("series", name, f"name one of {told}")
-    return chosen[0]
+    """Return the series that a name means: the series or test called so, else one that begins so or contains it.
+
+    Raises:
+        BadInput: if there is none, or more than one.
+    """
+    names = {key: [_series_name(key), *_test_names(runs[-1].title)] for key, runs in found.items()}
+    chosen = (
+        [key for key in names if name in names[key][:-1]]
+        or [key for key in names if name == names[key][-1]]
+        or [key for key in names if any(candidate.startswith(name) for candidate in names[key])]
+        or [key for key, runs in found.items() if name in runs[-1].title]
+    )
+    if len(chosen) == 1:
+        return chosen[0]
+    listed = ", ".join(f"{_series_name(key)} ({found[key][-1].title})" for key in (chosen or found))
+    if chosen:
+        raise BadInput("series", name, f"name one of {listed}")
+    tests = [_test_names(runs[-1].title)[1] for runs in found.values()]
+    raise BadInput("series", name, name_remedy(name, tests, f"name one of {listed}"))
+
+
+def _test_names(title: str) -> tuple[str, str, str]:
+    """Return the names of a test: its title, without its file and class, and without parameters and number, too."""
+    place, _, _ = title.partition("[")
+    start = place.rfind("::") + len("::") if "::" in place else 0
+    name = title[start:]
+    return title, name, name.partition("[")[0].partition(" #")[0]
 
 
 def _series_name(key: tuple[str, int]) -> str:
@@ -253,10 +285,3 @@ def _plain_series(key: tuple[str, int], runs: Sequence[RunRecord]) -> dict[str, 
         "passed": _passed(runs)[0],
         "recovery_s": _session_medians(runs, RECOVERY),
     }
-
-
-def _table(*names: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in names:
-        table.add_column(name, overflow="fold")
-    return table

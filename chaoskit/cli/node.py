@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import msgspec
 import typer
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from chaoskit.cli.output import EXIT_FAILED, Json, Run, command_app, console, print_json, reply_text
@@ -26,6 +25,7 @@ from chaoskit.health.quarantine import state_directory
 from chaoskit.health.verdict import show
 from chaoskit.nodename import name_of_this_machine, require_node_name
 from chaoskit.plaintext import echo
+from chaoskit.report.tables import Column, DataTable
 
 _TOKEN = "CHAOSKIT_HEALTH_TOKEN"
 _TOKEN_LENGTH_MIN = 16
@@ -143,7 +143,9 @@ def plain(found: list[Finding], verdict: HealthVerdict) -> dict[str, Any]:
 
 def render(found: list[Finding], verdict: HealthVerdict) -> RenderableType:
     """Render findings and verdict as a table."""
-    table = Table("", "what", "value", "limit", "")
+    numbers = [Column(name, is_number=True) for name in ("value", "limit")]
+    what = Column("what", is_heading=True)
+    table = DataTable(Column("", is_heading=True), what, *numbers, Column("", is_text=True))
     for one in found:
         notes = "\n".join(filter(None, (one.detail, one.remedy and f"→ {one.remedy}")))
         style = _STYLES[one.severity]

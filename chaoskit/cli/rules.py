@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import msgspec
 import typer
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from chaoskit.cli.output import EXIT_FAILED, Json, command_app, console, print_json
 from chaoskit.errors import BadInput, closest_name
+from chaoskit.report.tables import Column, DataTable
 from chaoskit.rules import RuleVerdict, read_rules, replay_log
 from chaoskit.rules.replay import Replay, spread, suggest
 from chaoskit.rules.timestamps import show_time
@@ -109,7 +109,8 @@ def _named(found: tuple[float, float, float] | None) -> dict[str, float] | None:
 
 def render(found: list[Replay]) -> RenderableType:
     """Render what the rules made of the log."""
-    table = Table("rule", "points", "first", "last", "gaps, s", "metric")
+    rule = Column("rule", is_heading=True)
+    table = DataTable(rule, Column("points", is_number=True), *map(Column, ("first", "last", "gaps, s", "metric")))
     for one in found:
         ends = [show_time(point.time_s) for point in (one.points[0], one.points[-1])] if one.points else ["", ""]
         table.add_row(Text(one.rule.name), str(len(one.points)), *ends, _spread(one.gaps_s), _spread(one.values))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from rich.table import Table
 from rich.text import Text
 
 from chaoskit.history.compare import RunComparison
 from chaoskit.history.finding import NumberChange, NumberFinding
 from chaoskit.plaintext import plural, printable
 from chaoskit.report.summary import duration, number
+from chaoskit.report.tables import Column, DataTable
 
 _STYLES = {
     NumberChange.REGRESSED: "bold red",
@@ -40,7 +40,7 @@ def comparison_sentence(comparison: RunComparison) -> str:
     return f"{told}{absent}{uncounted}"
 
 
-def render_comparison(comparison: RunComparison) -> Table:
+def render_comparison(comparison: RunComparison) -> DataTable:
     """Everything but what is unchanged, the worst first."""
     table = findings_table("test and number", "before", "now", "ratio")
     for one in told_first(comparison):
@@ -50,14 +50,10 @@ def render_comparison(comparison: RunComparison) -> Table:
     return table
 
 
-def findings_table(what: str, *numbers: str) -> Table:
+def findings_table(what: str, *numbers: str) -> DataTable:
     """A table for terminals: a state, what it is about, and numbers."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("", no_wrap=True)
-    table.add_column(what, overflow="fold", ratio=1)
-    for name in numbers:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
+    text = Column(what, is_text=True, is_heading=True)
+    return DataTable(Column("", is_heading=True), text, *(Column(name, is_number=True) for name in numbers))
 
 
 def told_first(comparison: RunComparison) -> list[NumberFinding]:

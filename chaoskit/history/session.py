@@ -223,12 +223,13 @@ def lines_of(outcomes: Iterable[Outcome], sources: Sources, title: str, definiti
 
 
 def plan_of_run(contents: RunContents, run_id: str, root: Path) -> bytes:
-    """The plan of a run, by the beginning of its name: that of its series, with its seed, in a repository.
+    """The plan of a run, by its name or the beginning of it: that of its series, with its seed, in a repository.
 
     Raises:
         BadInput: if no run, or more than one, has this name.
     """
-    found = [run for run in contents.runs if run.run_id.startswith(run_id)]
+    found = [run for run in contents.runs if run.run_id == run_id]
+    found = found or [run for run in contents.runs if run.run_id.startswith(run_id)]
     if len(found) != 1:
         remedy = "give more of its name: several begin so" if found else "chaoskit history show STORE lists the runs"
         raise BadInput("run", run_id, remedy)

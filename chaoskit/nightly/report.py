@@ -165,8 +165,9 @@ def choose_night(nights: Sequence[NightRecord], name: str) -> NightRecord:
         raise BadInput("night", name, "there is none in this history: chaoskit nightly run makes one")
     if not name:
         return nights[-1]
-    found = [one for one in nights if name in (str(_day(one)), one.name) or one.night.startswith(name)]
-    found = found or [one for one in nights if one.commit.startswith(name)]
+    found = [record for record in nights if name in (str(_day(record)), record.name, record.night, record.commit)]
+    found = found or [record for record in nights if record.night.startswith(name)]
+    found = found or [record for record in nights if record.commit.startswith(name)]
     if not found:
         known = ", ".join(f"{_day(one)} ({one.night[:13]})" for one in nights[-5:])
         raise BadInput("night", name, f"name one by its day, its commit or its beginning: {known}")

@@ -99,21 +99,26 @@ def _nodes(nodes: Sequence[NodeRow], limit: int | None) -> list[Text]:
     lines = []
     several = limit is None or sum(max(1, len(node.workers)) for node in nodes) <= limit
     width = max((len(node.node) for node in nodes), default=0)
+    digits = max((len(str(worker.step)) for node in nodes for worker in node.workers), default=0)
     for node in nodes:
         head = Text.assemble(("● ", _STYLES.get(node.state, "dim")), f"{node.node:<{width}}  ", f"{node.state:<9}")
         if several:
             for place, worker in enumerate(node.workers):
                 who = "spare " if worker.rank is None else f"rank {worker.rank}"
                 age = f" {number(worker.age_s)} s" if worker.age_s and worker.age_s > _SLOW_PHASE_S else ""
-                phase = (f"{worker.phase + age:<18}", _PHASE_STYLES.get(worker.phase, "dim"))
+                phase = (f"{worker.phase + age:<15} ", _PHASE_STYLES.get(worker.phase, "dim"))
                 before = head if not place else Text(" " * head.cell_len)
                 step = f"step {worker.step}" if worker.rank is not None else ""
-                lines.append(Text.assemble(before, f"{who:<10}", phase, f"{step:<12}", (worker.worker, "dim")))
+                lines.append(
+                    Text.assemble(before, f"{who:<8} ", phase, f"{step:<{digits + 7}}", (worker.worker, "dim"))
+                )
         if not several or not node.workers:
             ranks = ", ".join(str(worker.rank) for worker in node.workers if worker.rank is not None)
             lines.append(head.append(f"ranks {ranks}" if ranks else ""))
     if limit is not None and len(lines) > limit:
         lines = [*lines[: limit - 1], Text(f"and {plural(len(lines) - limit + 1, 'node')} more", "dim")]
+    for line in lines:
+        line.no_wrap, line.overflow = True, "ellipsis"
     return lines
 
 

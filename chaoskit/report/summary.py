@@ -8,18 +8,19 @@ from typing import NamedTuple
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from chaoskit.experiment.account import Recently, TimeAccount
 from chaoskit.experiment.outcome import CopyInterval, Outcome, PhaseSpan, Recovery, StepPoint
-from chaoskit.plaintext import plural, printable
+from chaoskit.plaintext import plural, printable, shorten
 from chaoskit.report.statistics import Estimate, Estimates, estimate_recovery
+from chaoskit.report.tables import Column, DataTable
 from chaoskit.vocabulary import Verdict
 
 _SCALE = 1.25  # of the time to the first good step
 
 _RULES_SHOWN = 8
+_BAR_WIDTH_MIN = 4
 
 VERDICT_STYLES = {
     Verdict.PASSED: "bold green",
@@ -224,16 +225,14 @@ def render_summary(outcomes: Sequence[Outcome]) -> RenderableType:
     return Group(*parts, *_probabilities(estimate_recovery(outcomes)), Text(), _totals(outcomes))
 
 
-def _overview(outcomes: Sequence[Outcome]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("verdict", no_wrap=True)
-    table.add_column("experiment and faults", overflow="fold", ratio=1)
-    for name in ("evidence", "recovery", "full", "lost", "losses"):
-        table.add_column(name, justify="right", no_wrap=True)
+def _overview(outcomes: Sequence[Outcome]) -> DataTable:
+    numbers = [Column(name, is_number=True) for name in ("evidence", "recovery", "full", "lost", "losses")]
+    experiment = Column("experiment and faults", is_text=True, is_heading=True)
+    table = DataTable(Column("verdict", is_heading=True), experiment, *numbers)
     sessions = by_session(outcomes)
     for session, group in sessions.items():
         if len(sessions) > 1:
-            table.add_row("", Text(session_line(session, group), "bold"))
+            table.add_row("", Text(session_line(session, group), "bold"), *[""] * len(numbers))
         _add_rows(table, group)
     return table
 
@@ -258,7 +257,7 @@ def counted(outcomes: Sequence[Outcome]) -> str:
     return f"{plural(len(outcomes), 'experiment')}: {counts}"
 
 
-def _add_rows(table: Table, outcomes: Sequence[Outcome]) -> None:
+def _add_rows(table: DataTable, outcomes: Sequence[Outcome]) -> None:
     for outcome in outcomes:
         recovery = slowest(outcome)
         table.add_row(
@@ -273,7 +272,7 @@ def _add_rows(table: Table, outcomes: Sequence[Outcome]) -> None:
 
 
 def _secondary(outcome: Outcome) -> list[tuple[str, str]]:
-    lines = [f"{outcome.job} on {nodes(outcome)}", *fault_lines(outcome)]
+    lines = [f"{shorten(outcome.job)} on {nodes(outcome)}", *fault_lines(outcome)]
     return [(f"\n{printable(line)}", "dim") for line in lines]
 
 
@@ -347,7 +346,13 @@ class _Bars:
         spans = self.recovery.spans
         names = max((len(span.name) for span in spans), default=0)
         texts = max((len(with_reference(span)) for span in spans), default=0)
-        width = max(options.max_width - names - texts - 4, 10)
+        width = options.max_width - names - texts - 4
+        if width < _BAR_WIDTH_MIN:
+            table = DataTable(Column("", is_heading=True), Column("", is_number=True, is_heading=True))
+            for span in spans:
+                table.add_row(span.name, with_reference(span))
+            yield table
+            return
         end_s = max((span.end_s for span in spans), default=0.0) - self.recovery.injected_s
         total = min(end_s, _SCALE * self.recovery.seconds)
         for span in spans:
@@ -369,7 +374,8 @@ def _probabilities(estimates: Estimates) -> list[RenderableType]:
     lines: list[RenderableType] = [Text(), Text("recovery probability", "bold")]
     for one in [*estimates.repeated, *([estimates.total] if several else [])]:
         what = [one.name, *([", ".join(one.faults)] if one.faults else [])]
-        lines.append(_indented(Text.assemble(printable("\n".join(what)), (f"\n  {recovery_sentence(one)}", "dim")), 2))
+        lines.append(_indented(Text(printable("\n".join(what))), 2))
+        lines.append(_indented(Text(recovery_sentence(one), "dim"), 4))
     return lines
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from rich.table import Table
 from rich.text import Text
 
 from chaoskit.history.faces import cell, findings_table
 from chaoskit.plaintext import printable
+from chaoskit.report.tables import DataTable
 from chaoskit.sla.judge import Judged, State
 
 _STYLES = {State.BROKEN: "bold red", State.UNKNOWN: "bold yellow", State.NOT_SHOWN: "yellow", State.MET: "green"}
@@ -22,7 +22,7 @@ def sla_sentence(judged: Sequence[Judged]) -> str:
     return ", ".join(f"{counts[state]} {state.value}" for state in State if counts[state]) or "nothing is promised"
 
 
-def render_sla(judged: Sequence[Judged]) -> Table:
+def render_sla(judged: Sequence[Judged]) -> DataTable:
     """Each line with its state, the worst first."""
     table = findings_table("SLA and line", "runs", "misses", "unknown")
     for one in worst_first(judged):
