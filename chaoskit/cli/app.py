@@ -6,6 +6,7 @@ import io
 import signal
 import sys
 import traceback
+from functools import partial
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -72,11 +73,11 @@ class _Commands(TyperGroup):
             return None
         command: Any = typer.main.get_command(import_module(f"chaoskit.cli.{cmd_name}").app)
         command.name, command.rich_help_panel = cmd_name, COMMANDS[cmd_name]
-        return command
+        return _with_help(command)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
-        if name not in COMMANDS:
+        if name not in COMMANDS and not ctx.resilient_parsing:  # a shell that completes a line wants no error
             closest = _RENAMED.get(name) or closest_name(name, COMMANDS)
             remedy = f"write chaoskit {closest}" if closest else "chaoskit --help lists the commands"
             raise BadInput("command", name, f"no such command; {remedy}")
@@ -87,7 +88,6 @@ app = typer.Typer(
     cls=_Commands,
     help="Break distributed PyTorch training for real, and judge with evidence how it comes back.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -112,7 +112,7 @@ def run(arguments: list[str]) -> int:
         The exit status: 0 done, 1 failed, 2 bad input, 10 unknown, 11 chaoskit failed.
     """
     machine = "--json" in arguments
-    root: Any = typer.main.get_command(app)
+    root: Any = _with_help(typer.main.get_command(app))
     try:
         result = root.main(arguments, prog_name="chaoskit", standalone_mode=False)
         return result if isinstance(result, int) else 0
@@ -131,6 +131,21 @@ def run(arguments: list[str]) -> int:
             print_json({"error": {"harness": f"{type(error).__name__}: {error}"}})
         traceback.print_exc()
         return Verdict.ERROR.exit_code
+
+
+def _with_help(command: Any) -> Any:
+    """Let a command, and all below it, write its help by :mod:`chaoskit.cli.help`."""
+    command.format_help = partial(_write_help, command)
+    if not isinstance(command, _Commands):
+        for below in getattr(command, "commands", {}).values():
+            _with_help(below)
+    return command
+
+
+def _write_help(command: Any, context: Any, formatter: Any) -> None:
+    from chaoskit.cli.help import write_help  # imports rich
+
+    write_help(command, context, formatter)
 
 
 def _options_of(command: Any, arguments: list[str]) -> dict[str, str]:

@@ -19,9 +19,17 @@ from faults.kinds import kinds
 app = command_app()
 
 
+def fault_names() -> list[str]:
+    """Return the names that a shell completes."""
+    return [kind.__name__ for kind in kinds()]
+
+
 @app.command()
 def faults(
-    name: Annotated[str | None, typer.Argument(help="One fault, such as Kill: everything about it.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="One fault, such as Kill: everything about it.", autocompletion=fault_names),
+    ] = None,
     machine: Json = False,
 ) -> None:
     """List what can be broken, and what of it this machine can do.

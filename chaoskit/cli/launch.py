@@ -18,6 +18,7 @@ from chaoskit.cli.output import EXIT_FAILED, Json, command_app, console, end_in_
 from chaoskit.elastic.settings import ElasticPolicy, read_policy, validate_policy
 from chaoskit.errors import BadInput
 from chaoskit.experiment.plan import require_settings
+from chaoskit.job import reference_jobs
 from chaoskit.launcher.launch import LaunchResult, launch_shown
 from chaoskit.launcher.notice import GRACE_S, StopNotice, notice_signals
 from chaoskit.launcher.view import clock
@@ -55,10 +56,20 @@ _ABOUT = {
 app = command_app()
 
 
+def script_words() -> list[str]:
+    """Return the words that a shell completes: reference jobs, and the scripts of the working directory."""
+    return [*reference_jobs(), *sorted(path.name for path in Path().glob("*.py"))]
+
+
 @app.command()
 def launch(
     context: typer.Context,
-    script: Annotated[str, typer.Argument(help="train.py, train.py:function, or a reference job such as gpt.")],
+    script: Annotated[
+        str,
+        typer.Argument(
+            help="train.py, train.py:function, or a reference job such as gpt.", autocompletion=script_words
+        ),
+    ],
     nodes: Annotated[int, typer.Option(help="Ranks of the full world.")] = 4,
     spares: Annotated[int, typer.Option(help="Warm workers that wait to replace a lost one.")] = 1,
     min_world: Annotated[int, typer.Option(help="Fewest ranks that train; with fewer the run waits.")] = 1,

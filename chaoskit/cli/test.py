@@ -28,10 +28,18 @@ _PYTEST_INTERNAL_ERROR, _PYTEST_USAGE_ERROR, _PYTEST_NO_TESTS = 3, 4, 5
 app = command_app()
 
 
+def suite_words() -> list[str]:
+    """Return the words that a shell completes: suites, and what lies in the working directory."""
+    return [*suite_names(), *sorted(path.name for path in Path().iterdir())]
+
+
 @app.command("test", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def run_tests(
     context: typer.Context,
-    suite: Annotated[str, typer.Argument(help="A suite of chaoskit, such as smoke, or a path to tests.")],
+    suite: Annotated[
+        str,
+        typer.Argument(help="A suite of chaoskit, such as smoke, or a path to tests.", autocompletion=suite_words),
+    ],
     report: Annotated[Path | None, typer.Option(help="Directory for outcomes, journals and report.html.")] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed of every run.")] = None,
     repeats: Annotated[int | None, typer.Option(help="How often each chaos test is run.")] = None,
