@@ -484,11 +484,11 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     error = call.excinfo.value
     if isinstance(error, VerdictError):
         verdict = error.outcome.verdict
-        report.longrepr = _brief(error.outcome)
+        report.longrepr = _with_notes(_brief(error.outcome), error)
     elif isinstance(error, HarnessError):
         verdict = Verdict.ERROR
     elif isinstance(error, BadInput):
-        report.longrepr = f"bad input: {error}"
+        report.longrepr = _with_notes(f"bad input: {error}", error)
         report.user_properties.append((_VERDICT_PROPERTY + ".worst", _BAD_INPUT))
         return
     else:
@@ -532,6 +532,12 @@ def _brief(outcome: Outcome) -> str:
     lines += [f"  {fault.fault}: {fault.state}" for fault in outcome.faults]
     lines += [f"  {line}" for end in outcome.log_ends for line in str(end).splitlines()]
     return printable("\n".join([*lines, f"  journals and logs: {outcome.directory}"]))
+
+
+def _with_notes(text: str, error: BaseException) -> str:
+    """Add the notes of an error, such as the values that Hypothesis found."""
+    notes = getattr(error, "__notes__", [])
+    return "\n".join([text, *(f"  {line}" for note in notes for line in printable(note).splitlines())])
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 
 import pytest
-from test_report import outcome, passed
+from test_report import failed, outcome, passed
 
 from chaoskit.report.store import write_outcome
 
@@ -64,3 +64,32 @@ def test_the_traceback_of_a_verdict_ends_in_the_test(pytester: pytest.Pytester) 
     assert "the test goes on" in text
     assert "ended with status 1" in text
     assert "pytest_plugin.py" not in text
+
+
+def test_the_example_of_a_property_is_shown(pytester: pytest.Pytester) -> None:
+    """Hypothesis adds the values for which a test fails to the error, as notes."""
+    write_outcome(failed(), pytester.path)
+    pytester.makepyfile("""
+        from pathlib import Path
+        from hypothesis import given, settings, strategies as st
+        from chaoskit.errors import BadInput
+        from chaoskit.pytest_plugin import VerdictError
+        from chaoskit.report.store import read_outcomes
+
+        @settings(database=None, deadline=None)
+        @given(st.integers())
+        def test_input(nodes):
+            if nodes > 3:
+                raise BadInput("nodes", nodes, "use less")
+
+        @settings(database=None, deadline=None)
+        @given(st.integers())
+        def test_verdict(step):
+            if step > 6:
+                raise VerdictError(read_outcomes(Path(__file__).parent)[0])
+    """)
+    text = pytester.runpytest_inprocess("-p", "no:cacheprovider").stdout.str()
+    assert "bad input: nodes=4: use less" in text
+    assert "nodes=4,\n" in text
+    assert "loss continuity: step 21 differs" in text
+    assert "step=7,\n" in text
