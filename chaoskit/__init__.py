@@ -1,8 +1,8 @@
 """Fault injection for distributed PyTorch training, and a training runtime that survives it.
 
-These names are the public API, with the modules ``faults``, ``faults.strategies``, ``chaoskit.checkpoint`` and
-``chaoskit.data``. Everything else may change in any version. A name is imported when it is first used: most need
-neither torch nor pytest.
+These names are the public API, with the modules ``chaoskit.faults`` (also named ``faults``),
+``chaoskit.faults.strategies``, ``chaoskit.checkpoint`` and ``chaoskit.data``. Everything else may change in any
+version. A name is imported when it is first used: most need neither torch nor pytest.
 """
 
 from __future__ import annotations
@@ -110,6 +110,8 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("chaoskit")
+    if name == "faults":
+        return import_module(f"{__name__}.faults")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from chaoskit.experiment.harness import Harness
     from chaoskit.experiment.host import ExperimentHost
     from chaoskit.experiment.outcome import Outcome
+    from chaoskit.faults.base import Fault
     from chaoskit.history.compare import RunComparison
     from chaoskit.history.session import SessionRecords
     from chaoskit.rules import Fired
     from chaoskit.sla.judge import Judged
-    from faults.base import Fault
 
 _VERDICT_PROPERTY = "chaoskit.verdict"
 _BAD_INPUT = "bad input"

@@ -1,38 +1,42 @@
-"""The vocabulary of breaking things: ``from faults import Kill, Hang, NaN, Raise`` and many more; see CATALOGUE."""
+"""The faults: ``from faults import Kill, Hang, NaN, Raise`` and many more; :data:`CATALOGUE` has them all.
 
-from faults.base import Fault
-from faults.bits import BitFlip
-from faults.clock import ClockJump
-from faults.coordinator import KillCoordinator
-from faults.copies import CorruptReplica, LosePeerCopy
-from faults.data import BadBatch, DataStall
-from faults.deadlock import Deadlock
-from faults.disk import DiskError, DiskFull, ReadOnlyDisk, SlowDisk
-from faults.hang import Hang
-from faults.kill import Kill
-from faults.kubernetes.coordinator_pod import DeleteCoordinatorPod
-from faults.kubernetes.machine import DrainMachine, LoseMachine, StopApiServer, TaintMachine
-from faults.kubernetes.pending import BadImage, NoRoom
-from faults.kubernetes.pod import DeletePod, EvictPod, KillContainer, PreemptPod
-from faults.leaving import Exit
-from faults.limits import LimitCpu, LimitIo, LimitMemory, LimitPids
-from faults.links import Flap, LinkDown
-from faults.losing import LoseNode, Rack, ReplaceNode
-from faults.memory import OutOfMemory
-from faults.moments import at_rate
-from faults.network import Cut, Reset
-from faults.node import FreezeNode, KillAgent, KillNode, Preempt
-from faults.numeric import NaN
-from faults.poison import PoisonSnapshot
-from faults.raising import Raise
-from faults.remote import RemoteOutage
-from faults.resize import AddNode, Demand, Scale, TakeSpot
-from faults.slow import Straggle
-from faults.slow_network import Bandwidth, Delay, Loss
-from faults.sticky import CrashLoop, FailLoad
-from faults.stored import CorruptFile
-from faults.target import Target
-from faults.torn import TornWrite
+``chaoskit.faults`` is the same package. Its name serves in a project that has a package ``faults`` of its own.
+"""
+
+from chaoskit.faults.base import Fault
+from chaoskit.faults.bits import BitFlip
+from chaoskit.faults.clock import ClockJump
+from chaoskit.faults.coordinator import KillCoordinator
+from chaoskit.faults.copies import CorruptReplica, LosePeerCopy
+from chaoskit.faults.data import BadBatch, DataStall
+from chaoskit.faults.deadlock import Deadlock
+from chaoskit.faults.disk import DiskError, DiskFull, ReadOnlyDisk, SlowDisk
+from chaoskit.faults.hang import Hang
+from chaoskit.faults.kill import Kill
+from chaoskit.faults.kubernetes.coordinator_pod import DeleteCoordinatorPod
+from chaoskit.faults.kubernetes.machine import DrainMachine, LoseMachine, StopApiServer, TaintMachine
+from chaoskit.faults.kubernetes.pending import BadImage, NoRoom
+from chaoskit.faults.kubernetes.pod import DeletePod, EvictPod, KillContainer, PreemptPod
+from chaoskit.faults.leaving import Exit
+from chaoskit.faults.limits import LimitCpu, LimitIo, LimitMemory, LimitPids
+from chaoskit.faults.links import Flap, LinkDown
+from chaoskit.faults.losing import LoseNode, Rack, ReplaceNode
+from chaoskit.faults.memory import OutOfMemory
+from chaoskit.faults.moments import at_rate
+from chaoskit.faults.network import Cut, Reset
+from chaoskit.faults.node import FreezeNode, KillAgent, KillNode, Preempt
+from chaoskit.faults.numeric import NaN
+from chaoskit.faults.poison import PoisonSnapshot
+from chaoskit.faults.raising import Raise
+from chaoskit.faults.remote import RemoteOutage
+from chaoskit.faults.resize import AddNode, Demand, Scale, TakeSpot
+from chaoskit.faults.short_name import SHORT, share_modules
+from chaoskit.faults.slow import Straggle
+from chaoskit.faults.slow_network import Bandwidth, Delay, Loss
+from chaoskit.faults.sticky import CrashLoop, FailLoad
+from chaoskit.faults.stored import CorruptFile
+from chaoskit.faults.target import Target
+from chaoskit.faults.torn import TornWrite
 
 #: Every fault there is, for catalogues and strategies.
 CATALOGUE: tuple[type[Fault], ...] = (
@@ -160,3 +164,6 @@ __all__ = [
     "TornWrite",
     "at_rate",
 ]
+
+if __name__ == SHORT:
+    share_modules()

@@ -15,12 +15,12 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
+from chaoskit.faults.evidence import Evidence
+from chaoskit.faults.incidents import IncidentKind
+from chaoskit.faults.target import Target
 from chaoskit.messages import Trigger
 from chaoskit.substrate.actions import Action
 from chaoskit.vocabulary import LOSS_CAUSES, STRIKE_PHASES, TRIGGER_PHASES
-from faults.evidence import Evidence
-from faults.incidents import IncidentKind
-from faults.target import Target
 
 Found = TypeVar("Found")
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from chaoskit.errors import BadInput
+from chaoskit.faults import incidents
+from chaoskit.faults.base import Fault
+from chaoskit.faults.evidence import Evidence
+from chaoskit.faults.incidents import IncidentKind
+from chaoskit.faults.target import Target
 from chaoskit.vocabulary import FAILED_CAUSES, TRIGGER_PHASES
-from faults import incidents
-from faults.base import Fault
-from faults.evidence import Evidence
-from faults.incidents import IncidentKind
-from faults.target import Target
 
 #: Where a bit can be flipped -> phases in which the value is still to come, or is there already.
 _PHASES = {

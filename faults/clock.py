@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from chaoskit.errors import BadInput
-from faults.base import Fault
-from faults.evidence import Evidence
-from faults.target import Target
+from chaoskit.faults.base import Fault
+from chaoskit.faults.evidence import Evidence
+from chaoskit.faults.target import Target
 
 _YEARS_S = 10 * 366 * 86400.0
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, ClassVar, Literal, Self
 
+from chaoskit.faults.base import Fault
+from chaoskit.faults.evidence import CoordinatorProcess, Evidence, ProcessEnded
+from chaoskit.faults.target import Target
 from chaoskit.substrate.processes import Process
-from faults.base import Fault
-from faults.evidence import CoordinatorProcess, Evidence, ProcessEnded
-from faults.target import Target
 
 _ENDS_S = 0.05
 _LOOK_S = 0.01  # for the coordinator that takes over

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
-from faults import incidents
-from faults.base import Fault
-from faults.evidence import Evidence, ReadBack
-from faults.incidents import IncidentKind
-from faults.target import Target
+from chaoskit.faults import incidents
+from chaoskit.faults.base import Fault
+from chaoskit.faults.evidence import Evidence, ReadBack
+from chaoskit.faults.incidents import IncidentKind
+from chaoskit.faults.target import Target
 
 TIERS = ("memory", "peer", "both")
 WAYS = ("bit", "page", "index", "seal")

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from chaoskit.errors import BadInput
+from chaoskit.faults import incidents
+from chaoskit.faults.base import Fault
+from chaoskit.faults.evidence import Evidence, ReadBack
+from chaoskit.faults.incidents import IncidentKind
+from chaoskit.faults.target import Target
 from chaoskit.messages import ActReport, AtHook
 from chaoskit.vocabulary import HUNG_CAUSES, LOG_RULE
-from faults import incidents
-from faults.base import Fault
-from faults.evidence import Evidence, ReadBack
-from faults.incidents import IncidentKind
-from faults.target import Target
 
 VALUES = ("nan", "inf", "-inf")
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from chaoskit.errors import BadInput
+from chaoskit.faults import incidents
+from chaoskit.faults.base import Fault, found
+from chaoskit.faults.evidence import Evidence, ThreadStuck
+from chaoskit.faults.incidents import IncidentKind
+from chaoskit.faults.target import Target
 from chaoskit.messages import Beat
 from chaoskit.vocabulary import HUNG_CAUSES, Phase
-from faults import incidents
-from faults.base import Fault, found
-from faults.evidence import Evidence, ThreadStuck
-from faults.incidents import IncidentKind
-from faults.target import Target
 
 HOWS = ("lock", "skip")
 

@@ -8,10 +8,10 @@ import textwrap
 from dataclasses import MISSING, fields
 from typing import Any
 
-from faults import Fault
-from faults.base import FAMILIES
-from faults.kinds import find_kind, kinds
-from faults.possible import Moments, moments
+from chaoskit.faults import Fault
+from chaoskit.faults.base import FAMILIES
+from chaoskit.faults.kinds import find_kind, kinds
+from chaoskit.faults.possible import Moments, moments
 
 _ARGUMENT = re.compile(r"^(\w+): (.*)$")
 _STANDS = "the rank stood at the named phase, and waited there until the fault was in"

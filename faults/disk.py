@@ -9,15 +9,15 @@ from typing import Any, ClassVar
 
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
+from chaoskit.faults import incidents
+from chaoskit.faults.base import Fault, require_seconds
+from chaoskit.faults.evidence import Evidence
+from chaoskit.faults.incidents import IncidentKind
+from chaoskit.faults.target import Target
 from chaoskit.substrate import abilities
 from chaoskit.substrate.actions import Action, BreakDisk
 from chaoskit.substrate.disk import OPERATIONS, Failing, Full, Operation, ReadOnly, Slow, Trouble
 from chaoskit.vocabulary import FAILED_CAUSES, HUNG_CAUSES
-from faults import incidents
-from faults.base import Fault, require_seconds
-from faults.evidence import Evidence
-from faults.incidents import IncidentKind
-from faults.target import Target
 
 #: In place of a directory: that in which the run's snapshots are stored.
 CHECKPOINTS = "checkpoints"

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from chaoskit.errors import BadInput
+from chaoskit.faults import incidents
+from chaoskit.faults.base import Fault, found
+from chaoskit.faults.evidence import Evidence, ProcessStopped, ThreadStuck
+from chaoskit.faults.incidents import IncidentKind
+from chaoskit.faults.processes import continued_afterwards
+from chaoskit.faults.target import Target
 from chaoskit.vocabulary import HUNG_CAUSES
-from faults import incidents
-from faults.base import Fault, found
-from faults.evidence import Evidence, ProcessStopped, ThreadStuck
-from faults.incidents import IncidentKind
-from faults.processes import continued_afterwards
-from faults.target import Target
 
 HOWS = ("stop", "gil", "spin")
 

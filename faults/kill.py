@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from chaoskit.errors import BadInput
+from chaoskit.faults import incidents
+from chaoskit.faults.base import Fault
+from chaoskit.faults.evidence import Evidence
+from chaoskit.faults.incidents import IncidentKind
+from chaoskit.faults.processes import killed
+from chaoskit.faults.target import Target
 from chaoskit.vocabulary import EXITED, FAILED_CAUSES, HUNG_CAUSES
-from faults import incidents
-from faults.base import Fault
-from faults.evidence import Evidence
-from faults.incidents import IncidentKind
-from faults.processes import killed
-from faults.target import Target
 
 _STOPPING = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 

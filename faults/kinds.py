@@ -8,8 +8,8 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 
 from chaoskit.errors import BadInput, closest_name
-from faults import CATALOGUE
-from faults.base import FAMILIES, Fault
+from chaoskit.faults import CATALOGUE
+from chaoskit.faults.base import FAMILIES, Fault
 
 #: Entry points of this group name classes of faults.
 GROUP = "chaoskit.faults"

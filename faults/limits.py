@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from chaoskit.errors import BadInput
+from chaoskit.faults import incidents
+from chaoskit.faults.base import require_seconds
+from chaoskit.faults.evidence import Evidence
+from chaoskit.faults.incidents import IncidentKind
+from chaoskit.faults.node import NodeFault
+from chaoskit.faults.target import Target
 from chaoskit.substrate import cgroup
 from chaoskit.substrate.actions import CONTROLLERS, Action, CapCpu, CapMemory, CapPids, CapWrites
 from chaoskit.vocabulary import FAILED_CAUSES, HUNG_CAUSES
-from faults import incidents
-from faults.base import require_seconds
-from faults.evidence import Evidence
-from faults.incidents import IncidentKind
-from faults.node import NodeFault
-from faults.target import Target
 
 _MIB = 2**20
 _GIVE_UP = 8  # times the headroom: a limit that does not hold must not eat the machine

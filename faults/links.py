@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from chaoskit.errors import BadInput
+from chaoskit.faults import incidents
+from chaoskit.faults.base import require_seconds
+from chaoskit.faults.evidence import Evidence, NetworkPath, RoundTrip
+from chaoskit.faults.incidents import IncidentKind
+from chaoskit.faults.network import COORDINATOR, NetworkFault
+from chaoskit.faults.target import Target
 from chaoskit.substrate.echo import EchoProbe
 from chaoskit.substrate.traffic import Change, Unplug
-from faults import incidents
-from faults.base import require_seconds
-from faults.evidence import Evidence, NetworkPath, RoundTrip
-from faults.incidents import IncidentKind
-from faults.network import COORDINATOR, NetworkFault
-from faults.target import Target
 
 _ECHOES = 3  # that must be answered before: else another fault may be what is seen
 _ECHO_S = 0.05  # the kernel answers in less than a millisecond, however busy its processes are

@@ -10,18 +10,18 @@ import msgspec
 
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
+from chaoskit.faults import incidents
+from chaoskit.faults.base import DRAWN_ROLES, found, require_seconds
+from chaoskit.faults.evidence import AgentHeard, Evidence, NodeGone
+from chaoskit.faults.incidents import IncidentKind
+from chaoskit.faults.network import EXAMPLE
+from chaoskit.faults.node import KillNode, NodeFault, require_no_replacements
+from chaoskit.faults.processes import all_gone, gone, look_up
+from chaoskit.faults.target import Target
 from chaoskit.messages import Heartbeat
 from chaoskit.substrate import abilities
 from chaoskit.substrate.actions import Action
 from chaoskit.substrate.traffic import Block
-from faults import incidents
-from faults.base import DRAWN_ROLES, found, require_seconds
-from faults.evidence import AgentHeard, Evidence, NodeGone
-from faults.incidents import IncidentKind
-from faults.network import EXAMPLE
-from faults.node import KillNode, NodeFault, require_no_replacements
-from faults.processes import all_gone, gone, look_up
-from faults.target import Target
 
 
 @dataclass(frozen=True, kw_only=True)

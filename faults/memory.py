@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from chaoskit.errors import BadInput
+from chaoskit.faults import incidents
+from chaoskit.faults.base import Fault, found
+from chaoskit.faults.evidence import Counted, Evidence, LossReported
+from chaoskit.faults.incidents import IncidentKind
+from chaoskit.faults.target import Target
 from chaoskit.substrate.actions import Action, CapProcessMemory
 from chaoskit.substrate.cgroup import unavailable
 from chaoskit.vocabulary import FAILED_CAUSES
-from faults import incidents
-from faults.base import Fault, found
-from faults.evidence import Counted, Evidence, LossReported
-from faults.incidents import IncidentKind
-from faults.target import Target
 
 HOWS = ("cgroup", "error")
 

@@ -8,7 +8,7 @@ from random import Random
 from typing import TypeVar
 
 from chaoskit.errors import BadInput
-from faults.base import Fault
+from chaoskit.faults.base import Fault
 
 AnyFault = TypeVar("AnyFault", bound=Fault)
 

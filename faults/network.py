@@ -11,17 +11,17 @@ from functools import partial
 from typing import ClassVar, Literal
 
 from chaoskit.errors import BadInput, HarnessError
+from chaoskit.faults import incidents
+from chaoskit.faults.base import Fault, require_seconds
+from chaoskit.faults.evidence import Counted, Evidence, NetworkPath
+from chaoskit.faults.incidents import IncidentKind
+from chaoskit.faults.target import Target
 from chaoskit.osprocess import TcpTroubles
 from chaoskit.substrate import abilities
 from chaoskit.substrate.actions import Action, Applied
 from chaoskit.substrate.processes import Process
 from chaoskit.substrate.traffic import Block, Change, Way, between, towards
 from chaoskit.vocabulary import HUNG_CAUSES
-from faults import incidents
-from faults.base import Fault, require_seconds
-from faults.evidence import Counted, Evidence, NetworkPath
-from faults.incidents import IncidentKind
-from faults.target import Target
 
 #: The coordinator's place in the network, beside the nodes'.
 COORDINATOR = "coordinator"

@@ -14,16 +14,16 @@ import msgspec
 
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
+from chaoskit.faults import incidents
+from chaoskit.faults.base import Fault, require_seconds
+from chaoskit.faults.evidence import Evidence, NodeFrozen
+from chaoskit.faults.incidents import IncidentKind
+from chaoskit.faults.processes import all_gone, continued_afterwards, gone, look_up, signal_all
+from chaoskit.faults.target import Target
 from chaoskit.substrate.actions import Action, Applied, Freeze
 from chaoskit.substrate.cgroup import unavailable
 from chaoskit.substrate.processes import Process
 from chaoskit.vocabulary import EXITED, HUNG_CAUSES
-from faults import incidents
-from faults.base import Fault, require_seconds
-from faults.evidence import Evidence, NodeFrozen
-from faults.incidents import IncidentKind
-from faults.processes import all_gone, continued_afterwards, gone, look_up, signal_all
-from faults.target import Target
 
 FREEZES = ("signal", "cgroup")
 _ENDS_S = 1.0  # within which what an agent had started ends with it

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from chaoskit.errors import BadInput
+from chaoskit.faults import incidents
+from chaoskit.faults.base import Fault
+from chaoskit.faults.evidence import Evidence
+from chaoskit.faults.incidents import IncidentKind
+from chaoskit.faults.target import Target
 from chaoskit.vocabulary import FAILED_CAUSES
-from faults import incidents
-from faults.base import Fault
-from faults.evidence import Evidence
-from faults.incidents import IncidentKind
-from faults.target import Target
 
 WHERES = ("weight", "gradient", "activation")
 

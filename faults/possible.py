@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from chaoskit.errors import BadInput
+from chaoskit.faults.base import DRAWN_ROLES, LIVE_ROLES, Fault
 from chaoskit.vocabulary import STRIKE_PHASES, TRIGGER_PHASES
-from faults.base import DRAWN_ROLES, LIVE_ROLES, Fault
 
 #: A run in which every role stands for at least one rank.
 _NODES, _STEPS = 4, 60

@@ -7,9 +7,9 @@ import signal
 from collections.abc import Iterable, Iterator, Sequence
 
 from chaoskit import osprocess
+from chaoskit.faults.evidence import NodeGone, ProcessEnded, WholeNode
+from chaoskit.faults.target import Target
 from chaoskit.substrate.processes import Process
-from faults.evidence import NodeGone, ProcessEnded, WholeNode
-from faults.target import Target
 
 
 def look_up(target: Target, node: str = "") -> list[Process]:

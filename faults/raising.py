@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from chaoskit.faults import incidents
+from chaoskit.faults.base import Fault, found, require_message
+from chaoskit.faults.evidence import Evidence, LossReported
+from chaoskit.faults.incidents import IncidentKind
+from chaoskit.faults.target import Target
 from chaoskit.vocabulary import FAILED_CAUSES
-from faults import incidents
-from faults.base import Fault, found, require_message
-from faults.evidence import Evidence, LossReported
-from faults.incidents import IncidentKind
-from faults.target import Target
 
 
 @dataclass(frozen=True, kw_only=True)

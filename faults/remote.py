@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
+from chaoskit.faults.base import Fault, require_seconds
+from chaoskit.faults.evidence import Evidence, SharedStore
+from chaoskit.faults.target import Target
 from chaoskit.substrate.object_troubles import Lag, Outage, Reply, Reset, Stall, Trouble
-from faults.base import Fault, require_seconds
-from faults.evidence import Evidence, SharedStore
-from faults.target import Target
 
 _SLOW_DOWN = 503
 #: What the store does, and what the proxy then has done to how many requests.

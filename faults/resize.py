@@ -12,6 +12,13 @@ import msgspec
 
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
+from chaoskit.faults import incidents
+from chaoskit.faults.base import Fault, require_seconds
+from chaoskit.faults.evidence import AgentHeard, Evidence, SizeRequest, WorldFormed
+from chaoskit.faults.incidents import IncidentKind
+from chaoskit.faults.node import NodeFault, require_no_replacements
+from chaoskit.faults.processes import all_gone, look_up, signal_all
+from chaoskit.faults.target import Target
 from chaoskit.messages import (
     Answered,
     Formed,
@@ -22,13 +29,6 @@ from chaoskit.messages import (
     ScaleTo,
     SpotNotice,
 )
-from faults import incidents
-from faults.base import Fault, require_seconds
-from faults.evidence import AgentHeard, Evidence, SizeRequest, WorldFormed
-from faults.incidents import IncidentKind
-from faults.node import NodeFault, require_no_replacements
-from faults.processes import all_gone, look_up, signal_all
-from faults.target import Target
 
 _POLICY = '{{"minReplicas": 2, "maxReplicas": 4}}'  # braces as str.format reads them
 _EXAMPLE = f'chaos.run("gpt", nodes=4, steps=60, elastic={_POLICY}, faults=[{{fault}}])'

@@ -10,14 +10,14 @@ from functools import partial
 from typing import ClassVar
 
 from chaoskit.errors import BadInput
+from chaoskit.faults import incidents
+from chaoskit.faults.evidence import Counted, Evidence, NetworkPath, RoundTrip
+from chaoskit.faults.incidents import IncidentKind
+from chaoskit.faults.network import LossyNetwork, NetworkFault
+from chaoskit.faults.target import Target
 from chaoskit.substrate.actions import Applied
 from chaoskit.substrate.echo import EchoProbe
 from chaoskit.substrate.traffic import SHARE_OF, Block, Change, Degrade, Narrow, Way
-from faults import incidents
-from faults.evidence import Counted, Evidence, NetworkPath, RoundTrip
-from faults.incidents import IncidentKind
-from faults.network import LossyNetwork, NetworkFault
-from faults.target import Target
 
 _ECHOES = 3
 _ECHO_S = 1.0  # of an echo that is held up

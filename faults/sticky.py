@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from chaoskit.errors import BadInput
+from chaoskit.faults import incidents
+from chaoskit.faults.base import Fault, require_message
+from chaoskit.faults.evidence import Counted, Evidence, LossReported
+from chaoskit.faults.incidents import IncidentKind
+from chaoskit.faults.target import Target
 from chaoskit.messages import AtHook, WorkerLost, WorkerReady
 from chaoskit.substrate.processes import Process
 from chaoskit.vocabulary import EXITED, LOAD
-from faults import incidents
-from faults.base import Fault, require_message
-from faults.evidence import Counted, Evidence, LossReported
-from faults.incidents import IncidentKind
-from faults.target import Target
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
-from faults.base import Fault
-from faults.evidence import Evidence, ReadBack, SharedStore
-from faults.target import Target
+from chaoskit.faults.base import Fault
+from chaoskit.faults.evidence import Evidence, ReadBack, SharedStore
+from chaoskit.faults.target import Target
 
 #: What can be wrong with a snapshot.
 HOWS = ("bit", "page", "truncate", "older", "manifest")
@@ -69,7 +69,7 @@ class CorruptFile(Fault):
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         assert target.config is not None
         assert target.config.disk is not None
-        from faults.damage import damage  # it needs torch, and catalogues are made without
+        from chaoskit.faults.damage import damage  # it needs torch, and catalogues are made without
 
         place = target.config.disk.target
         try:

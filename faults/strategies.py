@@ -21,14 +21,14 @@ except ImportError as error:
     raise ImportError("plans are drawn by Hypothesis: pip install 'chaoskit[plans]'") from error
 
 from chaoskit.errors import BadInput
+from chaoskit.faults import CATALOGUE
+from chaoskit.faults.base import Fault
+from chaoskit.faults.hang import HOWS
+from chaoskit.faults.kinds import kinds as kinds_known
+from chaoskit.faults.numeric import WHERES
+from chaoskit.faults.possible import moments
+from chaoskit.faults.survival import REACH, struck_by, survivable
 from chaoskit.vocabulary import STRIKE_PHASES, TRIGGER_PHASES
-from faults import CATALOGUE
-from faults.base import Fault
-from faults.hang import HOWS
-from faults.kinds import kinds as kinds_known
-from faults.numeric import WHERES
-from faults.possible import moments
-from faults.survival import REACH, struck_by, survivable
 
 
 @dataclass(frozen=True, slots=True)

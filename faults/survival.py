@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
-from faults.base import DRAWN_ROLES, Fault
+from chaoskit.faults.base import DRAWN_ROLES, Fault
 
 Reach = Literal["nothing", "process", "node"]
 

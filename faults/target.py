@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 from chaoskit.config import RunConfig
 from chaoskit.errors import HarnessError
+from chaoskit.faults.evidence import Counted, Evidence, RankProcess, ReadBack, Subject, WholeNode
 from chaoskit.messages import (
     ActReport,
     AskThread,
@@ -33,7 +34,6 @@ from chaoskit.substrate.base import Cluster
 from chaoskit.substrate.object_proxy import ObjectProxy
 from chaoskit.substrate.processes import Process
 from chaoskit.substrate.undo import UndoLog
-from faults.evidence import Counted, Evidence, RankProcess, ReadBack, Subject, WholeNode
 
 Found = TypeVar("Found")
 

@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 from chaoskit.checkpoint import boundaries
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
-from faults.base import LIVE_ROLES
-from faults.evidence import Evidence, ReadBack
-from faults.incidents import IncidentKind
-from faults.node import KillNode, NodeFault
-from faults.processes import all_gone, look_up, signal_all
-from faults.target import Target
+from chaoskit.faults.base import LIVE_ROLES
+from chaoskit.faults.evidence import Evidence, ReadBack
+from chaoskit.faults.incidents import IncidentKind
+from chaoskit.faults.node import KillNode, NodeFault
+from chaoskit.faults.processes import all_gone, look_up, signal_all
+from chaoskit.faults.target import Target
 
 _ARMED_S = 5.0  # a node that does not answer so long is not waited for
 #: Reached by every node that stores; the others of the disk and the remote tier by the node of rank 0 alone.

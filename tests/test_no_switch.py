@@ -62,5 +62,5 @@ def test_the_import_contract_names_every_part_of_the_product() -> None:
     parts = {
         path.stem for path in (ROOT / "chaoskit").iterdir() if (path / "__init__.py").exists() or path.suffix == ".py"
     }
-    wanted = {f"chaoskit.{part}" for part in parts - {"__init__"}} | {"chaoskit.fixtures", "faults"}
+    wanted = {f"chaoskit.{part}" for part in parts - {"__init__"}} | {"chaoskit.fixtures"}
     assert set(contract["source_modules"]) == wanted

@@ -15,6 +15,7 @@ from chaoskit.cli.output import Json, command_app, console, print_json
 from chaoskit.experiment.harness import Harness
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import Experiment, plan_experiment
+from chaoskit.faults import Hang, Kill, NaN
 from chaoskit.hostchecks import require_writable
 from chaoskit.launcher.progress import Progress
 from chaoskit.launcher.view import View
@@ -23,7 +24,6 @@ from chaoskit.report.store import encode_outcome, write_outcome
 from chaoskit.report.summary import match_losses, render_summary
 from chaoskit.report.svg import render_timeline_svg
 from chaoskit.substrate import choice
-from faults import Hang, Kill, NaN
 
 _FULL = ("10m", 60)
 _QUICK = ("tiny", 24)

@@ -11,8 +11,8 @@ from rich.text import Text
 
 from chaoskit.cli.output import EXIT_FAILED, Json, command_app, console, print_json
 from chaoskit.cli.probes import PROBES, DoctorFinding, Probe
-from faults.describe import here
-from faults.kinds import kinds
+from chaoskit.faults.describe import here
+from chaoskit.faults.kinds import kinds
 
 #: What silent corruption can change without being noticed, however good the machine is.
 NOT_COMPARED = (

@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from chaoskit.cli.output import Json, command_app, console, print_json
-from faults import Fault
-from faults.base import FAMILIES
-from faults.describe import catalogue, entry, find, here, moments_in_words, of_family, signature, sorted_roles
-from faults.kinds import kinds
+from chaoskit.faults import Fault
+from chaoskit.faults.base import FAMILIES
+from chaoskit.faults.describe import catalogue, entry, find, here, moments_in_words, of_family, signature, sorted_roles
+from chaoskit.faults.kinds import kinds
 
 app = command_app()
 

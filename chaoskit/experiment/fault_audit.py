@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 
 from chaoskit.experiment.injected import InjectionRecord, Struck
 from chaoskit.experiment.outcome import Check
+from chaoskit.faults import Kill, KillNode, NaN
+from chaoskit.faults.base import Fault
 from chaoskit.journal import Record
 from chaoskit.vocabulary import Event, Verdict
-from faults import Kill, KillNode, NaN
-from faults.base import Fault
 
 NAME = "{fault} struck what was planned"
 #: The harness hears of the first commit by a heartbeat, so it counts from a moment that is later, never earlier.

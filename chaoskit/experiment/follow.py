@@ -19,6 +19,7 @@ from chaoskit.experiment.plan import Experiment
 from chaoskit.experiment.replacing import NodeReplacer
 from chaoskit.experiment.requests import Requests
 from chaoskit.experiment.roster import Holder, Roster
+from chaoskit.faults.target import Exit, Target
 from chaoskit.journal import Journal, Record
 from chaoskit.messages import (
     ArmTriggers,
@@ -38,7 +39,6 @@ from chaoskit.substrate.object_proxy import ObjectProxy
 from chaoskit.substrate.processes import Process
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event, RunEnd
-from faults.target import Exit, Target
 
 Watch = Callable[[Any], None]
 #: Called with the cluster whenever nothing was heard for a moment: no node lives, or no coordinator.

@@ -29,12 +29,12 @@ from chaoskit.experiment.planfile import FILE_NAME, Planned, save
 from chaoskit.experiment.reference import reference_of
 from chaoskit.experiment.run import LATER, RawRun, load_run
 from chaoskit.experiment.twin import Interrupted, Twin, TwinCache, UnbrokenFailed
+from chaoskit.faults.base import Fault
 from chaoskit.hostchecks import require_writable
 from chaoskit.stacks import LogPatterns
 from chaoskit.substrate import choice
 from chaoskit.substrate.base import Substrate
 from chaoskit.substrate.undo import Undo, UndoLog, temporary_directory
-from faults.base import Fault
 
 Ran = TypeVar("Ran")
 

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 import msgspec
 
 from chaoskit.experiment.plan import fault_id
-from chaoskit.journal import Record
-from chaoskit.vocabulary import Event
-from faults.base import Fault
-from faults.coordinator import CoordinatorFault
-from faults.evidence import (
+from chaoskit.faults.base import Fault
+from chaoskit.faults.coordinator import CoordinatorFault
+from chaoskit.faults.evidence import (
     ApiServer,
     CoordinatorProcess,
     NetworkPath,
@@ -23,6 +21,8 @@ from faults.evidence import (
     Subject,
     WholeNode,
 )
+from chaoskit.journal import Record
+from chaoskit.vocabulary import Event
 
 
 @dataclass(frozen=True)

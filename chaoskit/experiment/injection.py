@@ -7,10 +7,10 @@ from enum import StrEnum
 from typing import Any
 
 from chaoskit.errors import HarnessError
+from chaoskit.faults.base import Fault
+from chaoskit.faults.evidence import Evidence
+from chaoskit.faults.target import Target
 from chaoskit.messages import AtHook
-from faults.base import Fault
-from faults.evidence import Evidence
-from faults.target import Target
 
 
 class InjectionState(StrEnum):

@@ -16,14 +16,14 @@ import msgspec
 from chaoskit.errors import BadInput, FaultBroken, HarnessError
 from chaoskit.experiment.injection import Injection
 from chaoskit.experiment.plan import fault_id
+from chaoskit.faults.base import Fault
+from chaoskit.faults.evidence import Evidence
+from chaoskit.faults.target import Exit, Target
 from chaoskit.journal import Journal
 from chaoskit.osprocess import undisturbed
 from chaoskit.substrate.processes import Process
 from chaoskit.substrate.supervisor.link import SupervisorGone
 from chaoskit.vocabulary import Event
-from faults.base import Fault
-from faults.evidence import Evidence
-from faults.target import Exit, Target
 
 #: How a process has ended of which nothing tells.
 GONE = Exit("gone", "")

@@ -18,10 +18,10 @@ from chaoskit.errors import HarnessError
 from chaoskit.experiment.cache import directory_of, locked, machine_facts, write_whole
 from chaoskit.experiment.history import History, Step
 from chaoskit.experiment.plan import Experiment
+from chaoskit.faults.data import BadBatch
 from chaoskit.osprocess import start_ticks
 from chaoskit.plain import PlainAnswer, Request
 from chaoskit.substrate.undo import KillEntry, Undo, UndoLog
-from faults.data import BadBatch
 
 _TIMEOUT_S = 300.0
 

@@ -11,10 +11,10 @@ import msgspec
 
 from chaoskit.config import RunConfig, validate
 from chaoskit.errors import BadInput, ChaoskitError, name_remedy
+from chaoskit.faults.base import Fault, draw_ranks
 from chaoskit.job import JobSpec, resolve_job
 from chaoskit.messages import Trigger
 from chaoskit.rules import load_rules
-from faults.base import Fault, draw_ranks
 
 #: Whether a run is compared with plain PyTorch.
 Wish = Literal["off", "on", "required"]

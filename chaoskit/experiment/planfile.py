@@ -28,12 +28,12 @@ from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput, name_remedy
 from chaoskit.experiment.blackbox.plan import CommandExperiment, plan_command
 from chaoskit.experiment.plan import Experiment, Wish, plan_experiment
+from chaoskit.faults import CATALOGUE
+from chaoskit.faults.base import Fault
+from chaoskit.faults.kinds import find_kind, name_of
 from chaoskit.job import JobSpec, recall_job, resolve_job
 from chaoskit.logrule import LogRule
 from chaoskit.stacks import LogPatterns
-from faults import CATALOGUE
-from faults.base import Fault
-from faults.kinds import find_kind, name_of
 
 FILE_NAME = "plan.json"
 VERSION = 2

@@ -11,8 +11,8 @@ from chaoskit.errors import BadInput
 from chaoskit.experiment.blackbox.plan import CommandExperiment
 from chaoskit.experiment.plan import Experiment, plan_experiment
 from chaoskit.experiment.planfile import Planned
-from faults import Fault, Kill
-from faults.survival import rank_of, reach, step_of, survivable
+from chaoskit.faults import Fault, Kill
+from chaoskit.faults.survival import rank_of, reach, step_of, survivable
 
 _MOMENT = ("rank", "at_step", "after_s", "during", "recovery")  # where and when: what the other fields are not
 _STEPS_AFTER = 2  # the last fault needs a step in which to show, and one after it

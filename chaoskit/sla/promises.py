@@ -20,10 +20,10 @@ from typing import Any, Literal
 import msgspec
 
 from chaoskit.errors import BadInput, name_remedy
+from chaoskit.faults import CATALOGUE
 from chaoskit.history.record import KNOWN, RunRecord, SeriesRecord
 from chaoskit.sla.exact import runs_needed
 from chaoskit.sla.language import DIVISORS, Condition, parse
-from faults import CATALOGUE
 
 VERSION = 1
 #: An objective over nights needs as many of them at least: runs of one night have that night in common.

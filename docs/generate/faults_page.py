@@ -11,9 +11,9 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from faults import CATALOGUE
-from faults.base import FAMILIES
-from faults.describe import (
+from chaoskit.faults import CATALOGUE
+from chaoskit.faults.base import FAMILIES
+from chaoskit.faults.describe import (
     common_parameters,
     entry,
     moments_in_words,
@@ -22,7 +22,7 @@ from faults.describe import (
     signature,
     sorted_roles,
 )
-from faults.incidents import BYTE_ROBUST, INCIDENTS, LLAMA_3, Study
+from chaoskit.faults.incidents import BYTE_ROBUST, INCIDENTS, LLAMA_3, Study
 
 
 def render_page() -> str:

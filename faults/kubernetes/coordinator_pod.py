@@ -6,15 +6,15 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from chaoskit.faults.base import found
+from chaoskit.faults.coordinator import CoordinatorFault
+from chaoskit.faults.evidence import CoordinatorProcess, Evidence, ProcessEnded
+from chaoskit.faults.kubernetes.pod import EXAMPLE, OVER_SOURCE, pods_unavailable
+from chaoskit.faults.target import Target
 from chaoskit.substrate.actions import Action
 from chaoskit.substrate.kubernetes.actions import PodDeletion
 from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions
 from chaoskit.substrate.network import COORDINATOR
-from faults.base import found
-from faults.coordinator import CoordinatorFault
-from faults.evidence import CoordinatorProcess, Evidence, ProcessEnded
-from faults.kubernetes.pod import EXAMPLE, OVER_SOURCE, pods_unavailable
-from faults.target import Target
 
 
 @dataclass(frozen=True, kw_only=True)

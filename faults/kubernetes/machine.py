@@ -9,19 +9,19 @@ from typing import ClassVar
 
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
+from chaoskit.faults import incidents
+from chaoskit.faults.base import found, require_seconds
+from chaoskit.faults.coordinator import ControlFault
+from chaoskit.faults.evidence import ApiServer, Evidence, MachineSilent, ServerSilent
+from chaoskit.faults.incidents import IncidentKind
+from chaoskit.faults.kubernetes.pod import EXAMPLE, pods_over, pods_unavailable, require_grace_s
+from chaoskit.faults.node import NodeFault
+from chaoskit.faults.processes import look_up
+from chaoskit.faults.target import Target
 from chaoskit.substrate.actions import Action
 from chaoskit.substrate.kubernetes import levers
 from chaoskit.substrate.kubernetes.actions import ApiServerStop, MachineDrain, MachineLoss, MachineTaint
 from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions, in_a_pod
-from faults import incidents
-from faults.base import found, require_seconds
-from faults.coordinator import ControlFault
-from faults.evidence import ApiServer, Evidence, MachineSilent, ServerSilent
-from faults.incidents import IncidentKind
-from faults.kubernetes.pod import EXAMPLE, pods_over, pods_unavailable, require_grace_s
-from faults.node import NodeFault
-from faults.processes import look_up
-from faults.target import Target
 
 _STANDS_S = 0.3  # a rank waits so long for the command: others would take it for hung
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from chaoskit import Chaos
+from chaoskit.faults import Kill
 from chaoskit.suites.canary.damages import AT
-from faults import Kill
 
 #: Cell of the matrix -> how a run of it is planned.
 _CELLS: dict[str, dict[str, Any]] = {

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from chaoskit import Chaos, Outcome
+from chaoskit.faults import Kill
 from chaoskit.suites.canary import wrong_jobs
 from chaoskit.suites.canary.mistakes import EXACT, FAST, SHARDED, Mistake
 from chaoskit.suites.canary.wrong_worker import END, EVERY, LATE, order
-from faults import Kill
 
 _CELLS: dict[str, dict[str, Any]] = {
     EXACT: {"job": wrong_jobs.__file__},

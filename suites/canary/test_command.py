@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from chaoskit import Chaos, LogPatterns, Verdict, judge_directory
+from chaoskit.faults import Kill
 from chaoskit.suites.canary.command_damages import AT, COMMAND_DAMAGES, STEPS, CommandDamage, Written
 from chaoskit.suites.canary.telling import Record, tell
-from faults import Kill
 
 pytestmark = pytest.mark.costly
 

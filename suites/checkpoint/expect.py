@@ -7,8 +7,8 @@ from typing import Any
 
 from chaoskit import Chaos, Harness, Outcome, Record
 from chaoskit.experiment.redundancy import windows
+from chaoskit.faults import Fault
 from chaoskit.suites.goals import JournalFlag
-from faults import Fault
 
 AT = 8  # the step in which faults strike
 TINY: dict[str, Any] = {"size": "tiny"}

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from chaoskit import Chaos, Outcome
+from chaoskit.faults import CorruptReplica, Kill, LosePeerCopy, PoisonSnapshot
 from chaoskit.suites.checkpoint.expect import (
     AT,
     SHARDED,
@@ -15,7 +16,6 @@ from chaoskit.suites.checkpoint.expect import (
     no_damaged_copy_was_taken,
     sharded,
 )
-from faults import CorruptReplica, Kill, LosePeerCopy, PoisonSnapshot
 
 pytestmark = pytest.mark.costly
 

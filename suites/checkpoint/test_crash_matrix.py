@@ -13,9 +13,9 @@ import pytest
 
 from chaoskit import Chaos, Outcome
 from chaoskit.checkpoint import DiskTier, RemoteTier, boundaries
+from chaoskit.faults import Fault, ReplaceNode, TornWrite
 from chaoskit.suites.checkpoint.expect import uploaded_after
 from chaoskit.suites.recovery.expect import STEADY
-from faults import Fault, ReplaceNode, TornWrite
 
 AT = 8  # steps are stored each 5th time; so many are enough for every boundary to be reached soon after this one
 EVERY, STEPS, NODES = 5, 40, 3

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from chaoskit import Chaos, Outcome
+from chaoskit.faults import Fault, Kill, KillNode, LosePeerCopy
 from chaoskit.suites.checkpoint.expect import AT, SHARDED, copied_again, sharded
-from faults import Fault, Kill, KillNode, LosePeerCopy
 
 pytestmark = pytest.mark.costly
 

@@ -10,9 +10,9 @@ import pytest
 from chaoskit import Chaos
 from chaoskit.checkpoint import DiskTier
 from chaoskit.checkpoint.names import parse_name
-from faults import CorruptFile, DiskError, DiskFull, ReadOnlyDisk, ReplaceNode, SlowDisk
-from faults.disk import DiskFault
-from faults.stored import HOWS
+from chaoskit.faults import CorruptFile, DiskError, DiskFull, ReadOnlyDisk, ReplaceNode, SlowDisk
+from chaoskit.faults.disk import DiskFault
+from chaoskit.faults.stored import HOWS
 
 NODES = 2
 EVERY = 12

@@ -8,8 +8,8 @@ import pytest
 
 from chaoskit import Chaos, Outcome
 from chaoskit.checkpoint.placement import Piece, survival_probability
+from chaoskit.faults import KillNode
 from chaoskit.suites.checkpoint.expect import AT, all_copied, ends, sharded
-from faults import KillNode
 
 pytestmark = pytest.mark.costly
 

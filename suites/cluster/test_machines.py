@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from chaoskit import Chaos, ElasticPolicy
+from chaoskit.faults import DrainMachine, Fault, Kill, LoseMachine, StopApiServer, TaintMachine
 from chaoskit.suites.recovery.expect import AT, survives
-from faults import DrainMachine, Fault, Kill, LoseMachine, StopApiServer, TaintMachine
 
 pytestmark = [pytest.mark.chaos(substrate="kubernetes"), pytest.mark.slow]
 

@@ -7,8 +7,8 @@ import os
 import pytest
 
 from chaoskit import Chaos
+from chaoskit.faults import Cut, Delay, DeletePod, Kill, Loss, Reset
 from chaoskit.suites.recovery.expect import AT, survives
-from faults import Cut, Delay, DeletePod, Kill, Loss, Reset
 
 VARIABLE = "CHAOSKIT_KUBERNETES_NETWORK_FAULTS"
 NO_HELPER = "" if os.environ.get(VARIABLE) == "allow" else f"pods have no helper: {VARIABLE}=allow"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from chaoskit import Chaos, ElasticPolicy
-from chaoskit.suites.recovery.expect import AT, heals, survives
-from faults import (
+from chaoskit.faults import (
     BadImage,
     DeleteCoordinatorPod,
     DeletePod,
@@ -18,6 +17,7 @@ from faults import (
     PreemptPod,
     ReplaceNode,
 )
+from chaoskit.suites.recovery.expect import AT, heals, survives
 
 pytestmark = [pytest.mark.chaos(substrate="kubernetes"), pytest.mark.slow]
 

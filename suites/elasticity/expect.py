@@ -6,9 +6,9 @@ from itertools import pairwise
 from typing import Any
 
 from chaoskit import Chaos, ElasticPolicy, Outcome
+from chaoskit.faults import Fault
 from chaoskit.suites.goals import all_took_effect
 from chaoskit.suites.recovery.expect import STEADY, survives
-from faults import Fault
 
 STEPS = 160
 OPTIONS = {"step_s": 0.08}

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from chaoskit import ElasticPolicy
 from chaoskit.elastic.traces import Trace
+from chaoskit.faults import AddNode, Fault, FreezeNode, Kill, KillCoordinator, KillNode, Scale, Straggle, TakeSpot
 from chaoskit.suites.recovery.expect import FROZEN_S
-from faults import AddNode, Fault, FreezeNode, Kill, KillCoordinator, KillNode, Scale, Straggle, TakeSpot
 
 #: Steps between two resizes: of this suite's job more than two seconds, in which a process starts.
 EVERY = 30

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from chaoskit import BadInput, Chaos, ElasticPolicy, Verdict
+from chaoskit.faults import Demand, Scale, TakeSpot
 from chaoskit.suites.elasticity.expect import OPTIONS, POLICY, STEPS
 from chaoskit.suites.elasticity.storms import storm
 from chaoskit.suites.recovery.expect import STEADY
-from faults import Demand, Scale, TakeSpot
 
 
 @pytest.mark.promise("a size that the elastic policy allows.")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from chaoskit import Chaos
+from chaoskit.faults import Demand, Kill, KillCoordinator
 from chaoskit.suites.elasticity.expect import nobody_is_lost, resizes, sizes
-from faults import Demand, Kill, KillCoordinator
 
 
 @pytest.mark.slow

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from chaoskit import Chaos
+from chaoskit.faults import Scale
 from chaoskit.suites.elasticity.expect import POLICY, nobody_is_lost, resizes, sizes
 from chaoskit.suites.elasticity.storms import TROUBLES, storm
-from faults import Scale
 
 
 @pytest.mark.slow

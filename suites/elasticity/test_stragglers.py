@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from chaoskit import Chaos
+from chaoskit.faults import Scale, Straggle
 from chaoskit.suites.elasticity.expect import nobody_is_lost, resizes
-from faults import Scale, Straggle
 
 
 @pytest.mark.parametrize("rank", [0, 3], ids=["stays", "leaves"])

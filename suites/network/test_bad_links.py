@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from chaoskit import Chaos
+from chaoskit.faults import Bandwidth, Delay, Fault, Kill, Loss
 from chaoskit.suites.goals import all_took_effect
 from chaoskit.suites.recovery.expect import AT, survives
-from faults import Bandwidth, Delay, Fault, Kill, Loss
 
 pytestmark = pytest.mark.chaos(substrate="netns")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from chaoskit import Chaos, Verdict
+from chaoskit.faults import Cut, Flap, Kill, KillCoordinator, LinkDown, Reset
 from chaoskit.suites.goals import all_took_effect, happened
 from chaoskit.suites.recovery.expect import AT, PHASES, STEADY, given_up, heals, victim
-from faults import Cut, Flap, Kill, KillCoordinator, LinkDown, Reset
 
 pytestmark = pytest.mark.chaos(substrate="netns")
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from chaoskit import Chaos
+from chaoskit.faults import FreezeNode, Kill, KillCoordinator, LoseNode, Rack, ReplaceNode
 from chaoskit.suites.goals import all_took_effect, happened
 from chaoskit.suites.recovery.expect import AT, PHASES, given_up, heals, survives, victim
-from faults import FreezeNode, Kill, KillCoordinator, LoseNode, Rack, ReplaceNode
 
 pytestmark = pytest.mark.chaos(substrate="netns")
 THAW_S = 3.0  # three relaxed leases: by then the node is given up, however late the coordinator looks

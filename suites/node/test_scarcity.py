@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from chaoskit import Chaos
+from chaoskit.faults import Fault, Kill, LimitCpu, LimitIo, LimitMemory, LimitPids
 from chaoskit.substrate.device import device_of
 from chaoskit.suites.goals import all_took_effect, happened
 from chaoskit.suites.recovery.expect import AT, JOBS, heals, is_left_alone, survives
-from faults import Fault, Kill, LimitCpu, LimitIo, LimitMemory, LimitPids
 
 
 def require(fault: type[Fault]) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from chaoskit import Chaos, Outcome
+from chaoskit.faults import Fault
 from chaoskit.suites.goals import JournalFlag
-from faults import Fault
 
 JOBS = Path(__file__).with_name("jobs.py")
 STEADY = f"{JOBS}:steady"

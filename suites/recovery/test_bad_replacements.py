@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from chaoskit import Chaos
+from chaoskit.faults import CrashLoop, FailLoad, FreezeNode, Kill
 from chaoskit.suites.goals import happened
 from chaoskit.suites.recovery.expect import AT, FROZEN_S, survives, victim
-from faults import CrashLoop, FailLoad, FreezeNode, Kill
 
 
 @pytest.mark.promise("their agent reports that they ended with this exception", times=2)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from chaoskit import Chaos
+from chaoskit.faults import BadBatch, BitFlip, ClockJump, DataStall, Kill, NaN
 from chaoskit.suites.recovery.expect import AT, WORLDS, is_left_alone, survives, victim
-from faults import BadBatch, BitFlip, ClockJump, DataStall, Kill, NaN
 
 BIT = 23  # the lowest of the exponent: twice or half the value
 WEIGHT = "head.weight"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from chaoskit import Chaos
+from chaoskit.faults import Exit, Fault, Hang, Kill, KillNode, NaN, Raise, at_rate
 from chaoskit.suites.recovery.expect import AT, survives, victim
-from faults import Exit, Fault, Hang, Kill, KillNode, NaN, Raise, at_rate
 
 
 @pytest.mark.promise("A loss during a regroup supersedes it.")

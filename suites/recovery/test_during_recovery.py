@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from chaoskit import Chaos
+from chaoskit.faults import Exit, Fault, Hang, Kill, KillAgent, KillCoordinator, KillNode, Raise
 from chaoskit.suites.goals import happened
 from chaoskit.suites.recovery.expect import AT, survives, victim
-from faults import Exit, Fault, Hang, Kill, KillAgent, KillCoordinator, KillNode, Raise
 
 FIRST = Kill(rank=1, at_step=AT)
 #: A spare takes the lost rank at once; in a smaller world some of the second ranks would not be there, or not restore.

@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from chaoskit import Chaos
-from chaoskit.suites.goals import all_took_effect
-from chaoskit.suites.recovery.expect import AT, FROZEN_S, PHASES, STEADY, WORLDS, is_left_alone, survives
-from faults import (
+from chaoskit.faults import (
     CATALOGUE,
     BadBatch,
     BitFlip,
@@ -40,6 +38,8 @@ from faults import (
     ReplaceNode,
     Straggle,
 )
+from chaoskit.suites.goals import all_took_effect
+from chaoskit.suites.recovery.expect import AT, FROZEN_S, PHASES, STEADY, WORLDS, is_left_alone, survives
 
 GPT = "gpt"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from chaoskit import Chaos
+from chaoskit.faults import Kill, KillCoordinator, KillNode
 from chaoskit.suites.goals import happened
 from chaoskit.suites.recovery.expect import AT, PHASES, is_left_alone, survives, victim
-from faults import Kill, KillCoordinator, KillNode
 
 
 @pytest.mark.promise(

@@ -17,11 +17,11 @@ import msgspec
 import pytest
 
 from chaoskit import Chaos, RunConfig
+from chaoskit.faults import Hang, Straggle
 from chaoskit.osprocess import die_with_parent
 from chaoskit.substrate.cgroup import unavailable
 from chaoskit.suites.goals import all_took_effect
 from chaoskit.suites.recovery.expect import AT, JOBS, WORLDS, is_left_alone, survives
-from faults import Hang, Straggle
 
 
 def hang_floor_s(chaos: Chaos) -> float:

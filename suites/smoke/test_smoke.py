@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from chaoskit import Chaos, Outcome
-from faults import Fault, Hang, Kill, NaN, Raise
+from chaoskit.faults import Fault, Hang, Kill, NaN, Raise
 
 pytestmark = pytest.mark.chaos(nodes=4, options={"size": "tiny"})
 

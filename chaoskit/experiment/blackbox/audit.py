@@ -10,11 +10,11 @@ from chaoskit.experiment.blackbox.twin import unfinished
 from chaoskit.experiment.fault_audit import NAME
 from chaoskit.experiment.injected import InjectionRecord, Struck
 from chaoskit.experiment.outcome import Check
+from chaoskit.faults import Kill
 from chaoskit.journal import Record
 from chaoskit.stacks.command import PLACEHOLDERS
 from chaoskit.stacks.log import Line
 from chaoskit.vocabulary import Event, RunEnd, Verdict
-from faults import Kill
 
 _COMMAND = "each node ran the command"
 _CLOCK_S = 0.001

@@ -15,6 +15,7 @@ from chaoskit.experiment.blackbox.plan import CommandExperiment, moment
 from chaoskit.experiment.blackbox.rules import NodeLogs
 from chaoskit.experiment.injection import Injection, InjectionState
 from chaoskit.experiment.injector import GONE, Injector
+from chaoskit.faults.target import Exit, Target
 from chaoskit.journal import Journal, JournalTail, read_events
 from chaoskit.osprocess import DirectoryWatch, describe_status, ended_by, start_ticks
 from chaoskit.rules.follow import LogFile
@@ -23,7 +24,6 @@ from chaoskit.stacks.ranks import Seat, seats
 from chaoskit.substrate.base import CommandCluster
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event, RunEnd
-from faults.target import Exit, Target
 
 _LOOK_S = 0.005  # between two looks at logs that grow
 _IDLE_S = 0.1  # between two looks where nothing happens: rules tell of silence

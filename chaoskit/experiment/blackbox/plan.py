@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from chaoskit.errors import BadInput
+from chaoskit.faults.base import LIVE_ROLES, Fault, draw_ranks
+from chaoskit.faults.disk import CHECKPOINTS, DiskFault
+from chaoskit.faults.network import NetworkFault
 from chaoskit.logrule import LogRule
 from chaoskit.rules import load_rules
 from chaoskit.stacks import LogPatterns
 from chaoskit.stacks.command import require_command
-from faults.base import LIVE_ROLES, Fault, draw_ranks
-from faults.disk import CHECKPOINTS, DiskFault
-from faults.network import NetworkFault
 
 _DEADLINE_S = 300.0
 _NAME_LENGTH = 40

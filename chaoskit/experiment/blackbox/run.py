@@ -16,13 +16,13 @@ from chaoskit.errors import FaultBroken
 from chaoskit.experiment.blackbox.follow import GOOD, CommandFollower
 from chaoskit.experiment.blackbox.plan import CommandExperiment
 from chaoskit.experiment.injected import InjectionRecord, injections
+from chaoskit.faults.target import Exit
 from chaoskit.journal import FileCoverage, Journal, Journals, Record, load_journals
 from chaoskit.osprocess import start_ticks
 from chaoskit.stacks.command import Place, arguments, environment
 from chaoskit.stacks.log import Line
 from chaoskit.substrate.base import CommandCluster, Needs, Substrate
 from chaoskit.vocabulary import Event, RunEnd
-from faults.target import Exit
 
 #: Below a run's directory: what ``{run_dir}`` names.
 STATE = "state"

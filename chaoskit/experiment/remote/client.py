@@ -40,6 +40,8 @@ from chaoskit.experiment.remote.messages import (
 )
 from chaoskit.experiment.run import RawRun, load_run
 from chaoskit.experiment.twin import SessionTwins
+from chaoskit.faults import CATALOGUE
+from chaoskit.faults.base import Fault
 from chaoskit.messages import AnyMessage, InjectionReport
 from chaoskit.substrate.actions import Action
 from chaoskit.substrate.errands import ErrandsHere
@@ -50,8 +52,6 @@ from chaoskit.substrate.supervisor.link import SupervisorGone, SupervisorLink
 from chaoskit.substrate.supervisor.messages import LineClosed, LineData, Program
 from chaoskit.substrate.supervisor.sources import Source
 from chaoskit.substrate.undo import UndoLog, sweep, temporary_directory
-from faults import CATALOGUE
-from faults.base import Fault
 
 _ENTRY = "chaoskit.experiment.remote.driver:run_driver"
 _SHOWN_LINES = 20
