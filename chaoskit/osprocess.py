@@ -410,17 +410,14 @@ def descendants(pid: int) -> list[int]:
     return below
 
 
-def variable(pid: int, name: str) -> str | None:
-    """The value of a variable with which a process was started; None where it has none, or cannot be read."""
+def variables(pid: int) -> dict[str, str]:
+    """Return the variables with which a process was started; none of a process that may not be read, or is gone."""
     try:
         data = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:  # gone, or another user's
-        return None
-    for entry in data.split(b"\0"):
-        key, _, value = entry.partition(b"=")
-        if key == name.encode():
-            return value.decode(errors="replace")
-    return None
+    except OSError:
+        return {}
+    pairs = (entry.partition("=") for entry in data.decode(errors="replace").split("\0"))
+    return {name: value for name, _, value in reversed([*pairs])}  # of two, the first one counts, as for getenv
 
 
 def process_name(pid: int) -> str:

@@ -97,7 +97,7 @@ class Event(StrEnum):
     RULE_FIRED = "rule_fired"  # rule, worker, rank, generation, step, verdict, value, limit, action, reason, line
     # a command's node
     COMMAND_STARTED = "command_started"  # pid, command
-    RANK_FOUND = "rank_found"  # a process below the command was started with the variable RANK: rank, pid, ticks
+    RANK_FOUND = "rank_found"  # a process below the command was started with a rank: rank, pid, ticks, variable
     RANK_GONE = "rank_gone"  # such a process has ended: rank, pid, ticks
     COMMAND_EXITED = "command_exited"  # pid, how, status
     # coordinator

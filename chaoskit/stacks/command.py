@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from chaoskit.errors import BadInput
+from chaoskit.substrate.launched_ranks import VARIABLES
 
 #: What a process tells its children about its place in a world of its own: not that of the command.
-_OF_ANOTHER_WORLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK")
+_OF_ANOTHER_WORLD = (*VARIABLES, "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "SLURM_LOCALID")
 
 
 #: What the harness itself tells each command of a run.

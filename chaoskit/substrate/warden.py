@@ -28,8 +28,9 @@ from chaoskit.osprocess import (
     reap,
     set_name,
     start_ticks,
-    variable,
+    variables,
 )
+from chaoskit.substrate.launched_ranks import VARIABLES, LaunchedRank, rank_of
 from chaoskit.vocabulary import Event
 
 NAME = "ck-warden"
@@ -75,14 +76,14 @@ def run_warden(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: i
 
 
 class _Ranks:
-    """Writes down which process below the warden has which rank, as launchers tell it to their children: by ``RANK``.
+    """Writes down which process below the warden has which rank, as launchers tell it to their children by variables.
 
     The harness looks that up by itself when it strikes; this is the word of another process on what it struck.
     """
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._found: dict[int, tuple[str, int | None]] = {}  # pid -> rank, start time
+        self._found: dict[int, tuple[LaunchedRank, int | None]] = {}  # pid -> rank, start time
         self._children: set[int] = set()  # of ranks, such as loaders of data: they inherit the variable
 
     def look(self) -> None:
@@ -90,23 +91,28 @@ class _Ranks:
         for pid, (rank, ticks) in list(self._found.items()):
             if is_ending(pid) or start_ticks(pid) != ticks:
                 del self._found[pid]
-                self._journal.write(Event.RANK_GONE, rank=int(rank), pid=pid, ticks=ticks)
+                self._journal.write(Event.RANK_GONE, rank=rank.rank, pid=pid, ticks=ticks)
         below = descendants(os.getpid())
         self._children.intersection_update(below)
         for pid in below:
-            if pid not in self._found and pid not in self._children:
+            if pid not in self._children and not self._is_certain(pid):
                 self._judge(pid)
 
+    def _is_certain(self, pid: int) -> bool:
+        """Return whether the rank of a process is final: one by a weaker variable may change with its program."""
+        return pid in self._found and self._found[pid][0].variable == VARIABLES[0]
+
     def _judge(self, pid: int) -> None:
-        rank, ticks = variable(pid, "RANK"), start_ticks(pid)
-        if rank is None or not rank.isdecimal():
+        rank, ticks = rank_of(variables(pid)), start_ticks(pid)
+        if rank is None or self._found.get(pid) == (rank, ticks):
             return  # not yet, perhaps: between fork and exec a child has the variables of its parent
         above = parent(pid) or 0
-        if above != os.getpid() and variable(above, "RANK") == rank:
-            self._children.add(pid)
+        if above != os.getpid() and rank_of(variables(above)) == rank:
+            if rank.variable == VARIABLES[0]:
+                self._children.add(pid)
             return
         self._found[pid] = (rank, ticks)
-        self._journal.write(Event.RANK_FOUND, rank=int(rank), pid=pid, ticks=ticks)
+        self._journal.write(Event.RANK_FOUND, rank=rank.rank, pid=pid, ticks=ticks, variable=rank.variable)
 
 
 def _start(spec: WardenSpec) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from chaoskit.experiment.blackbox.ranks_found import ranks_found
 from chaoskit.experiment.blackbox.run import CommandRun
 from chaoskit.experiment.blackbox.twin import unfinished
 from chaoskit.experiment.fault_audit import NAME
@@ -62,8 +63,8 @@ def audit(run: CommandRun, *, is_whole: bool) -> list[Check]:
 
 
 def _holders(run: CommandRun) -> list[_Holder]:
-    """Every process that had a rank. Without a variable RANK the first process of node n is rank n."""
-    found = [record for record in run.records if record.event == Event.RANK_FOUND]
+    """Return every process that had a rank. Where no variable tells one, the first process of node n is rank n."""
+    found = ranks_found(run.records)
     ends = [record for record in run.records if record.event in (Event.RANK_GONE, Event.COMMAND_EXITED)]
     if found:
         return [_Holder(record["rank"], record, ends) for record in found]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from chaoskit.experiment.blackbox.plan import CommandExperiment, moment
+from chaoskit.experiment.blackbox.ranks_found import variable_of
 from chaoskit.experiment.blackbox.rules import NodeLogs
 from chaoskit.experiment.injection import Injection, InjectionState
 from chaoskit.experiment.injector import GONE, Injector
@@ -22,6 +23,7 @@ from chaoskit.rules.follow import LogFile
 from chaoskit.stacks.log import LogReader
 from chaoskit.stacks.ranks import Seat, seats
 from chaoskit.substrate.base import CommandCluster
+from chaoskit.substrate.launched_ranks import VARIABLES, strength
 from chaoskit.substrate.undo import UndoLog
 from chaoskit.vocabulary import Event, RunEnd
 
@@ -32,6 +34,13 @@ _FRESH_S = 0.5  # within which a process that was struck is gone
 _WITNESS_S = 2.0  # in which a warden, however busy the machine is, tells of a process that has a rank
 
 GOOD = Exit("exited", "status 0")
+
+#: What a user does whose ranks cannot be told from their environment.
+NO_VARIABLE = (
+    f"no process was started with a variable that tells its rank ({', '.join(VARIABLES)}): "
+    "start the ranks by torchrun, or set RANK in the environment of each before it starts, "
+    "which torch.multiprocessing.spawn cannot do"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +88,10 @@ class CommandFollower:
         self._roots: dict[int, Exit] = {}  # the same by pid
         self._ranks: dict[str, int] = {}  # of the processes that were struck
         self._nodes_say = JournalTail(directory / "journal", without=[Event.LOGGED])
-        self._found: set[tuple[str, int]] = set()  # node, pid: processes of which their nodes said that they have ranks
+        self._found: dict[tuple[str, int], str] = {}  # node, pid of a rank, by its node -> the variable that tells it
         self._asked_s: dict[tuple[str, int], float] = {}  # the same, of which they were asked: when
+        named = [fault.rank for fault in experiment.faults if isinstance(fault.rank, int)]
+        self._one_a_node = max([experiment.ranks, *(rank + 1 for rank in named)]) <= len(cluster.nodes)
         self._loss: float | None = None
         self._told_s = 0.0
         self._woken = asyncio.Event()
@@ -250,6 +261,8 @@ class CommandFollower:
                 continue  # it may be started again: as soon as it is, it is struck
             if self._injector.is_doomed(_name(seat), seat.process) or not self._is_witnessed(seat):
                 continue
+            if not (seat.variable or self._one_a_node or injection.fault.whole_node):
+                continue  # the first process of a node is the launcher of several ranks
             aimed.append((injection, self._target(injection, seat, found)))
             self._ranks[_name(seat)] = seat.rank
             self._wake_at_end_of(seat.process.pid, opened)
@@ -266,14 +279,17 @@ class CommandFollower:
         return reader.first_ns is not None and time.monotonic_ns() >= reader.first_ns + fault.after_s * 1e9
 
     def _is_witnessed(self, seat: Seat) -> bool:
-        """Whether it is the process that has the rank, by the word of its node, too: that is waited for.
+        """Return whether the process has the rank by the word of its node, too: that is waited for.
 
         A node that does not tell leaves the run unknown.
         """
-        if not seat.told:
-            return not self._found  # else it is a launcher, and its ranks are gone for now
+        strongest = min(map(strength, self._found.values()), default=strength(seat.variable))
+        if strength(seat.variable) > strongest:
+            return False  # it is a launcher, and its ranks are gone for now
+        if not seat.variable:
+            return True
         place, now_s = (seat.node, seat.process.pid), time.monotonic()
-        if place in self._found:
+        if self._found.get(place) == seat.variable:
             return True
         if place not in self._asked_s:
             self._asked_s[place] = now_s
@@ -281,8 +297,8 @@ class CommandFollower:
         return now_s > self._asked_s[place] + _WITNESS_S
 
     def _hear_nodes(self) -> None:
-        told = self._nodes_say.poll()
-        self._found.update((one.source, one["pid"]) for one in told if one.event == Event.RANK_FOUND)
+        found = [record for record in self._nodes_say.poll() if record.event == Event.RANK_FOUND]
+        self._found |= {(record.source, record["pid"]): variable_of(record) for record in found}
 
     def _target(self, injection: Injection, seat: Seat, found: dict[int, Seat]) -> Target:
         return Target(
@@ -305,7 +321,8 @@ class CommandFollower:
             if injection.state is not InjectionState.PLANNED:
                 continue
             if self._is_due(injection):
-                injection.miss(f"no process of rank {injection.fault.rank} was found {moment(injection.fault)}")
+                absent = f"no process of rank {injection.fault.rank} was found {moment(injection.fault)}"
+                injection.miss(absent if self._found else f"{absent}: {NO_VARIABLE}")
             else:
                 shown = "no step" if self.reader.highest is None else f"step {self.reader.highest} at most"
                 injection.miss(f"it was due {moment(injection.fault)}, and the log shows {shown}")

@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from types import MappingProxyType
 
+from chaoskit.experiment.blackbox.ranks_found import ranks_found
 from chaoskit.experiment.blackbox.run import LOGS, CommandRun
-from chaoskit.journal import Record
 from chaoskit.stacks.course import Usual
-from chaoskit.vocabulary import Event
 
 _DRAWN_SHARE = 10  # of so many lines with a step, one that is drawn over makes a progress bar
 _UNREAD_SHARE = 10  # the same of lines whose number cannot be read
@@ -99,9 +98,9 @@ def _begins_anew(run: CommandRun) -> str:
     """
     for node, lines in _by_node(run).items():
         first, highest = min(step for _, step in lines), max(step for _, step in lines)
-        ranks = {record["rank"] for record in _found(run) if record.source == node}
+        ranks = {record["rank"] for record in ranks_found(run.records) if record.source == node}
         backs = _backs(lines, first, highest)
-        causes = [*_struck_ns(run), *(record.t_ns for record in _found(run) if record.source == node)]
+        causes = [*_struck_ns(run), *(record.t_ns for record in ranks_found(run.records) if record.source == node)]
         natural = [end for end in backs if not any(end[0] <= t_ns <= end[1] for t_ns in causes)]
         if len(natural) >= max(1, len(ranks)):
             told = f"steps begin anew: the log on {node} goes back from step {highest} to step {first}"
@@ -132,7 +131,7 @@ def _repeats_by_itself(run: CommandRun, usual: Callable[[int], int], unbroken: M
     """
     struck_ns = sorted(_struck_ns(run))
     is_by_clock = _is_by_clock(run, unbroken)
-    restarts_ns = [record.t_ns for record in _found(run) if struck_ns and record.t_ns > struck_ns[0]]
+    restarts_ns = [record.t_ns for record in ranks_found(run.records) if struck_ns and record.t_ns > struck_ns[0]]
     causes_ns, repeats = [*struck_ns, *restarts_ns], 0
     for node, lines in _by_node(run).items():
         latest, in_a_row = -1, 0
@@ -175,8 +174,3 @@ def _by_node(run: CommandRun) -> dict[str, list[tuple[int, int]]]:
 
 def _struck_ns(run: CommandRun) -> list[int]:
     return [one.target.injected_ns for one in run.injections if one.target is not None]
-
-
-def _found(run: CommandRun) -> list[Record]:
-    """The records of processes that were found to have a rank."""
-    return [record for record in run.records if record.event == Event.RANK_FOUND]

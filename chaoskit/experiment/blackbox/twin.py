@@ -15,10 +15,10 @@ from chaoskit.experiment.blackbox.inputs import ENTRIES_MAX, Digests, InputFiles
 from chaoskit.experiment.blackbox.legibility import uncountable
 from chaoskit.experiment.blackbox.log_ends import hints, log_ends
 from chaoskit.experiment.blackbox.plan import CommandExperiment
+from chaoskit.experiment.blackbox.ranks_found import ranks_found
 from chaoskit.experiment.blackbox.run import LOGS, CommandRun, describe_end
 from chaoskit.experiment.twin import Interrupted
 from chaoskit.stacks.course import Course, Usual, went_back
-from chaoskit.vocabulary import Event
 
 
 class CommandTwin(msgspec.Struct, frozen=True):
@@ -76,9 +76,7 @@ def _began_again(run: CommandRun) -> str:
         node, highest, step = back
         return f"its log on {node} goes back from step {highest} to step {step}"
     started: set[tuple[str, int]] = set()
-    for record in run.records:
-        if record.event != Event.RANK_FOUND:
-            continue
+    for record in ranks_found(run.records):
         node, rank = record.source, record["rank"]
         shown = [(line.t_ns, line.step) for line in run.lines if line.node == node and line.step is not None]
         before = [step for t_ns, step in shown if t_ns < record.t_ns]
