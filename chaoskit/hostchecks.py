@@ -1,7 +1,8 @@
-"""What a run needs of this machine: free ports, directories that can be written, CUDA devices."""
+"""Requirements of a run on this machine: free ports, directories that can be written, CUDA devices."""
 
 from __future__ import annotations
 
+import os
 import socket
 import tempfile
 import threading
@@ -41,6 +42,21 @@ def require_writable(field: str, directory: Path) -> None:
             pass
     except OSError as error:
         raise BadInput(field, str(directory), f"choose a directory that can be written ({error.strerror})") from None
+
+
+def user_directory(variable: str, below_home: str) -> Path:
+    """Return chaoskit's own directory below the one that an XDG variable names, by default one in the user's home.
+
+    Raises:
+        BadInput: naming the variable, if it is not set and the user has no home.
+    """
+    if base := os.environ.get(variable):
+        return Path(base) / "chaoskit"
+    try:
+        return Path.home() / below_home / "chaoskit"
+    except RuntimeError:
+        remedy = f"set it to a directory that can be written: user {os.getuid()} has no home directory"
+        raise BadInput(variable, "", remedy) from None
 
 
 def require_cuda(nodes: int) -> None:

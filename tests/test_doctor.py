@@ -232,14 +232,17 @@ def test_networks_that_cannot_be_broken() -> None:
     assert "netem" in told["packet delays"][1]
 
 
-def test_a_state_directory_that_is_a_file(tmp_path: Path) -> None:
-    """Without a state directory no node is kept out; one that can be made is good."""
+@pytest.mark.parametrize(
+    ("variable", "probe", "below"), [("XDG_STATE_HOME", "state", ""), ("XDG_CACHE_HOME", "cache", "/twins")]
+)
+def test_a_directory_of_the_user_that_is_a_file(tmp_path: Path, variable: str, probe: str, below: str) -> None:
+    """Without a state directory no node is kept out, without a cache no twin is kept; one that can be made is good."""
     (tmp_path / "chaoskit").write_text("not a directory")
-    told = limited(f"os.environ['XDG_STATE_HOME'] = {str(tmp_path)!r}", "state_directory()")
-    assert told["state"] == "limited"
-    assert "XDG_STATE_HOME" in told["remedy"]
-    told = limited(f"os.environ['XDG_STATE_HOME'] = {str(tmp_path / 'new')!r}", "state_directory()")
-    assert (told["state"], told["found"]) == ("ok", f"{tmp_path / 'new' / 'chaoskit'} can be made")
+    finding = limited(f"os.environ[{variable!r}] = {str(tmp_path)!r}", f"{probe}_directory()")
+    assert finding["state"] == "limited"
+    assert variable in finding["remedy"]
+    finding = limited(f"os.environ[{variable!r}] = {str(tmp_path / 'new')!r}", f"{probe}_directory()")
+    assert (finding["state"], finding["found"]) == ("ok", f"{tmp_path / 'new' / 'chaoskit'}{below} can be made")
 
 
 def test_nothing_may_be_broken_without_a_place_for_undo(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from pathlib import Path
 import psutil
 
 from chaoskit.errors import BadInput
+from chaoskit.experiment import cache
 from chaoskit.health import quarantine
 from chaoskit.osprocess import Starvation, await_readable
 from chaoskit.runtime.board import Board
@@ -382,12 +383,29 @@ def runtime_directory() -> DoctorFinding:
 
 
 def state_directory() -> DoctorFinding:
-    """Where the list of nodes is that are kept out."""
-    directory = quarantine.state_directory()
-    existing = next(path for path in (directory, *directory.parents) if path.exists())
-    good = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
-    found = f"{directory} can be {'written' if existing == directory else 'made'}" if good else f"{existing}: read-only"
+    """Check the directory with the list of nodes that are kept out."""
+    try:
+        good, found = _can_be_written(quarantine.state_directory())
+    except BadInput as error:
+        good, found = False, error.remedy
     return _judged("state directory", good, found, "set XDG_STATE_HOME to a directory that can be written")
+
+
+def cache_directory() -> DoctorFinding:
+    """Check the directory in which unbroken runs are kept for later sessions."""
+    good, found = _can_be_written(cache.directory_of("twins"))
+    remedy = f"set {cache.VARIABLE} to a directory that can be written: else each session trains its unbroken runs"
+    return _judged("cache directory", good, found, remedy)
+
+
+def _can_be_written(directory: Path) -> tuple[bool, str]:
+    """Return whether a directory can be written, or made, and what was found."""
+    existing = next(path for path in (directory, *directory.parents) if path.exists())
+    if not existing.is_dir():
+        return False, f"{existing}: no directory"
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return False, f"{existing}: read-only"
+    return True, f"{directory} can be {'written' if existing == directory else 'made'}"
 
 
 def left_behind() -> DoctorFinding:
@@ -417,6 +435,7 @@ PROBES: tuple[Probe, ...] = (
     processes,
     runtime_directory,
     state_directory,
+    cache_directory,
     left_behind,
     torch_version,
     gloo,

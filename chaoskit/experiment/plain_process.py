@@ -15,7 +15,7 @@ import msgspec
 import chaoskit
 from chaoskit import plain
 from chaoskit.errors import HarnessError
-from chaoskit.experiment.cache import directory_of, locked, machine_facts, write_whole
+from chaoskit.experiment.cache import directory_of, keep, kept, locked, machine_facts, write_whole
 from chaoskit.experiment.history import History, Step
 from chaoskit.experiment.plan import Experiment
 from chaoskit.faults.data import BadBatch
@@ -79,14 +79,14 @@ def ask(request: Request, directory: Path, name: str, undo: UndoLog, *, timeout_
     Raises:
         HarnessError: if the process does not answer.
     """
-    kept = directory_of(f"{name}s") / f"{_key(request)}.json"
-    with locked(kept):
+    path = directory_of(f"{name}s") / f"{_key(request)}.json"
+    with locked(path):
         try:
-            answer = msgspec.json.decode(kept.read_bytes(), type=PlainAnswer)
+            answer = msgspec.json.decode(kept(path), type=PlainAnswer)
         except (OSError, msgspec.MsgspecError):
             answer = _run(request, directory, name, undo, timeout_s)
             if answer.run_id:  # else the process had no time, as on a machine that is busy now
-                write_whole(kept, msgspec.json.encode(answer))
+                keep(path, msgspec.json.encode(answer))
     return answer
 
 

@@ -13,7 +13,7 @@ import msgspec
 
 import chaoskit
 from chaoskit.errors import HarnessError
-from chaoskit.experiment.cache import directory_of, locked, machine_facts, write_whole
+from chaoskit.experiment.cache import directory_of, keep, kept, locked, machine_facts
 from chaoskit.experiment.ending import Numbers, ending, scalars
 from chaoskit.experiment.history import History
 from chaoskit.experiment.plan import Experiment
@@ -141,7 +141,7 @@ class TwinCache:
     def get(self, experiment: Experiment) -> Twin | None:
         """The twin of ``experiment``, if it was run before with the code of today."""
         try:
-            twin = msgspec.json.decode(self._path(experiment).read_bytes(), type=Twin)
+            twin = msgspec.json.decode(kept(self._path(experiment)), type=Twin)
         except (OSError, msgspec.MsgspecError):
             return None
         return twin if _are_current({Path(path): digest for path, digest in twin.sources.items()}) else None
@@ -153,7 +153,7 @@ class TwinCache:
             yield
 
     def put(self, experiment: Experiment, twin: Twin) -> None:
-        write_whole(self._path(experiment), msgspec.json.encode(twin))
+        keep(self._path(experiment), msgspec.json.encode(twin))
 
     def _path(self, experiment: Experiment) -> Path:
         return self._directory / f"{_key(experiment)}.json"

@@ -12,16 +12,22 @@ from pathlib import Path
 import msgspec
 
 from chaoskit.errors import BadInput
+from chaoskit.hostchecks import user_directory
 from chaoskit.nodename import GRAMMAR, is_node_name, require_node_name
 from chaoskit.osprocess import user_at_host
 
 _FILE, _LOCK = "quarantine.json", "quarantine.lock"
+_VARIABLE = "XDG_STATE_HOME"
+_READ_ONLY = f"make it writable, or set {_VARIABLE} to a directory that can be written"
 
 
 def state_directory() -> Path:
-    """Return where the list of this user is kept: ``$XDG_STATE_HOME/chaoskit``, or ``~/.local/state/chaoskit``."""
-    base = os.environ.get("XDG_STATE_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "state") / "chaoskit"
+    """Return where the list of this user is kept: ``$XDG_STATE_HOME/chaoskit``, or ``~/.local/state/chaoskit``.
+
+    Raises:
+        BadInput: if the user has no home directory, and the variable is not set.
+    """
+    return user_directory(_VARIABLE, ".local/state")
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -127,7 +133,7 @@ class Quarantine:
     def _read(self) -> _Content:
         try:
             content = msgspec.json.decode(self.path.read_bytes(), type=_Content)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return _Content()
         except (OSError, msgspec.MsgspecError) as error:
             raise BadInput("quarantine", str(self.path), f"mend or remove this file: {error}") from None
@@ -146,7 +152,7 @@ class Quarantine:
             self._directory.mkdir(parents=True, exist_ok=True)
             lock = os.open(self._directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise BadInput("quarantine", str(self.path), f"make it writable ({error.strerror})") from None
+            raise BadInput("quarantine", str(self.path), f"{_READ_ONLY} ({error.strerror})") from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the process
             content = self._read()
@@ -169,7 +175,7 @@ class Quarantine:
             finally:
                 os.close(directory)
         except OSError as error:
-            raise BadInput("quarantine", str(self.path), f"make it writable ({error.strerror})") from None
+            raise BadInput("quarantine", str(self.path), f"{_READ_ONLY} ({error.strerror})") from None
 
 
 def _now() -> str:
