@@ -420,6 +420,12 @@ def variables(pid: int) -> dict[str, str]:
     return {name: value for name, _, value in reversed([*pairs])}  # of two, the first one counts, as for getenv
 
 
+def restore_signals() -> None:
+    """Unblock all signals, and have ended children wait to be asked: a process inherits otherwise from its parent."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
 def process_name(pid: int) -> str:
     """What ``ps`` calls a process; "" if it is gone."""
     try:

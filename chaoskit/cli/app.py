@@ -23,7 +23,7 @@ from chaoskit.cli.output import (
     refuse,
 )
 from chaoskit.errors import BadInput, HarnessError, closest_name
-from chaoskit.osprocess import signal_name
+from chaoskit.osprocess import restore_signals, signal_name
 from chaoskit.plaintext import printable
 from chaoskit.vocabulary import Verdict
 
@@ -165,6 +165,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without Unicode gets question marks, not a traceback
+    restore_signals()
     signal.signal(signal.SIGINT, end_in_order)  # also where a script's "&" has it ignored: no user chose that
     for signum in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(signum) is not signal.SIG_IGN:  # as nohup has SIGHUP ignored

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 from mfusepy import FUSE, FuseOSError, Operations
 
-from chaoskit.osprocess import set_name
+from chaoskit.osprocess import restore_signals, set_name
 from chaoskit.substrate.disk import Ailments, Operation
 from chaoskit.substrate.disks import CountTrouble, Done, ImposeTrouble, LiftTrouble, Request
 from chaoskit.substrate.servant import BYTES_MAX, serve_launcher
@@ -181,6 +181,7 @@ def _answer(connection: socket.socket, answer: Done) -> None:
 def main() -> None:
     """Entry point: the directory is the only argument, the launcher's socket is standard input."""
     set_name("ck-disk")
+    restore_signals()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = serve_launcher()
     directory = Path(sys.argv[1])

@@ -19,7 +19,7 @@ from collections import Counter
 import msgspec
 
 from chaoskit.checkpoint.remote.pace import Pace
-from chaoskit.osprocess import set_name
+from chaoskit.osprocess import restore_signals, set_name
 from chaoskit.substrate.http_messages import HEAD_BYTES_MAX, Head, read_body, read_head
 from chaoskit.substrate.object_proxy import (
     CountTrouble,
@@ -255,6 +255,7 @@ async def _run(connection: socket.socket, host: str, port: int) -> None:
 def main() -> None:
     """Entry point; the store's address is the arguments, the launcher's socket is standard input."""
     set_name("ck-objects")
+    restore_signals()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     asyncio.run(_run(serve_launcher(), sys.argv[1], int(sys.argv[2])))
 

@@ -12,7 +12,7 @@ import socket
 
 import msgspec
 
-from chaoskit.osprocess import set_name
+from chaoskit.osprocess import restore_signals, set_name
 from chaoskit.substrate import namespaces
 from chaoskit.substrate.echo import open_socket
 from chaoskit.substrate.fabric import Fabric
@@ -89,6 +89,7 @@ class _Server:
 def main() -> None:
     """Entry point; the launcher's socket is standard input."""
     set_name("ck-switch")
+    restore_signals()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = serve_launcher()
     with contextlib.suppress(BrokenPipeError):

@@ -23,7 +23,7 @@ from typing import Any
 from chaoskit import wire
 from chaoskit.errors import ChaoskitError
 from chaoskit.journal.writer import own_version
-from chaoskit.osprocess import adopt_orphans, set_name, socket_name
+from chaoskit.osprocess import adopt_orphans, restore_signals, set_name, socket_name
 from chaoskit.runclock import clock_id
 from chaoskit.substrate.supervisor import ferry
 from chaoskit.substrate.supervisor.acts import Acts
@@ -418,6 +418,7 @@ def main() -> None:
     """Entry point."""
     arguments = _arguments()
     set_name("ck-supervisor")
+    restore_signals()
     adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
