@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import tempfile
 import threading
@@ -14,6 +15,7 @@ from typing import TypeVar
 from chaoskit.errors import BadInput
 
 Answer = TypeVar("Answer")
+_FILE_BYTES_LEAST = 64 * 2**20
 
 
 def require_free_port(field: str, host: str, port: int) -> None:
@@ -42,6 +44,18 @@ def require_writable(field: str, directory: Path) -> None:
             pass
     except OSError as error:
         raise BadInput(field, str(directory), f"choose a directory that can be written ({error.strerror})") from None
+
+
+def require_file_size() -> None:
+    """Refuse a limit of the size of files that journals, logs and copies of the state would soon meet.
+
+    Raises:
+        BadInput: naming the limit.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if limit != resource.RLIM_INFINITY and limit < _FILE_BYTES_LEAST:
+        remedy = f"raise the limit of the size of files, `ulimit -f unlimited`: a run needs {_FILE_BYTES_LEAST} bytes"
+        raise BadInput("ulimit -f", f"{limit} bytes", remedy)
 
 
 def user_directory(variable: str, below_home: str) -> Path:

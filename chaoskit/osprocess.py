@@ -193,6 +193,20 @@ def more_files() -> str:
     return f"a process may open {limit} files here; allow more (`ulimit -n`)"
 
 
+def reason_of(error: BaseException) -> str:
+    """Return an exception as one line; one of a file that may not grow names the limit of this process."""
+    reason = f"{type(error).__name__}: {error}"
+    return f"{reason}; {file_size_limit()}" if getattr(error, "errno", None) == errno.EFBIG else reason
+
+
+def file_size_limit() -> str:
+    """Return the limit of the size of files that this process has, and the remedy."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if limit == resource.RLIM_INFINITY:
+        return "this process has no limit of the size of files, so it is one of the file system"
+    return f"files may have {limit} bytes here; allow more (`ulimit -f unlimited`)"
+
+
 def host_id() -> str:
     """Equal on two processes exactly if they are on one host: one boot of one kernel, one network, one list of pids.
 

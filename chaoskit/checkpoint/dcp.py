@@ -49,6 +49,7 @@ from chaoskit.checkpoint.snapshot import Snapshot, Wanted
 from chaoskit.checkpoint.staging import Staging
 from chaoskit.checkpoint.step_names import CheckpointId, names_step, step_of
 from chaoskit.errors import BadInput, ChaoskitError
+from chaoskit.osprocess import reason_of
 
 _log = logging.getLogger("chaoskit.checkpoint")
 #: A tier, or the directory or URL of one.
@@ -208,7 +209,7 @@ class SnapshotWriter(StorageWriter):
                 ]
                 results += _write(plan.items, planner, self.tier.join(assignment.staging), assignment.rank)
             except Exception as error:  # noqa: BLE001 -- the coordinator reports it, whatever it is
-                reason = f"rank {assignment.rank}: {type(error).__name__}: {error}"
+                reason = f"rank {assignment.rank}: {reason_of(error)}"
                 results.append(WriteResult(MetadataIndex(""), 0, _NotWritten(reason)))
         future: Future[list[WriteResult]] = Future()
         future.set_result(results)

@@ -28,7 +28,7 @@ from chaoskit.checkpoint.finite import Poisoned
 from chaoskit.checkpoint.held import HeldTensor, lay_out
 from chaoskit.checkpoint.seal import Checksum, Seal
 from chaoskit.checkpoint.slots import Busy, Slots
-from chaoskit.osprocess import set_name
+from chaoskit.osprocess import reason_of, set_name
 
 _SKIPS_MAX = 64  # snapshots without another attempt to get memory
 
@@ -156,7 +156,7 @@ class Snapshotter:
         try:
             self._current = self._start(step, generation)
         except Exception as error:  # noqa: BLE001 - whatever goes wrong with a copy, training goes on
-            reason = str(error) if isinstance(error, Busy) else f"{type(error).__name__}: {error}"
+            reason = str(error) if isinstance(error, Busy) else reason_of(error)
             with suppress(Exception):  # of whoever is told
                 self._tell_dropped(step, reason)
         self._begun = Taken(step, time.monotonic() - started_s, reason)
@@ -173,7 +173,7 @@ class Snapshotter:
             task.device.hold_back()
         stall_s = taken.stall_s + time.monotonic() - started_s
         error = task.copying.error
-        return Taken(taken.step, stall_s, f"{type(error).__name__}: {error}" if error else "")
+        return Taken(taken.step, stall_s, reason_of(error) if error else "")
 
     def settle(self) -> Seal | None:
         """Complete what is under way, its checksum, too. Returns the seal of the newest snapshot."""
@@ -261,7 +261,7 @@ class Snapshotter:
         except Poisoned as error:
             reason = f"poisoned snapshot: never published ({error})"
         except Exception as error:  # noqa: BLE001 - training goes on
-            reason = f"{type(error).__name__}: {error}"
+            reason = reason_of(error)
         finally:
             self.slots.give_back(task.image)
             task.settled.set()

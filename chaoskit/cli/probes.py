@@ -25,6 +25,7 @@ import psutil
 from chaoskit.errors import BadInput
 from chaoskit.experiment import cache
 from chaoskit.health import quarantine
+from chaoskit.hostchecks import require_file_size
 from chaoskit.osprocess import Starvation, await_readable
 from chaoskit.runtime.board import Board
 from chaoskit.substrate import abilities, cgroup, docker_daemon, docker_janitor, undo
@@ -352,6 +353,17 @@ def open_files() -> DoctorFinding:
     return _judged("open files", number >= _FILES_WANTED, found, remedy)
 
 
+def file_size() -> DoctorFinding:
+    """Check the limit of the size of files: journals, logs and copies of the state grow."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        require_file_size()
+    except BadInput as error:
+        return DoctorFinding("file size", "missing", f"at most {soft} bytes", error.remedy, core=True)
+    limited = "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft} bytes"
+    return DoctorFinding("file size", "ok", limited)
+
+
 def processes() -> DoctorFinding:
     """Limits of processes and threads, by ulimit and by the control group."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
@@ -432,6 +444,7 @@ PROBES: tuple[Probe, ...] = (
     memory,
     shared_memory,
     open_files,
+    file_size,
     processes,
     runtime_directory,
     state_directory,

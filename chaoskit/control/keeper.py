@@ -30,7 +30,7 @@ from chaoskit.control.kept import KeptCopy
 from chaoskit.control.saving import Saver
 from chaoskit.errors import ChaoskitError
 from chaoskit.messages import Endpoint, Holding, Plan, Sealed, Snapshot
-from chaoskit.osprocess import lower_priority, raise_priority
+from chaoskit.osprocess import lower_priority, raise_priority, reason_of
 from chaoskit.runtime.board import Board
 from chaoskit.vocabulary import Event
 
@@ -237,7 +237,7 @@ class Keeper(NodeKeeper):
             sealed = self._tier.save(view)
         except Exception as error:  # noqa: BLE001 - whatever goes wrong with a copy, training goes on
             self._budget.failed(step)
-            reason = f"{type(error).__name__}: {error}"
+            reason = reason_of(error)
             self._journal.write(Event.COPY_FAILED, worker=self._source, step=step, reason=reason)
             return False
         self._copied_of, self._copied_sequence = self._source, sequence
@@ -317,7 +317,7 @@ class Keeper(NodeKeeper):
             try:
                 copies.append((worker, Copy(seal(view), view)))
             except (Torn, Poisoned) as error:  # not torn: its writer has ended
-                reason = f"{type(error).__name__}: {error}"
+                reason = reason_of(error)
                 self._journal.write(Event.COPY_FAILED, worker=worker, step=view.step, reason=reason)
         self._offers.withdraw([copy.view for _, copy in copies])
         snapshots: tuple[Snapshot, ...] = ()

@@ -28,7 +28,7 @@ from chaoskit.checkpoint.staging import Staging
 from chaoskit.config import CheckpointTier
 from chaoskit.control.timetable import LAST_PATIENCE_S, Due, Patience
 from chaoskit.journal import Journal
-from chaoskit.osprocess import set_name
+from chaoskit.osprocess import reason_of, set_name
 from chaoskit.runtime.naming import SCALARS, encode_scalars, parameter_names, stored_name
 from chaoskit.vocabulary import Event
 
@@ -186,7 +186,7 @@ class Saver:
             except Exception as error:  # noqa: BLE001 - whatever goes wrong with a save, training goes on
                 if portion.last and not portion.leads and isinstance(error, FileNotFoundError):
                     continue  # the directory was given up, and another may be begun
-                self._drop(portion, f"{type(error).__name__}: {error}")
+                self._drop(portion, reason_of(error))
                 if staging is not None and portion.leads:
                     self._forget(staging)
                 elif staging is not None:
@@ -261,7 +261,7 @@ class Saver:
                 told.unlink()
             snapshot = staging.commit(parts, world=self._lead.world)
         except Exception as error:  # noqa: BLE001 - as in _write_parked
-            self._refuse(staging.step, f"{type(error).__name__}: {error}")
+            self._refuse(staging.step, reason_of(error))
             return
         size_bytes, path = snapshot.manifest.size_bytes, str(snapshot.path)
         step, generation = snapshot.manifest.age

@@ -30,7 +30,7 @@ from chaoskit.experiment.reference import reference_of
 from chaoskit.experiment.run import LATER, RawRun, load_run
 from chaoskit.experiment.twin import Interrupted, Twin, TwinCache, UnbrokenFailed
 from chaoskit.faults.base import Fault
-from chaoskit.hostchecks import require_writable
+from chaoskit.hostchecks import require_file_size, require_writable
 from chaoskit.stacks import LogPatterns
 from chaoskit.substrate import choice
 from chaoskit.substrate.base import Substrate
@@ -61,6 +61,7 @@ class Harness:
         made = make_host(substrate) if isinstance(substrate, str) else substrate
         self.host = made if isinstance(made, ExperimentHost) else LocalHost(made)
         self._temporary: Undo | None = None
+        require_file_size()
         if directory is None:
             self.directory, self._temporary = temporary_directory("runs", self.host.undo)
         else:

@@ -17,7 +17,7 @@ from typing import Any
 
 from chaoskit.errors import JournalFull
 from chaoskit.journal import lines
-from chaoskit.osprocess import NO_ROOM, boot_id, core_count, cpu_model, start_ticks
+from chaoskit.osprocess import NO_ROOM, boot_id, core_count, cpu_model, file_size_limit, start_ticks
 from chaoskit.runclock import to_run
 from chaoskit.vocabulary import Event
 
@@ -118,6 +118,8 @@ class Journal:
         try:
             self._put(line)
         except OSError as error:
+            if error.errno == errno.EFBIG:
+                raise OSError(error.errno, f"{error.strerror}; {file_size_limit()}", str(self._path)) from None
             if error.errno not in NO_ROOM:
                 raise
             return False

@@ -20,7 +20,7 @@ from chaoskit.experiment.plan import Experiment, plan_experiment, require_settin
 from chaoskit.experiment.requests import Requests
 from chaoskit.experiment.run import execute
 from chaoskit.experiment.storing import why_not_stored
-from chaoskit.hostchecks import require_free_port, require_writable
+from chaoskit.hostchecks import require_file_size, require_free_port, require_writable
 from chaoskit.journal import Record, read_tail
 from chaoskit.launcher.control_api import listening
 from chaoskit.launcher.notice import GraceOver, StopNotice
@@ -100,6 +100,7 @@ def fresh_directory(directory: Path | None, name: str) -> Path:
     if (directory / "journal").exists():
         raise BadInput("report", str(directory), "choose another directory: this one holds a run already")
     require_writable("report", directory)
+    require_file_size()
     directory.mkdir(parents=True, exist_ok=True)
     return directory
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import traceback
 from pathlib import Path
 from typing import NamedTuple
 
 from chaoskit.errors import BadInput, ChaoskitError
+from chaoskit.osprocess import file_size_limit
 from chaoskit.runtime.sources import is_the_users
 
 #: A report of a failure must fit into one message of the fork server.
@@ -50,6 +52,8 @@ def _message(error: BaseException) -> str:
         text = error.msg if isinstance(error, SyntaxError) else str(error)
     except Exception as broken:  # noqa: BLE001 - __str__ is the user's code, too
         text = f"its message cannot be read: {type(broken).__name__}"
+    if getattr(error, "errno", None) == errno.EFBIG:
+        text = f"{text}; {file_size_limit()}"
     lines = [line.strip() for line in _printable(text).splitlines() if line.strip()]
     if not lines:
         return ""
