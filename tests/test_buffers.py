@@ -220,8 +220,44 @@ def test_buffers_that_cannot_be_merged_are_refused() -> None:
     """Each is named, with what to do about it."""
     refused(lambda odd: odd.register_buffer("late", torch.zeros(1)), "late", "in __init__")
     refused(lambda odd: setattr(odd, "seen", torch.zeros(odd.calls)), "seen", "keep the shape and type")
-    refused(lambda odd: odd.seen.add_(odd.calls > 1), "seen", "the first forward pass")
+    refused(lambda odd: odd.calls > 1 and odd.seen.add_(1), "seen", "the first forward pass")
     refused(lambda odd: odd.number.fill_(odd.calls), "number", "integers cannot be averaged")
+
+
+@pytest.mark.parametrize("norm", [nn.utils.parametrizations.spectral_norm, nn.utils.spectral_norm])
+def test_a_spectral_norm_that_has_converged_at_first_goes_on_later(norm: Callable[[nn.Module], nn.Module]) -> None:
+    """Its power iteration writes the same bits in the first pass, and others once the weight has changed."""
+    torch.manual_seed(5)
+    layer = norm(nn.Linear(4, 6))
+    with torch.no_grad():
+        for _ in range(300):
+            layer(batch(0, 0))
+    before = statistics(layer)
+    layer(batch(0, 0))
+    assert all(torch.equal(before[name], after) for name, after in statistics(layer).items() if name in before)
+    rank = Rank(nn.Sequential(layer, nn.Linear(6, 2)))
+    for _ in range(3):
+        rank.step()
+    moved = statistics(rank.model)
+    assert any(not torch.equal(value, moved[f"0.{name}"]) for name, value in before.items())
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda odd: odd.seen.add_(odd.calls > 1),
+        lambda odd: odd.seen.copy_(torch.full((2,), float(odd.calls // 3))),
+        lambda odd: setattr(odd, "seen", odd.seen + (odd.calls > 2)),
+        lambda odd: odd.number.fill_(odd.work_step),
+    ],
+    ids=["counter that starts late", "observer", "replaced by an equal one", "number"],
+)
+def test_a_buffer_that_keeps_its_value_in_the_first_pass_may_move_later(act: Callable[[Odd], None]) -> None:
+    odd = Odd(act)
+    odd.work_step = 0
+    rank = Rank(odd, 2)
+    for odd.work_step in range(3):
+        rank.step()
 
 
 def test_ranks_that_disagree_are_told() -> None:

@@ -72,7 +72,7 @@ def test_a_small_limit_is_refused_before_a_run(tmp_path: Path) -> None:
 
 
 def test_a_launch_refuses_it_in_one_line(tmp_path: Path) -> None:
-    script = f"ulimit -f 8; exec {sys.executable} -B -m chaoskit launch {JOB_FILE}:plain --nodes 1"
+    script = f"ulimit -f 8; exec {sys.executable} -B -m chaoskit launch {JOB_FILE}:plain --nodes 1 --set steps=20"
     variables = os.environ | {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     ended = subprocess.run(
         ["sh", "-c", script], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=LIMIT_S, check=False

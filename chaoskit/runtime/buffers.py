@@ -64,12 +64,15 @@ class MovingBuffers:
     def watch(self) -> None:
         """Remember all buffers: the forward pass that follows shows which ones move."""
         self._before = [(place, place.tensor.detach().clone()) for place in _places(self._model)]
+        for place, _ in self._before:
+            place.version = place.tensor._version
 
     def discover(self) -> bool:
         """Put everything back, bit for bit, and give the buffers that moved a scratch tensor. True: there are some.
 
-        BatchNorm and its kin count whatever they did: in evaluation mode they rest, and nothing would betray it when
-        they are woken.
+        A buffer that was written moves, also where its value stayed: a power iteration may have converged. BatchNorm
+        and its kin count whatever they did: in evaluation mode they rest, and nothing would betray it when they are
+        woken.
 
         Raises:
             BadInput: if a buffer appeared, vanished or changed its shape or type.
@@ -80,7 +83,8 @@ class MovingBuffers:
             raise BadInput("model", min(odd), "register every buffer in __init__: the forward pass made or removed it")
         for place, before in self._before:
             after = _same_kind(place)
-            if after is place.tensor and id(after) not in statistics and same_bits(after, before):
+            was_written = after is not place.tensor or after._version != place.version
+            if not was_written and id(after) not in statistics and same_bits(after, before):
                 self._fixed.append(place)
                 continue
             home = place.tensor.data
