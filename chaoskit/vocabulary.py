@@ -119,6 +119,7 @@ class Event(StrEnum):
     HEALTH = "health"  # what a node has found on itself: node, standing, reasons, findings, took_ms
     RESUMED = "resumed"  # a coordinator took over from one that ended: term, generation, events
     RECORD_LOST = "record_lost"  # node, generation: it has seen this one; known: the newest of the record; detail
+    CONNECTIONS_REFUSED = "connections_refused"  # count: since the last such record; reason: of the last one
     JOB_ENDED = "job_ended"
     # harness
     STARTED = (

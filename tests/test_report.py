@@ -494,6 +494,13 @@ class TestPage:
         folded = [tag for tag, attributes in parsed.elements if tag == "details" and "class" not in attributes]
         assert len(folded) == 2  # the first three show their phases, the others on demand
 
+    def test_connections_that_were_refused_are_a_number(self, tmp_path: Path) -> None:
+        flooded = outcome("flooded", refused_connections=1234)
+        assert "refused connections 1234" in " ".join(page([flooded], tmp_path).text().split())
+        broken = outcome("broken", injected=(4.3,), refused_connections=1234)
+        assert "refused connections: 1234" in terminal([broken])
+        assert "refused connections" not in terminal([outcome("quiet", injected=(4.3,))])
+
     def test_only_what_all_share_is_the_environment_of_the_page(self, tmp_path: Path) -> None:
         other = {**passed().environment, "torch": "2.10.0"}
         parsed = page([passed(), broken(), outcome("newer torch", environment=other)], tmp_path)

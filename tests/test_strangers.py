@@ -19,11 +19,14 @@ from torch.optim import SGD
 from chaoskit import wire
 from chaoskit.checkpoint import peer_protocol
 from chaoskit.checkpoint.peer_server import CopyServer
+from chaoskit.control.refusals import Refusals
 from chaoskit.health import pair
 from chaoskit.health.pair import PairServer
-from chaoskit.messages import AgentHello, Challenge, Endpoint, ObserverHello, Welcome
+from chaoskit.journal import read_events
+from chaoskit.messages import AgentHello, Challenge, EndJob, Endpoint, ObserverHello, Welcome
 from chaoskit.runtime.peer import StateServer, fetch
 from chaoskit.runtime.replica import Replica
+from chaoskit.vocabulary import Event
 
 HOST, TOKEN = "127.0.0.1", "token"
 #: More than any door keeps without a proof.
@@ -141,6 +144,45 @@ def test_a_frame_that_is_too_long_for_a_proof_ends_the_connection(door: Door) ->
         connection.sendall(struct.pack("!I", 4096))
         wait_until(lambda: is_closed(connection), "the end of the connection", limit_s=SOON_S)
     client()
+
+
+def test_a_flood_costs_a_line_and_is_counted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The first refusal is written down at once; what follows within a minute is told when the run ends."""
+    with serving(tmp_path) as coordinator:
+        for _ in range(MANY):
+            with stranger(coordinator.address) as connection:
+                assert isinstance(wire.receive(connection), Challenge)
+                connection.sendall(struct.pack("!I", 4096))
+                with contextlib.suppress(ConnectionResetError):
+                    assert connection.recv(1) == b"", "it is closed"
+        with coordinator.connect(ObserverHello()) as observer:
+            wire.send(observer, EndJob(False, "as a test"))
+            wait_until(lambda: count(tmp_path) == MANY, "the records")
+    lines = [line for line in capfd.readouterr().err.splitlines() if "refused" in line]
+    assert lines == [
+        "refused a connection: frame of 4096 bytes, more than 1024: not a chaoskit connection",
+        f"refused {MANY - 1} connections, the last one: frame of 4096 bytes, more than 1024: not a chaoskit connection",
+    ]
+
+
+def count(directory: Path) -> int:
+    """Return how many refused connections a coordinator has written down."""
+    return sum(record["count"] for record in read_events(directory / "journal", Event.CONNECTIONS_REFUSED))
+
+
+def test_refusals_are_summed_up_once_a_minute() -> None:
+    refusals, summaries = Refusals(), []
+    for tenth_s in range(1800):
+        refusals.add(f"the token\nis wrong {'x' * 1000}")
+        if (summary := refusals.due(tenth_s / 10)) is not None:
+            summaries.append(summary)
+    assert [summary.count for summary in summaries] == [1, 600, 600]
+    assert all(len(summary.reason) == 200 and "\n" not in summary.reason for summary in summaries)
+    assert refusals.due(180.0 - 0.1) is None
+    last = refusals.rest(180.0)
+    assert last is not None
+    assert last.count == 599
+    assert refusals.rest(1000.0) is None
 
 
 def test_a_server_that_does_not_know_the_token_cannot_send_a_long_frame() -> None:

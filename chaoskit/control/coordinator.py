@@ -30,6 +30,7 @@ from chaoskit.control.observers import Observers
 from chaoskit.control.outputs import Disconnect, End, Note, Output, Remember, Send, Show
 from chaoskit.control.plane import ControlPlane
 from chaoskit.control.record import Fenced, Gone, Record
+from chaoskit.control.refusals import Refusals, RefusedConnections
 from chaoskit.control.rendezvous import Reply
 from chaoskit.coordinator_files import RECORD
 from chaoskit.errors import ChaoskitError, JournalFull, Refused
@@ -103,6 +104,7 @@ class Coordinator:
         self._observers = Observers()
         self._clients: dict[int, asyncio.StreamWriter] = {}
         self._unproven: dict[asyncio.StreamWriter, None] = {}  # clients that have yet to show the token, oldest first
+        self._refusals = Refusals()
         self._numbers = itertools.count()
         self._ended, self._watched = asyncio.Event(), asyncio.Event()
         self._succeeds = self._resumes = self._record.term > 1
@@ -125,6 +127,7 @@ class Coordinator:
             await self._ended.wait()
             await self._await_observer()
             await self._drain()
+            self._tell_refusals(self._refusals.rest(time.monotonic()))
             self._journal.sign_off("the job ended")
         finally:
             for server in servers:
@@ -190,7 +193,8 @@ class Coordinator:
                 await self._serve_client(reader, writer)
         except (ConnectionError, Refused) as error:
             if isinstance(error, Refused):
-                sys.stderr.write(f"refused a connection: {error}\n")
+                self._refusals.add(str(error))
+                self._tell_refusals(self._refusals.due(time.monotonic()))
         except Exception as error:  # noqa: BLE001 - a bug of ours must end the run, not one connection
             self._fail(error)
         finally:
@@ -200,6 +204,7 @@ class Coordinator:
         self._unproven[writer] = None
         if len(self._unproven) > _UNPROVEN_MAX:
             next(iter(self._unproven)).transport.abort()
+            self._refusals.add(f"more than {_UNPROVEN_MAX} have not shown that they know the token")
         try:
             await wire.accept_async(reader, writer, self._spec.token)
         finally:
@@ -306,11 +311,18 @@ class Coordinator:
             if now_s > self._alone_until_s:
                 self._say_resumed()  # no node has come that could know better
             self._carry_out(self._plane.tick(now_s, self._starvation(), self._acknowledgements.take()))
+            self._tell_refusals(self._refusals.due(now_s))
         except Exception as error:  # noqa: BLE001 - as in _greet
             self._fail(error)
         now_s = time.monotonic()
         until_due_s = self._plane.next_tick_s(now_s) - now_s
         self._tick_within(min(_TICK_S, max(_TICK_MIN_S, until_due_s)))
+
+    def _tell_refusals(self, refused: RefusedConnections | None) -> None:
+        """Write to the log and the journal how many connections were refused."""
+        if refused is not None:
+            sys.stderr.write(f"{refused}\n")
+            self._journal.write(Event.CONNECTIONS_REFUSED, count=refused.count, reason=refused.reason)
 
     def _starvation(self) -> dict[str, float]:
         """How long each agent on this host has waited for a CPU since this was last asked."""

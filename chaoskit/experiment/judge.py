@@ -166,6 +166,7 @@ def _outcome(
         account=_account(run, told.alarms),
         hang_limits_ms=limits[-1]["limits_ms"] if limits else {},
         suspects=limits[-1]["suspects"] if limits else 0,
+        refused_connections=sum(record["count"] for record in run.records if record.event == Event.CONNECTIONS_REFUSED),
     )
 
 

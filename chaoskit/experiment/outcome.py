@@ -228,6 +228,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     hang_limits_ms: dict[str, int] = {}  # by phase, at the end; empty where none were known
     run_id: str = ""  # by which a history knows it; empty outside of pytest
     suspects: int = 0  # ranks that were given up because a phase lasted longer
+    refused_connections: int = 0  # at the coordinator, of clients that did not show the token or keep the protocol
     test: TestResult | None = None  # None outside of pytest, and until the test is over
     not_recovered: str = ""
 

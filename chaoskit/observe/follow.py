@@ -39,6 +39,7 @@ _LEFT_OUT = UNHEARD - {
     Event.RECORD_LOST,
     Event.EVICTED,
     Event.RULE_FIRED,
+    Event.CONNECTIONS_REFUSED,
     Event.HANG_LIMITS,
 }
 

@@ -88,6 +88,8 @@ def _calm_words(event: str, fields: dict[str, Any]) -> tuple[str, str] | None:
             return "info", f"coordinator {fields['term']} took over from the one before it"
         case Event.RECORD_LOST:
             return "bad", f"the coordinator's record was lost: {fields['detail']}"
+        case Event.CONNECTIONS_REFUSED:
+            return "bad", f"{plural(fields['count'], 'connection')} refused: {fields['reason']}"
         case Event.JOB_ENDED:
             return ("good" if fields["ok"] else "bad"), f"the job ended: {fields['reason']}"
     return None

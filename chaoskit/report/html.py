@@ -130,6 +130,7 @@ def _facts(outcome: Outcome, shared: dict[str, Any]) -> dict[str, Any]:
         "false alarms": outcome.false_alarms,
         "copies in memory": summary.copies_sentence(outcome.copies) if outcome.copies is not None else "",
         "hang limits": summary.limits_sentence(outcome.hang_limits_ms, outcome.suspects),
+        "refused connections": outcome.refused_connections or None,
     }
     facts |= {f"not checked: {name}": reason for name, reason in outcome.not_applied.items()}
     facts = {name: value for name, value in facts.items() if value not in ("", None)}

@@ -312,6 +312,8 @@ def _details(outcome: Outcome) -> list[RenderableType]:
     if outcome.hang_limits_ms:
         told = limits_sentence(outcome.hang_limits_ms, outcome.suspects)
         blocks.append(_indented(Text(f"hang limits: {told}", "dim"), 2))
+    if outcome.refused_connections:
+        blocks.append(_indented(Text(f"refused connections: {outcome.refused_connections}", "dim"), 2))
     name = printable(outcome.name)
     heading = Text.assemble((outcome.result.upper(), VERDICT_STYLES[outcome.result]), " ", (name, "bold"))
     return [Text(), heading, *blocks]
