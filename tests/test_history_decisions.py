@@ -69,11 +69,11 @@ def test_numbers_of_a_run_that_recovered() -> None:
 
 
 def test_numbers_of_a_run_without_a_fault() -> None:
-    """The step is the median of all but the first."""
-    made = outcome("calm", count=4)
+    """The step is the median of all but the first, as far as they took time."""
+    made = outcome("calm", count=5)
     made.steps = [
         msgspec.structs.replace(point, seconds=seconds)
-        for point, seconds in zip(made.steps, (9.0, 0.1, 0.3, 0.2), strict=True)
+        for point, seconds in zip(made.steps, (9.0, 0.1, 0.3, 0.2, 0.0), strict=True)
     ]
     values = {name: metric.value for name, metric in metrics_of(made).items()}
     assert values["step"] == 0.2
@@ -312,6 +312,18 @@ def test_one_number_is_compared_series_by_series() -> None:
     assert lacking.reason == "not measured any more: 9 runs before have it"
 
 
+def test_a_count_that_is_new_has_no_reference() -> None:
+    def without(name: str, record: RunRecord) -> RunRecord:
+        kept = {known: metric for known, metric in record.metrics.items() if known != name}
+        return msgspec.structs.replace(record, metrics=kept)
+
+    early = [without("false_alarms", run())]
+    (new,) = [found for found in compare(early, [run()]).findings if found.metric == "false_alarms"]
+    assert (new.change, new.after) == (NumberChange.NO_REFERENCE, 0.0)
+    (gone,) = [found for found in compare([run()], early).findings if found.metric == "false_alarms"]
+    assert (gone.change, gone.reason) == (NumberChange.UNDECIDED, "not measured any more: 1 runs before have it")
+
+
 @pytest.mark.parametrize(("by", "is_said"), [(1.0, False), (1.04, False), (1.06, True), (0.94, True)])
 def test_seconds_of_a_machine_that_was_not_as_fast_decide_nothing(by: float, is_said: bool) -> None:
     assert 0.04 < CONTROL < 0.06
@@ -373,7 +385,7 @@ def _lines(*records: RunRecord) -> list[str]:
 def test_a_session_is_kept_once_in_its_history_and_its_file(tmp_path: Path) -> None:
     store, save = str(tmp_path / "history"), tmp_path / "saved.jsonl"
     records = SessionRecords(store, save, "")
-    first, second = run(), run()
+    first, second = run(started_unix_ns=1), run(started_unix_ns=2)
     records.take(_lines(first))
     assert [kept.run_id for kept in read(store).runs] == [first.run_id], "a record is written when its test is over"
     records.take([*_lines(first, second), "{damaged"])
@@ -503,3 +515,18 @@ def test_records_are_added_line_by_line(tmp_path: Path) -> None:
     history.add("01a2236a-e633-7a44-b681-1e46766376ca", [run()])
     contents = history.read()
     assert (len(contents.runs), len(contents.set_aside)) == (3, 1)
+
+
+def test_a_file_that_cannot_be_read_is_set_aside(tmp_path: Path) -> None:
+    """The other files are used."""
+    history = RunHistory(str(tmp_path / "history"))
+    for session in ("01a2236a-e633-7a44-b681-1e46766376ca", "01a2236b-e633-7a44-b681-1e46766376ca"):
+        history.add(session, [run()])
+    first, _ = sorted((tmp_path / "history").rglob("*.jsonl"))
+    first.unlink()
+    first.symlink_to("/proc/self/mem")  # its first byte cannot be read, by root either
+    contents = history.read()
+    assert len(contents.runs) == 1
+    (line,) = contents.set_aside
+    assert first.name in line
+    assert "it cannot be read" in line

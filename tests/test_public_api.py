@@ -116,7 +116,7 @@ def test_an_experiment_outside_of_pytest(tmp_path: Path) -> None:
     assert detected["cause"] == "exited"
     assert {record.event for record in outcome.records("detected", "commit")} == {"detected", "commit"}
     assert len(outcome.records()) > len(outcome.records("commit"))
-    with pytest.raises(BadInput, match="use some of acted, adopt, "):
+    with pytest.raises(BadInput, match="write commit"):
         outcome.records("comit")
 
 
