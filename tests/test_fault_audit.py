@@ -24,7 +24,7 @@ from chaoskit.experiment.fault_audit import audit
 from chaoskit.experiment.injected import injections
 from chaoskit.journal import Record
 from chaoskit.vocabulary import Event, Verdict
-from faults import BitFlip, Exit, Hang, Kill, KillNode, NaN, Straggle
+from faults import BitFlip, Exit, Hang, Kill, KillNode, NaN, Rack, Straggle
 from faults.base import Fault
 
 Lines = list[Record]
@@ -241,6 +241,10 @@ RIGHT: dict[str, tuple[Lines, Fault]] = {
         FAULT,
     ),
     "the rank contributed before the act was over": (contributed(31.5, 2), FAULT),
+    "the rank contributed when the act was over": (contributed(32, 2), FAULT),
+    "a hook at the moment of the act": (changed(WHOLE, Event.HOOK_STOPPED, "node1.0", moved(1)), FAULT),
+    "no first commit, after seconds": (without(UNHOOKED, Event.COMMIT), LATER),
+    "no hook, in a recovery": (UNHOOKED, Kill(rank="healer", during="restore")),
     "a kill in the optimizer": (
         stood(contributed(33, 2), phase="optimizer"),
         Kill(rank=1, at_step=2, phase="optimizer"),
@@ -253,13 +257,16 @@ RIGHT: dict[str, tuple[Lines, Fault]] = {
     "no evidence": ([*UNSHOWN, ENDED], FAULT),
     "bad numbers": ([*bad_numbers(2), ENDED], NAN),
     "no numbers were bad": ([*shown("head.weight[3] is nan"), ENDED], NAN),
+    "bad numbers, after seconds": (bad_numbers(3), NaN(rank=1, after_s=0.019, parameter="head.weight")),
+    "bad numbers at the moment of the act": (bad_numbers(1, at_ms=31), NAN),
     "bad numbers before": (bad_numbers(1, at_ms=30), NAN),
     "a weight stays bad": (bad_numbers(3), NaN(rank=1, at_step=2, parameter="head.weight", where="weight")),
     "the whole tensor": (shown("nan in head.weight, 3 of it"), NAN),
     "any tensor": (shown("other.weight"), NaN(rank=1, at_step=2)),
     "no tensor was read": (UNSHOWN, NAN),
     "one node": (struck(nodes=["node1"]), KillNode(rank=1, at_step=2)),
-    "a node with others": (ALSO_STRUCK[:-1], KillNode(rank=1, at_step=2)),
+    "a rack": (struck(ALSO_STRUCK, nodes=["node1", "node0"]), Rack(rank=1, at_step=2)),
+    "a worker of a node that was lost finishes": ([*WHOLE, ENDED], KillNode(rank=1, at_step=2)),
     "a rank that hangs is given up": (WHOLE, Hang(rank=1, at_step=2)),
     "in a recovery": (stood(phase="restore", generation=2), IN_RESTORE),
     "the second place of the same fault": ([*WHOLE, hook(30.5, "node1.0", generation=1, phase="reduce")], FAULT),
@@ -302,6 +309,11 @@ NO_PLAN = "no membership tells which rank node1.0 had"
 )
 def test_what_no_record_tells_is_unknown(lines: Lines, detail: str) -> None:
     assert found(lines) == [(Verdict.UNKNOWN, detail)]
+
+
+def test_without_a_membership_no_rank_has_most_shards() -> None:
+    fault = Kill(rank="most_shards", after_s=0.019)
+    assert found(without(UNHOOKED, Event.PLAN), fault) == [(Verdict.UNKNOWN, NO_PLAN)]
 
 
 def test_a_fault_after_seconds_needs_no_hook() -> None:
