@@ -215,6 +215,27 @@ CASES: dict[str, tuple[Lines, list[str], list[str]]] = {
         [STOOD.format("node1.0", 2, 0)],
         [],
     ),
+    "no steps of a rank whose node was lost": (
+        without(
+            without(
+                unexplained(record(34, "coordinator", Event.NODE_LOST, node="node1", detail="")),
+                Event.REDUCE,
+                "node1.0",
+            ),
+            Event.COMMIT,
+            "node1.0",
+        ),
+        [STOOD.format("node1.0", 2, 0)],
+        [],
+    ),
+    "no last step of a rank that was lost at the end": (
+        [
+            *unfinished(without_step("node0.1", 3)),
+            record(75, "coordinator", Event.DETECTED, worker="node0.1", rank=1, cause="exited"),
+        ],
+        [],
+        [],
+    ),
     "a state that was taken over": (without(WHOLE, Event.RESTORED), [LEAP.format("node0.1", 2, 0)], []),
     "a step that was taken over": (
         by_time(
@@ -243,6 +264,11 @@ CASES: dict[str, tuple[Lines, list[str], list[str]]] = {
     ),
     "a hook in a recovery": (
         changed(WHOLE, Event.HOOK_STOPPED, "node1.0", fields(step=3, phase="restore")),
+        [],
+        [],
+    ),
+    "a hook in a recovery that goes back": (
+        changed(WHOLE, Event.HOOK_STOPPED, "node1.0", fields(step=1, phase="restore")),
         [],
         [],
     ),
@@ -285,6 +311,11 @@ def test_a_run_that_did_not_end_well_lacks_no_end() -> None:
     assert missing(without(WHOLE, Event.FINISHED, "node0.1"), end=FAILED) == ([], [])
 
 
+def test_a_job_that_fails_before_its_first_membership_lacks_nothing() -> None:
+    lines = [line for line in WHOLE if line.event in (Event.STARTED, Event.OPENED, Event.JOB_ENDED)]
+    assert missing(lines, end=FAILED) == ([], [])
+
+
 def test_a_rank_that_came_just_before_the_end_need_not_finish() -> None:
     lines = without(without(WHOLE, Event.FINISHED, "node0.1"), Event.COMMIT, "node0.1")
     blind, gaps = missing(lines)
@@ -315,6 +346,8 @@ def test_files_that_are_missing_are_named() -> None:
     no_worker: tuple[list[str], list[str]] = (["node0.1: it had a rank, and has written nothing"], [])
     assert missing(WHOLE, files=files_without("node0.1")) == no_worker
     assert missing(without(WHOLE, Event.READY, "node0.1"), files=files_without("node0.1")) == no_worker
+    vanished = (["node1.0: it had a rank, and has written nothing"], [])
+    assert missing(unexplained(), files=files_without("node1.0")) == vanished
 
 
 def test_a_file_of_another_role_is_no_file() -> None:
@@ -328,6 +361,14 @@ def test_a_file_with_lines_of_another_process_is_named() -> None:
     blind, gaps = missing(WHOLE, files=files | {"node0.1": both})
     assert blind[0] == "node0.1: it holds what the writer of node0.0 has written"
     assert gaps == []
+
+
+def test_a_file_without_its_begin_is_of_an_unknown_process() -> None:
+    files = files_of(WHOLE)
+    files["node0.1"] = msgspec.structs.replace(files["node0.1"], writers=(writer(opened=None),))
+    blind, _ = missing(WHOLE, files=files)
+    assert "node0.1: the begin is missing" in blind
+    assert not [problem for problem in blind if "it is of process" in problem]
 
 
 def writer(**changes: Any) -> WriterCoverage:

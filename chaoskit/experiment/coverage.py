@@ -281,7 +281,7 @@ def _writers(story: _Story) -> Iterator[str]:
             if (other := known.setdefault(writer.writer, source)) != source:
                 yield f"{source}: it holds what the writer of {other} has written"
             told = story.pids.get(source, ())
-            if told and writer.role == "worker" and writer.opened is not None and writer.opened["pid"] not in told:
+            if told and writer.opened is not None and writer.opened["pid"] not in told:
                 started = ", ".join(map(str, told))
                 yield f"{source}: it is of process {writer.opened['pid']}, and its node started {started}"
 
