@@ -325,6 +325,8 @@ def test_a_loss_in_the_last_step_needs_no_recovery() -> None:
     assert verdict_of(judged(by_time([*LOST, *alone])), RECOVERED) == ("failed", NOT_RECOVERED)
     before = step_of(20, 2, 1, "node0.0")
     assert verdict_of(judged(by_time([*LOST, *before])), RECOVERED) == ("passed", "0 recoveries")
+    at_once = step_of(33, 2, 1, "node0.0")
+    assert verdict_of(judged(by_time([*LOST, *at_once])), RECOVERED) == ("passed", "0 recoveries")
     given = [*alone, record(30.5, "node1.0", Event.REDUCE, **step_of(0, 2, 1, "node0.0", "node1.0")[2].fields)]
     assert verdict_of(judged(by_time([*LOST, *given])), RECOVERED) == ("passed", "0 recoveries")
 
