@@ -346,7 +346,7 @@ def test_files_that_are_missing_are_named() -> None:
     no_worker: tuple[list[str], list[str]] = (["node0.1: it had a rank, and has written nothing"], [])
     assert missing(WHOLE, files=files_without("node0.1")) == no_worker
     assert missing(without(WHOLE, Event.READY, "node0.1"), files=files_without("node0.1")) == no_worker
-    vanished = (["node1.0: it had a rank, and has written nothing"], [])
+    vanished: tuple[list[str], list[str]] = (["node1.0: it had a rank, and has written nothing"], [])
     assert missing(unexplained(), files=files_without("node1.0")) == vanished
 
 
