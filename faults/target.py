@@ -124,6 +124,8 @@ class Target:
     ended_well: bool = False
     left_behind: list[str] = field(default_factory=list)
     last_word: Callable[[], Evidence | None] | None = None
+    #: Only the end of the run can tell the fault more.
+    awaits_end: bool = False
     #: Called when a worker was claimed, or the fault has ended.
     on_note: Callable[[], None] = lambda: None
     _waiters: set[asyncio.Future[None]] = field(default_factory=set)
@@ -248,6 +250,7 @@ class Target:
 
     async def until_end(self) -> NoReturn:
         """Wait until the run is over; what is left to put back follows in ``finally``."""
+        self.awaits_end = True
         await asyncio.get_running_loop().create_future()
         raise AssertionError("nothing sets it")
 
@@ -283,7 +286,9 @@ class Target:
 
     async def ended(self) -> Exit:
         """Wait until it is known how the worker's process ended."""
+        self.awaits_end = True
         await self.heard(lambda: self.exit, after_end=True)
+        self.awaits_end = False
         assert self.exit is not None
         return self.exit
 

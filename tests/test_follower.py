@@ -73,6 +73,7 @@ class Script:
         self._readable = os.eventfd(1, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.released: list[str] = []
         self.armed: list[tuple[str, Trigger]] = []
+        self.paces_s: list[float] = []
         self._hear: Callable[[AtHook], None] = lambda hook: None
 
     def fileno(self) -> int:
@@ -97,6 +98,9 @@ class Script:
         else:
             self.armed += [(worker, trigger) for trigger in order.triggers]
         return True
+
+    def pace(self, heartbeat_s: float) -> None:
+        self.paces_s.append(heartbeat_s)
 
     def worker(self, node: str, pid: int) -> Process:
         return KILLING.find(pid)
@@ -223,6 +227,26 @@ def test_what_is_known_after_the_run_only_wakes_nothing_before(
     assert 1 <= len(cluster.asked_s) <= 5, "every 4 ms it would be 375 times"
 
 
+@pytest.mark.parametrize(
+    ("faults", "paces_s"),
+    [
+        ([Kill(rank=1, at_step=3)], [0.375]),
+        ([Kill(rank=1, at_step=3), Kill(rank=0, at_step=5)], []),
+        ([Kill(rank=1, at_step=3), Kill(rank=0, after_s=60.0)], []),
+        ([], []),
+    ],
+    ids=["the only one", "another one by step", "another one by time", "none"],
+)
+def test_few_heartbeats_are_asked_for_once_no_fault_needs_them(
+    faults: list[Fault], paces_s: list[float], tmp_path: Path, processes: list[subprocess.Popen[bytes]]
+) -> None:
+    """Eight a second of all nodes together: each wakes the harness beside what it measures."""
+    pids = [process.pid for process in processes[:2]]
+    messages = [plan(1, *pids), *([hook("node1.1", "fault0", pids[1])] if faults else [])]
+    _, cluster = followed(tmp_path, faults, messages, Quiet)
+    assert cluster.paces_s == paces_s
+
+
 @dataclass(frozen=True, kw_only=True)
 class Looking(Kill):
     """A fault that does nothing, and writes down when it looks for evidence."""
@@ -241,7 +265,8 @@ def test_the_longer_evidence_takes_the_less_often_it_is_looked_for(
     """It may take until the end of the run, and the harness must not disturb what it measures."""
     pids, looks_s = [process.pid for process in processes[:2]], list[float]()
     messages = [plan(1, *pids), hook("node1.1", "fault0", pids[1])]
-    followed(tmp_path, [Looking(rank=1, at_step=3, looks_s=looks_s)], messages, Quiet)
+    _, cluster = followed(tmp_path, [Looking(rank=1, at_step=3, looks_s=looks_s)], messages, Quiet)
+    assert not cluster.paces_s
     waits_s = [after_s - before_s for before_s, after_s in pairwise(looks_s)]
     assert min(waits_s[:10]) < 0.02
     assert max(waits_s) > 0.02

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import socket
 from pathlib import Path
@@ -118,6 +119,27 @@ def test_an_observer_that_does_not_read_is_spared_heartbeats(tmp_path: Path) -> 
         while not isinstance(message := wire.receive(observer), GroupBroken):
             shown += isinstance(message, Heartbeat) and bool(message.beats)
         assert 0 < shown < count / 2
+
+
+def test_an_observer_may_change_its_rate(tmp_path: Path) -> None:
+    """By a second greeting: from then on it is shown a heartbeat of each node now and then."""
+    with serving(tmp_path) as coordinator:
+        observer, agent = coordinator.connect(ObserverHello()), Agent(coordinator)
+        observer.setblocking(False)
+        splitter = wire.Splitter()
+
+        def count_shown() -> int:
+            agent.say(*(Heartbeat("node0", ()) for _ in range(100)))
+            agent.await_answer()
+            data = b""
+            with contextlib.suppress(BlockingIOError):
+                while piece := observer.recv(65536):
+                    data += piece
+            return len([message for message in splitter.feed(data) if isinstance(message, Heartbeat)])
+
+        assert count_shown() >= 100
+        wire.send(observer, ObserverHello(LIMIT_S))
+        wait_until(lambda: count_shown() <= 2, "few heartbeats")
 
 
 def test_an_observer_that_does_not_read_is_disconnected(tmp_path: Path) -> None:

@@ -253,6 +253,9 @@ class Coordinator:
         try:
             while True:
                 message = await wire.read_message(reader)
+                if isinstance(message, ObserverHello):  # at another pace from now on
+                    self._observers.add(writer, message)
+                    continue
                 self._carry_out(self._plane.hear(message, time.monotonic()))
                 self._tick_soon()
         finally:

@@ -45,6 +45,8 @@ Watch = Callable[[Any], None]
 WhenSilent = Callable[[Cluster], None]
 
 _SILENT_S = 0.2
+_SLOW_HEARTBEAT_S = 0.25  # of a node, once the faults of a run are over
+_HEARTBEATS_PER_S = 8  # of all nodes together then
 _TOGETHER_S = 3.0  # how long a rank waits at its hook for another one that is due at the same moment of a step
 _TOGETHER_IN_RECOVERY_S = 1.0  # where some of the ranks may never come
 
@@ -79,6 +81,7 @@ class JobFollower:
         self._detections = 0
         self._woken = asyncio.Event()
         self._wakes_s = math.inf  # when it is to wake without a message
+        self._is_slow = False
         self._following: asyncio.Task[Any] | None = None
         self._injector = Injector(experiment.faults, journal, self._place_of, self._woken.set)
         self._replacer = NodeReplacer(cluster, self._config.node_replacements, journal, self._config.startup_s)
@@ -145,6 +148,14 @@ class JobFollower:
             self._hear_reports()
             self._strike_due()
             await asyncio.sleep(0)  # what is due acts, and what waits for this message goes on
+            self._slow_down()
+
+    def _slow_down(self) -> None:
+        """Be shown few heartbeats once no fault needs them: each wakes this process beside what it measures."""
+        if not self.injections or self._is_slow or not self._injector.awaits_end:
+            return
+        self._is_slow = True
+        self._cluster.pace(max(_SLOW_HEARTBEAT_S, len(self._cluster.nodes) / _HEARTBEATS_PER_S))
 
     async def _next_message(self) -> Any | None:
         """The next message; None where something else is to be done first."""

@@ -14,7 +14,7 @@ from typing import Any, cast
 import msgspec
 
 from chaoskit.errors import BadInput, FaultBroken, HarnessError
-from chaoskit.experiment.injection import Injection
+from chaoskit.experiment.injection import Injection, InjectionState
 from chaoskit.experiment.plan import fault_id
 from chaoskit.faults.base import Fault
 from chaoskit.faults.evidence import Evidence
@@ -59,6 +59,12 @@ class Injector:
     def in_force(self) -> list[tuple[Injection, Target]]:
         """Those that have acted, and what they struck."""
         return [(one, one.struck) for one in self.injections if one.struck is not None]
+
+    @property
+    def awaits_end(self) -> bool:
+        """Return whether every fault has acted, or missed its moment, and only the end of the run can tell more."""
+        acted = all(injection.state is not InjectionState.PLANNED for injection in self.injections)
+        return acted and all(task.done() or _awaits_end(injection) for injection, task in self._tasks.items())
 
     def check(self) -> None:
         """Raise what made a fault fail, if one did."""
@@ -232,6 +238,10 @@ class Injector:
             starved_s = struck.beat.starved_ms / 1000 if struck.beat is not None else 0.0
             told: dict[str, Any] = {"ok": not struck.left_behind, "acted_ns": struck.acts_until_ns}
             self._journal.write(Event.UNDONE, fault=injection.fault_id, **told, starved_s=starved_s)
+
+
+def _awaits_end(injection: Injection) -> bool:
+    return injection.target is not None and injection.target.awaits_end
 
 
 def _story(fault: Fault, target: Target) -> AsyncGenerator[Evidence]:

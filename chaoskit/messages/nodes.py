@@ -33,7 +33,7 @@ class AgentHello(Message, frozen=True):
 
 
 class ObserverHello(Message, frozen=True):
-    """The harness, or a live view: sees everything, and may stop the run.
+    """The harness, or a live view: sees everything, and may stop the run. A later one changes its pace.
 
     ``heartbeat_s``: how far apart the heartbeats of a node may be that it is shown while nothing else happens; 0 for
     all of them.

@@ -114,6 +114,9 @@ class BareCluster(BaseCluster):
     def fileno(self) -> int:
         return _no_coordinator()
 
+    def pace(self, heartbeat_s: float) -> None:
+        _no_coordinator()
+
     def send(self, message: Message) -> None:
         _no_coordinator()
 

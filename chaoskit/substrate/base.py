@@ -34,6 +34,9 @@ class Cluster(Protocol):
     def send(self, message: Message) -> None:
         """Speak to the coordinator, or to the one that follows it. May raise OSError."""
 
+    def pace(self, heartbeat_s: float) -> None:
+        """Be shown the heartbeats of a node so far apart from now on, while nothing else happens; 0: all of them."""
+
     def node(self, node: str) -> list[Process]:
         """Live processes of a node: its agent first, then zygote and keeper, then workers and what they started."""
 

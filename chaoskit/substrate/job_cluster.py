@@ -181,6 +181,11 @@ class JobCluster(BaseCluster):
         except ConnectionError:
             self._unsent.append(message)
 
+    def pace(self, heartbeat_s: float) -> None:
+        """Be shown the heartbeats of a node so far apart from now on, while nothing else happens; 0: all of them."""
+        self._hello = ObserverHello(heartbeat_s)
+        self.send(self._hello)
+
     def fileno(self) -> int:
         """The descriptor that is readable when there may be a message; another one after :meth:`receive`."""
         return self._observer.fileno()
