@@ -193,7 +193,7 @@ test smoke --report file                             | --report file: choose a d
 replay                                               | PLAN: it is missing
 replay missing.json                                  | PLAN missing.json: name a plan file that can be read
 replay directory                                     | PLAN directory: name a plan file that can be read
-replay damaged.json                                  | PLAN damaged.json: write one JSON object (Input data was
+replay damaged.json                                  | PLAN damaged.json: write one JSON object (Expecting value
 replay latin.json                                    | PLAN latin.json: write one JSON object
 replay list.json                                     | PLAN list.json: write one JSON object
 replay version9.json                                 | version=9: in version9.json, use a plan of version 2

@@ -41,8 +41,8 @@ from chaoskit.nightly.watch import AbortCondition, NightAborted, command_holds, 
 from chaoskit.nightly.webhook import post
 from chaoskit.osprocess import descendants
 from chaoskit.report import words
+from chaoskit.settings_file import read_document
 from chaoskit.sla.judge import Judged, State
-from chaoskit.sla.promises import read_yaml
 from chaoskit.vocabulary import Verdict
 
 PLAN = """
@@ -275,7 +275,7 @@ def test_a_selection_of_nothing_is_refused(project: Project) -> None:
         ("version: 1\nname: a\ntests: [a]\nrepeats: 0", "use 1 to 1000"),
         ("version: 1\nname: a\ntests: [a]\nrepeats: many", "Expected `int`"),
         ("version: 1\nname: a\ntests: [a]\nspeed: 3", "unknown field `speed`"),
-        ("version: 1\nname: a\nname: b\ntests: [a]", "name is there twice"),
+        ("version: 1\nname: a\nname: b\ntests: [a]", "'name' is there twice"),
         ("version: 1\nname: a\ntests: [a]\nsla: nowhere.yaml", "name a file that can be read"),
         ("version: 1\nname: a\ntests: [a]\nsla: nightly.yaml", "mend it"),
         (
@@ -715,7 +715,7 @@ def test_the_units_of_systemd_are_whole() -> None:
 
 def test_the_workflow_runs_a_night_and_keeps_its_report(project: Project) -> None:
     """Its commands are run as they are, but for the installation; the night itself is only looked at."""
-    found = read_yaml((EXAMPLES / "nightly.yml").read_text())
+    found = read_document("workflow", EXAMPLES / "nightly.yml")
     commands = [step["run"] for step in found["jobs"]["night"]["steps"] if "run" in step]
     assert found["jobs"]["night"]["steps"][0]["with"] == {"fetch-depth": 0}
     _, night_of, summary = commands

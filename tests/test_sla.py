@@ -394,7 +394,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "a regression of nonsense": (changed("recovery: 10 %", "recovery / : 10 %"), "name one of recovery"),
     "a regression of everything": (changed("recovery: 10 %", "recovery: 0 %"), "such as 10 %"),
     "a kind of fault that there is not": (changed("Exit]", "Exti]"), "write Exit"),
-    "one key twice": (changed("    window: 200 runs", "    always: [recovered]"), "always is there twice"),
+    "one key twice": (changed("    window: 200 runs", "    always: [recovered]"), "'always' is there twice"),
     "a date": (changed("window: 30 nights", "window: 2026-13-01"), "mend it"),
     "no name": (changed("no rank is restarted for nothing", "''"), "give each SLA a name"),
     "more runs than its window": (

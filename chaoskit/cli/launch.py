@@ -236,13 +236,15 @@ def parse_options(pairs: list[str]) -> dict[str, Any]:
     """Return ``key=value`` texts as options of a train function; a value that is not JSON is a text.
 
     Raises:
-        BadInput: if one has no ``=``.
+        BadInput: if one has no ``=``, or a key is there twice.
     """
     options = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key.isidentifier():
             raise BadInput("options", pair, "write key=value, such as --set steps=1000")
+        if key in options:
+            raise BadInput("options", pair, f"leave one out: --set {key} is there twice")
         options[key] = _value(value)
     return options
 
@@ -251,7 +253,7 @@ def parse_settings(pairs: list[str]) -> dict[str, Any]:
     """Return ``name=value`` texts as settings; ``disk.keep_every=1000`` sets a field of a tier.
 
     Raises:
-        BadInput: if one has no ``=``, or there is no such setting.
+        BadInput: if one has no ``=``, there is no such setting, or it is there twice.
     """
     settings: dict[str, Any] = {}
     for pair in pairs:
@@ -259,6 +261,8 @@ def parse_settings(pairs: list[str]) -> dict[str, Any]:
         if not equals:
             raise BadInput("setting", pair, "write NAME=VALUE, such as --setting hang_steps=5")
         require_settings({name.partition(".")[0]: value})
+        if name in settings:
+            raise BadInput("setting", pair, f"leave one out: --setting {name} is there twice")
         settings[name] = _value(value)
     return settings
 

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from chaoskit.errors import BadInput
+from chaoskit.settings_file import parse_yaml
 
 #: The one field that HyperPod has in another place: in ``runPolicy.restartPolicy``.
 _SNOOZE = "scaleUpSnoozeTimeInSeconds"
@@ -75,9 +76,13 @@ def read_policy(data: bytes | str) -> ElasticPolicy:
         BadInput: naming the field as it is spelled there.
     """
     try:
-        found = msgspec.yaml.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadInput("elasticPolicy", data[:40], f"write YAML or JSON ({error})") from None
+        documents = parse_yaml(data)
+    except ValueError as error:
+        problem = " ".join(str(error).split())
+        raise BadInput("elasticPolicy", data[:40], f"write YAML or JSON ({problem})") from None
+    if len(documents) != 1:
+        raise BadInput("elasticPolicy", data[:40], f"write one document, not {len(documents)}")
+    found = documents[0]
     if isinstance(found, dict) and "elasticPolicy" in found:
         found = _with_snooze(found["elasticPolicy"], found.get("runPolicy"))
     if not isinstance(found, dict):

@@ -19,9 +19,8 @@ import random
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-
 from chaoskit.errors import BadInput
+from chaoskit.settings_file import parse_json
 
 
 class TraceEvent(NamedTuple):
@@ -143,8 +142,8 @@ def _read_count_csv(text: str, name: str, unit_s: float, seed: int) -> Trace:
 
 def _read_count_json(text: str, name: str, seed: int) -> Trace:
     try:
-        found = msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
+        found = parse_json(text)
+    except ValueError as error:
         raise BadInput(name, text[:40], f"write one JSON object ({error})") from None
     metadata, data = found.get("metadata"), found.get("data")
     gap_s = metadata.get("gap_seconds") if isinstance(metadata, dict) else None

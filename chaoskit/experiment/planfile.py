@@ -33,6 +33,7 @@ from chaoskit.faults.base import Fault
 from chaoskit.faults.kinds import find_kind, name_of
 from chaoskit.job import JobSpec, recall_job, resolve_job
 from chaoskit.logrule import LogRule
+from chaoskit.settings_file import parse_json
 from chaoskit.stacks import LogPatterns
 
 FILE_NAME = "plan.json"
@@ -303,8 +304,8 @@ def _job(plan: _PlanFile, directory: Path) -> Experiment:
 
 def _parse(data: bytes) -> _PlanFile:
     try:
-        found = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        found = parse_json(data)
+    except ValueError as error:
         raise BadInput("plan", None, f"write one JSON object ({error})") from None
     if not isinstance(found, dict):
         raise BadInput("plan", None, "write one JSON object")

@@ -10,8 +10,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import msgspec
 
 from chaoskit.errors import BadInput
+from chaoskit.settings_file import read_document
 from chaoskit.sla.promises import load as load_slas
-from chaoskit.sla.promises import read_yaml
 from chaoskit.versions.budget import seconds_of
 from chaoskit.versions.looks import require_numbers
 from chaoskit.versions.trees import LAST_GOOD
@@ -110,10 +110,8 @@ def load(path: Path) -> NightPlan:
         BadInput: which names the field, if anything in it cannot be carried out.
     """
     try:
-        plan = msgspec.convert(read_yaml(path.read_text(encoding="utf-8")), NightPlan)
-    except OSError as error:
-        raise BadInput("plan", str(path), f"name a file that can be read ({error.strerror})") from None
-    except (ValueError, RecursionError) as error:
+        plan = msgspec.convert(read_document("plan", path), NightPlan)
+    except msgspec.ValidationError as error:
         raise BadInput("plan", str(path), f"mend it: {' '.join(str(error).split())}") from None
     try:
         _check(plan, path.resolve().parent)

@@ -12,8 +12,8 @@ import msgspec
 
 from chaoskit.errors import BadInput, name_remedy
 from chaoskit.logrule import NAMES, LogRule
-from chaoskit.rules.files import read_documents
 from chaoskit.rules.patterns import outer_groups
+from chaoskit.settings_file import read_documents
 
 #: Where HyperPod has the list: in the YAML of a job, and in requests to its agent.
 LIST_KEYS = ("logMonitoringConfiguration", "log_monitoring_configuration")

@@ -22,6 +22,7 @@ import msgspec
 from chaoskit.errors import BadInput, name_remedy
 from chaoskit.faults import CATALOGUE
 from chaoskit.history.record import KNOWN, RunRecord, SeriesRecord
+from chaoskit.settings_file import read_document
 from chaoskit.sla.exact import runs_needed
 from chaoskit.sla.language import DIVISORS, Condition, parse
 
@@ -145,10 +146,8 @@ def load(path: Path) -> list[Sla]:
         BadInput: naming file, place and remedy.
     """
     try:
-        found = msgspec.convert(read_yaml(path.read_text(encoding="utf-8")), _File)
-    except OSError as error:
-        raise BadInput("file", str(path), f"name a file that can be read ({error.strerror})") from None
-    except (ValueError, RecursionError) as error:  # those of msgspec and of texts that are none, too
+        found = msgspec.convert(read_document("file", path), _File)
+    except msgspec.ValidationError as error:
         raise BadInput("file", str(path), f"mend it: {' '.join(str(error).split())}") from None
     if found.version != VERSION:
         raise BadInput("version", found.version, f"in {path}, use version {VERSION}, which this chaoskit reads")
@@ -161,24 +160,6 @@ def load(path: Path) -> list[Sla]:
         return [_checked(one, found.defaults) for one in found.slas]
     except BadInput as error:
         raise BadInput(error.field, error.value, f"in {path}, {error.remedy}") from None
-
-
-def read_yaml(text: str) -> Any:
-    """What YAML or JSON says. One key twice, as after a bad merge, would lose a promise. Raises ValueError."""
-    import yaml
-
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]  # it has no types
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-            if twice := next((key for key in keys if keys.count(key) > 1), None):
-                raise ValueError(f"{twice} is there twice, line {node.start_mark.line + 1}")
-            made: dict[Any, Any] = super().construct_mapping(node, deep)
-            return made
-
-    try:
-        return yaml.load(text, Loader)  # noqa: S506  # a safe loader, which knows plain values alone
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from None
 
 
 def of_marker(name: str, lines: Sequence[object], options: Mapping[str, Any]) -> Sla:

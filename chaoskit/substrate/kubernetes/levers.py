@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from chaoskit.errors import BadInput, HarnessError
+from chaoskit.settings_file import read_document
 from chaoskit.substrate.errands import NotPutBack
 from chaoskit.substrate.kubernetes.marks import MARKS
 from chaoskit.substrate.undo import CommandEntry, UndoLog
@@ -37,10 +38,11 @@ class Lever(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def read(path: str) -> Mapping[str, Lever]:
     """The levers of a file, by name. Raises BadInput if it has none."""
     try:
-        found = msgspec.yaml.decode(Path(path).read_bytes(), type=dict[str, Lever])
-    except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:
-        told = " ".join(str(error).split())
-        raise BadInput("levers", path, f"name a file with name: {{do: [...], undo: [...]}}, in YAML: {told}") from None
+        found = msgspec.convert(read_document("levers", Path(path)), dict[str, Lever])
+    except (BadInput, msgspec.ValidationError) as error:
+        problem = error.remedy if isinstance(error, BadInput) else str(error)
+        remedy = f"name a file with name: {{do: [...], undo: [...]}}, in YAML: {problem}"
+        raise BadInput("levers", path, remedy) from None
     for name, lever in found.items():
         if name in MARKS:
             raise BadInput("levers", f"{path}: {name}", "use another name: this is what the API server does")

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from chaoskit.errors import BadInput
+from chaoskit.settings_file import read_document
 
 #: The container in which a node lives, and the only one of a template.
 CONTAINER = "node"
@@ -73,10 +74,9 @@ def read(path: str) -> dict[str, Any]:
         BadInput: if it holds no pod, or sets what is the session's.
     """
     try:
-        found = msgspec.yaml.decode(Path(path).read_bytes())
-    except (OSError, msgspec.DecodeError) as error:
-        told = " ".join(str(error).split())
-        raise BadInput("template", path, f"name a file with one Pod, in YAML or JSON: {told}") from None
+        found = read_document("template", Path(path))
+    except BadInput as error:
+        raise BadInput("template", path, f"name a file with one Pod, in YAML or JSON: {error.remedy}") from None
     if isinstance(found, Mapping):
         inner = found.get("template") or (found.get("spec") or {}).get("template") if _is_kind(found) else None
         found = inner or found
