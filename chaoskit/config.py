@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from chaoskit.hostchecks import require_cuda, require_writable
 from chaoskit.job import JobSpec, validate_job
 from chaoskit.logrule import LogRule
 from chaoskit.nodename import require_node_name
+from chaoskit.typed import convert
 
 Detection = Literal["production", "relaxed"]
 Reduction = Literal["exact", "fast"]
@@ -279,6 +281,16 @@ _LEAST: dict[str, float] = {
     "node_replacements": 0,
     "rack_nodes": 0,
 }
+
+
+def typed_config(job: JobSpec, settings: Mapping[str, Any]) -> RunConfig:
+    """Make the configuration of a run from settings as a user gives them.
+
+    Raises:
+        BadInput: naming the setting, or the part of one such as ``disk.keep_last``, that is not of its declared type.
+    """
+    types = {field.name: field.type for field in msgspec.structs.fields(RunConfig)}
+    return RunConfig(job=job, **{name: convert(name, value, types[name]) for name, value in settings.items()})
 
 
 def validate(config: RunConfig) -> None:

@@ -7,6 +7,16 @@ from collections.abc import Iterable
 #: A name is close to another one from this ratio of equal letters on: one wrong letter of four.
 _SIMILARITY_MIN = 0.75
 _PREFIX_LENGTH_MIN = 3
+_SHOWN_LENGTH_MAX = 300
+
+
+def shown(value: object) -> str:
+    """Return the ``repr`` of a value in one line of limited length; its type where it has no such form."""
+    try:
+        text = " ".join(repr(value).splitlines())
+    except Exception:  # noqa: BLE001  # the code of any class, and an int of thousands of digits
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= _SHOWN_LENGTH_MAX else f"{text[:_SHOWN_LENGTH_MAX]}..."
 
 
 class ChaoskitError(Exception):
@@ -24,7 +34,7 @@ class BadInput(ChaoskitError):
 
     def __init__(self, field: str, value: object, remedy: str) -> None:
         self.field, self.value, self.remedy = field, value, remedy
-        super().__init__(f"{field}={value!r}: {remedy}")
+        super().__init__(f"{field}={shown(value)}: {remedy}")
 
     def __reduce__(self) -> tuple[type[BadInput], tuple[str, object, str]]:
         return type(self), (self.field, self.value, self.remedy)  # torch sends what a rank raises to the others

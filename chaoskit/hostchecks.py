@@ -36,6 +36,8 @@ def require_writable(field: str, directory: Path) -> None:
     Raises:
         BadInput: naming the field.
     """
+    if "\0" in str(directory):
+        raise BadInput(field, str(directory), "use a path without NUL")
     place = directory
     while not place.exists() and place != place.parent:
         place = place.parent

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from chaoskit.errors import BadInput, closest_name, name_remedy
+from chaoskit.typed import typed_arguments
 
 #: Folders in which installed packages lie.
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -78,6 +79,7 @@ class JobSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return sorted(Path(self.path).parent.glob("*.py"))
 
 
+@typed_arguments
 def resolve_job(target: str, options: dict[str, Any] | None = None) -> JobSpec:
     """Find a job by name (``gpt``), file (``train.py``), module (``package.train``) or file and function.
 
@@ -244,7 +246,7 @@ def validate_job(job: JobSpec) -> bool:
     _validate_options(train, job.options)
     try:
         msgspec.json.encode(job.options)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise BadInput("options", job.options, f"use plain JSON values: {error}") from None
     return any(_calls(function, "mesh") for function in _reached(train, tree))
 

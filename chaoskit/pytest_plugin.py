@@ -23,6 +23,7 @@ from chaoskit.config import DETECTION
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.plaintext import printable
 from chaoskit.substrate.choice import names, unavailable
+from chaoskit.typed import convert
 from chaoskit.vocabulary import Verdict
 
 if TYPE_CHECKING:
@@ -286,20 +287,24 @@ def _asked(item: pytest.Item) -> dict[str, Any]:
     """
     marker = item.get_closest_marker("chaos")
     asked = dict(marker.kwargs) if marker is not None else {}
-    repeats = asked.get("repeats", 1)
-    problem = ""
-    definition = asked.get("definition", 1)
-    if not isinstance(repeats, int) or repeats < 1:
-        problem = f"repeats={repeats!r}: use a whole number, 1 or more"
-    elif not isinstance(definition, int) or definition < 1:
-        problem = f"definition={definition!r}: use a whole number, 1 or more"
-    elif ":" not in asked.get("substrate", ":") and asked["substrate"] not in names():
-        problem = f"substrate={asked['substrate']!r}: use one of {', '.join(names())}"
-    elif asked.get("detection", "production") not in DETECTION:
-        problem = f"detection={asked['detection']!r}: use one of {', '.join(DETECTION)}"
-    if problem:
-        raise pytest.Collector.CollectError(f"{item.nodeid}: marker chaos: {problem}")
+    try:
+        if marker is not None and marker.args:
+            raise BadInput("chaos", marker.args[0], "give each value a name, such as nodes=2")
+        _require_own(asked)
+    except BadInput as error:
+        raise pytest.Collector.CollectError(f"{item.nodeid}: marker chaos: {error}") from None
     return asked
+
+
+def _require_own(asked: dict[str, Any]) -> None:
+    """Refuse what a marker cannot ask of the plugin. Raises BadInput."""
+    for name in ("repeats", "definition"):
+        if name in asked and convert(name, asked[name], int) < 1:
+            raise BadInput(name, asked[name], "use a whole number, 1 or more")
+    for name, choices in (("substrate", names()), ("detection", tuple(DETECTION))):
+        given = convert(name, asked.get(name, choices[0]), str)
+        if given not in choices and not (name == "substrate" and ":" in given):
+            raise BadInput(name, given, f"use one of {', '.join(choices)}")
 
 
 # -- fixtures -----------------------------------------------------------------------------------------------------
@@ -438,6 +443,7 @@ class Chaos:
         from chaoskit.report.store import write_outcome
         from chaoskit.stacks.command import require_command
 
+        job, check = convert("job", job, str | None), convert("check", check, bool)
         number = f" #{len(self.outcomes) + 1}" if self.outcomes else ""
         limits = self.limits if command is None else {}
         settings = {"name": f"{self.item.name}{number}", **limits, **self.defaults, **plan}

@@ -7,7 +7,6 @@ everywhere: the later value would silently replace the earlier one.
 from __future__ import annotations
 
 import json
-import tomllib
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,6 +25,8 @@ def read_documents(field: str, path: Path) -> list[Any]:
     data = _read(field, path)
     try:
         if path.suffix == ".toml":
+            import tomllib
+
             return [tomllib.loads(data.decode())]
         return [parse_json(data)] if path.suffix == ".json" else parse_yaml(data)
     except (ValueError, RecursionError) as error:

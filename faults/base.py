@@ -20,6 +20,7 @@ from chaoskit.faults.incidents import IncidentKind
 from chaoskit.faults.target import Target
 from chaoskit.messages import Trigger
 from chaoskit.substrate.actions import Action
+from chaoskit.typed import convert, convert_fields
 from chaoskit.vocabulary import LOSS_CAUSES, STRIKE_PHASES, TRIGGER_PHASES
 
 Found = TypeVar("Found")
@@ -303,6 +304,21 @@ class Fault:
 
 #: Fields that say when a fault strikes.
 _MOMENT = ("at_step", "phase", "after_s", "during", "recovery")
+
+
+def typed_faults(faults: object) -> tuple[Fault, ...]:
+    """Return faults whose fields have their declared types: the constructors check nothing.
+
+    Raises:
+        BadInput: if it is not a list of faults, or naming the field of a fault that is wrong.
+    """
+    listed: tuple[Fault, ...] = convert("faults", faults, Sequence[Fault])
+    return tuple(map(_typed, listed))
+
+
+def _typed(fault: Fault) -> Fault:
+    changed = convert_fields(fault)
+    return replace(fault, **changed) if changed else fault
 
 
 def draw_ranks(faults: Sequence[Fault], nodes: int, seed: int) -> tuple[Fault, ...]:

@@ -9,10 +9,15 @@ from typing import TypeVar
 
 from chaoskit.errors import BadInput
 from chaoskit.faults.base import Fault
+from chaoskit.typed import typed_arguments
 
 AnyFault = TypeVar("AnyFault", bound=Fault)
 
+#: More faults than a run can take; a list of so many is a slip of the keyboard, and its memory is not taken.
+FAULTS_MAX = 100_000
 
+
+@typed_arguments
 def at_rate(
     fault: AnyFault,
     *,
@@ -33,7 +38,8 @@ def at_rate(
         seed: of the distances.
 
     Raises:
-        BadInput: naming the argument that is missing, too much or not above 0.
+        BadInput: naming the argument that is missing, too much or not above 0, or by which there were over 100,000
+            faults.
     """
     if (mtbf_steps is None) == (mtbf_s is None):
         raise BadInput("mtbf_steps", mtbf_steps, "give either mtbf_steps and steps, or mtbf_s and seconds")
@@ -46,6 +52,8 @@ def at_rate(
         raise BadInput(mean_name, mean, "use a number above 0")
     if end is None or not 0 < end < math.inf:
         raise BadInput(end_name, end, "use a number above 0")
+    if end / mean > FAULTS_MAX:
+        raise BadInput(mean_name, mean, f"use {end / FAULTS_MAX:g} or more: {FAULTS_MAX} faults are the most")
     moments = _moments(mean, end, Random(seed))
     if mtbf_s is None:
         return [replace(fault, at_step=int(moment), after_s=None, during=None) for moment in moments]

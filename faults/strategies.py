@@ -28,6 +28,7 @@ from chaoskit.faults.kinds import kinds as kinds_known
 from chaoskit.faults.numeric import WHERES
 from chaoskit.faults.possible import moments
 from chaoskit.faults.survival import REACH, struck_by, survivable
+from chaoskit.typed import typed_arguments
 from chaoskit.vocabulary import STRIKE_PHASES, TRIGGER_PHASES
 
 
@@ -218,6 +219,7 @@ def _recipe(kind: type[Fault]) -> Recipe:
     return lambda scope: _any_time(scope, phases, **drawn) if phases else _anywhere(scope, **drawn)
 
 
+@typed_arguments
 def fault_plans(
     *,
     nodes: int,

@@ -106,7 +106,7 @@ launch gpt --nodes 1000000                           | --nodes 1000000: use at m
 launch gpt --spares -1                               | --spares -1: use 0 or more
 launch gpt --min-world 9                             | --min-world 9: use at most nodes=4
 launch gpt --shards 2                                | --shards 2: use at least nodes=4
-launch gpt --seed 99999999999999999999               | --seed 99999999999999999999: use less than 2**63
+launch gpt --seed 99999999999999999999               | --seed 99999999999999999999: use a number that has 64 bits
 launch gpt --seed -1                                 | --seed -1: use 0 or more
 launch gpt --device tpu                              | --device tpu: use one of cpu, cuda
 launch gpt --reduction none                          | --reduction none: use one of exact, fast
@@ -127,7 +127,7 @@ launch gpt --setting heartbeat_ms=0.5                | --setting heartbeat_ms=0.
 launch gpt --setting collective_timeout_s=0.1        | --setting collective_timeout_s=0.1: use more than
 launch gpt --setting transport=pigeon                | --setting transport=pigeon: use one of auto, tcp
 launch gpt --setting fork=maybe                      | --setting fork=maybe: use a value of type bool
-launch gpt --setting quarantined=5                   | --setting quarantined=5: use a value of type array
+launch gpt --setting quarantined=5                   | --setting quarantined=5: use a value of type list of str
 launch gpt --setting disk={}                         | disk.target: it is missing
 launch gpt --setting disk.keep=3                     | --setting disk.keep=3: use one of target
 launch gpt --setting follow.rule=cubic               | --setting follow.rule=cubic: use one of linear
@@ -138,8 +138,8 @@ launch gpt --checkpoints /proc/nowhere               | --checkpoints /proc/nowhe
 launch gpt --checkpoints file                        | --checkpoints file: choose a directory
 launch gpt --checkpoints c --keep -3                 | --keep -3: use 0 or more
 launch gpt --checkpoints c --checkpoint-every 0      | --checkpoint-every 0: use 1 or more
-launch gpt --checkpoints c --checkpoint-every-s nan  | --checkpoint-every-s nan: use 0 or more
-launch gpt --checkpoints c --checkpoint-every-s inf  | --checkpoint-every-s inf: use 0 or more, and a finite number
+launch gpt --checkpoints c --checkpoint-every-s nan  | --checkpoint-every-s nan: use a finite number
+launch gpt --checkpoints c --checkpoint-every-s inf  | --checkpoint-every-s inf: use a finite number
 launch gpt --remote s3://bucket                      | --remote s3://bucket: give a disk tier
 launch gpt --remote nowhere --checkpoints c          | --remote nowhere: write PROTOCOL://PLACE
 launch gpt --remote s3:// --checkpoints c            | --remote s3://: write PROTOCOL://PLACE
@@ -378,7 +378,7 @@ _MARKERS = {
     "disk={'target': '/proc/nowhere'}": "disk='/proc/nowhere': choose a directory that can be written",
     "disk={'keep': 3}": "disk.keep=3: use one of target",
     "remote={'target': 's3://x'}": "remote='s3://x': give a disk tier",
-    "elastic=5": "elastic=5: use a value of type object",
+    "elastic=5": "elastic=5: use a value of type ElasticPolicy or None",
     "rules='missing.yaml'": "rules='missing.yaml': name a file that can be read",
     "quarantined=['No Node']": "quarantined",
     "job='missing.py'": "job='missing.py': name a Python file that exists",
@@ -436,7 +436,12 @@ def test_an_option_of_pytest_is_refused(pytester: pytest.Pytester, arguments: li
     ("marker", "says"),
     [
         ("repeats=0", "repeats=0: use a whole number, 1 or more"),
-        ("repeats='x'", "repeats='x': use a whole number"),
+        ("repeats='x'", "repeats='x': use a value of type int"),
+        ("repeats=True", "repeats=True: use a value of type int"),
+        ("definition=1.5", "definition=1.5: use a value of type int"),
+        ("substrate=5", "substrate=5: use a value of type str"),
+        ("detection=[]", "detection=[]: use a value of type str"),
+        ("2", "chaos=2: give each value a name"),
         ("substrate='moon'", "substrate='moon': use one of local, netns, docker"),
         ("detection='keen'", "detection='keen': use one of production, relaxed"),
     ],

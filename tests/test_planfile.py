@@ -113,7 +113,7 @@ def test_a_new_kind_needs_no_code_here(exotic: Exotic, tmp_path: Path, changes: 
 
 def test_a_value_without_a_json_form_is_refused(exotic: Exotic, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="plain values"):
-        save(_planned(replace(exotic, target=object())), tmp_path / "plan.json")
+        save(replace(_planned(exotic), faults=(replace(exotic, target=object()),)), tmp_path / "plan.json")
     assert not list(tmp_path.iterdir())
 
 

@@ -50,6 +50,7 @@ from chaoskit.checkpoint.staging import Staging
 from chaoskit.checkpoint.step_names import CheckpointId, names_step, step_of
 from chaoskit.errors import BadInput, ChaoskitError
 from chaoskit.osprocess import reason_of
+from chaoskit.typed import convert, typed_arguments
 
 _log = logging.getLogger("chaoskit.checkpoint")
 #: A tier, or the directory or URL of one.
@@ -133,6 +134,7 @@ class SnapshotWriter(StorageWriter):
             use ``step_key`` or names.
     """
 
+    @typed_arguments
     def __init__(
         self,
         tier: DiskTier | str | Path,
@@ -341,6 +343,7 @@ class SnapshotReader(StorageReader):
     A ``checkpoint_id`` of ``dcp.load`` names another step, or one snapshot, for that load.
     """
 
+    @typed_arguments
     def __init__(self, place: Place, step: int | None = None) -> None:
         self.step = step
         self.snapshot: Snapshot | None = None
@@ -459,6 +462,9 @@ def restore(
         RemoteUnavailable: if the store does not answer: it may hold the newest snapshot.
         CheckpointException: if a rank cannot load the snapshot for another reason than damage.
     """
+    memory = convert("memory", memory, DiskTier | str | Path | None)
+    disk = convert("disk", disk, DiskTier | str | Path | None)
+    remote = convert("remote", remote, RemoteTier | str | None)
     tiers = [_opened(place) for place in (memory, disk, remote) if place is not None]
     if not tiers:
         raise BadInput("disk", None, "name a place: memory, disk or remote")

@@ -32,6 +32,7 @@ from chaoskit.checkpoint.retention import Kept, Retention
 from chaoskit.checkpoint.snapshot import Snapshot
 from chaoskit.checkpoint.staging import Staging
 from chaoskit.errors import BadInput
+from chaoskit.typed import typed_arguments
 
 #: A writer on another host, which cannot be seen from here, is given up when it has written nothing for so long.
 _FOREIGN_LEASE_S = 86400.0
@@ -51,6 +52,7 @@ class DiskTier:
 
     name = "disk"
 
+    @typed_arguments
     def __init__(
         self,
         root: Path | str,

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from chaoskit.errors import BadInput
+from chaoskit.typed import convert
 
 
 class Kept(NamedTuple):
@@ -93,5 +94,5 @@ class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def _require_positive(settings: Schedule | Retention) -> None:
     for field, value in msgspec.structs.asdict(settings).items():
-        if value < 0:
+        if convert(field, value, float if field == "every_s" else int) < 0:
             raise BadInput(field, value, "use 0 or more")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from chaoskit.errors import BadInput, closest_name
+from chaoskit.errors import BadInput, closest_name, shown
 from chaoskit.plaintext import one_line
 from chaoskit.vocabulary import EXIT_BAD_INPUT
 
@@ -127,7 +127,7 @@ def as_typed(error: BadInput, arguments: Sequence[str], options: Mapping[str, st
         if equals and found:
             return _short(shlex.join((before, argument)))
     if option is None:
-        return error.field if error.value is None else f"{error.field}={_short(repr(error.value))}"
+        return error.field if error.value is None else f"{error.field}={_short(shown(error.value))}"
     return option if error.value in (None, "") else f"{option} {_short(shlex.quote(str(error.value)))}"
 
 

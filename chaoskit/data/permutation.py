@@ -11,6 +11,8 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
+from chaoskit.typed import typed_arguments
+
 _ROUNDS = 8  # as many keys as one BLAKE2b gives
 _BITS_MIN = 6  # with fewer some orders would be more frequent than others
 
@@ -25,6 +27,7 @@ class Permutation:
         key: integers, such as seed and epoch.
     """
 
+    @typed_arguments
     def __init__(self, size: int, *key: int) -> None:
         self.size = size
         bits = max(_BITS_MIN, (size - 1).bit_length())

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from chaoskit.data.permutation import Permutation
 from chaoskit.errors import BadInput
+from chaoskit.typed import typed_arguments
 
 
 class Positions:
@@ -23,6 +24,7 @@ class Positions:
         BadInput: if the dataset is smaller than a batch.
     """
 
+    @typed_arguments
     def __init__(self, size: int, batch_size: int, seed: int = 0) -> None:
         if batch_size < 1:
             raise BadInput("batch_size", batch_size, "use 1 or more")
@@ -31,6 +33,7 @@ class Positions:
         self.size, self.batch_size, self.seed = size, batch_size, seed
         self._epoch, self._order = -1, Permutation(size, seed, -1)
 
+    @typed_arguments
     def batch(self, step: int, rank: int = 0, world: int = 1) -> NDArray[np.int64]:
         """Indices of this rank's part of a step's batch, int64 of shape (batch_size // world,).
 

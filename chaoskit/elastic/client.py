@@ -23,6 +23,7 @@ import msgspec
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.nodename import require_node_name
 from chaoskit.plaintext import one_line
+from chaoskit.typed import named_path, typed_arguments
 
 #: In the directory of a run.
 DOOR = "control.json"
@@ -87,9 +88,10 @@ class RunClient:
         BadInput: if nothing listens for it: it is over, or the directory is of no run.
     """
 
+    @typed_arguments
     def __init__(self, directory: Path | str) -> None:
         self._directory = directory
-        path = Path(directory) / DOOR
+        path = named_path("run", directory) / DOOR
         try:
             self._door = msgspec.json.decode(path.read_bytes(), type=Door)
         except (FileNotFoundError, NotADirectoryError):
@@ -106,26 +108,31 @@ class RunClient:
         """How large the world is now."""
         return self._told(WorldState, self._ask("world", None))
 
+    @typed_arguments
     def scale(self, size: int, asked_by: str = "") -> RequestReply:
         """Ask for a world of ``size`` nodes."""
         return self._reply("scale", {"size": size, "asked_by": asked_by})
 
+    @typed_arguments
     def drain(self, node: str, grace_s: float) -> RequestReply:
         """Say that ``node`` will be removed in ``grace_s``."""
         require_node_name("node", node)
         require_grace(grace_s)
         return self._reply("drain", {"node": node, "grace_s": grace_s})
 
+    @typed_arguments
     def cancel_drain(self, node: str) -> RequestReply:
         """Say that ``node`` stays after all, however it was announced to go."""
         require_node_name("node", node)
         return self._reply("cancel-drain", {"node": node})
 
+    @typed_arguments
     def lend(self, nodes: int, job: str, grace_s: float) -> RequestReply:
         """Let ``job``, of higher priority, have so many nodes within ``grace_s``."""
         require_grace(grace_s)
         return self._reply("lend", {"job": job, "nodes": nodes, "grace_s": grace_s})
 
+    @typed_arguments
     def return_nodes(self, job: str) -> RequestReply:
         """Take back the nodes that ``job`` has had."""
         return self._reply("return-nodes", {"job": job})

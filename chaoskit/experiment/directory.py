@@ -26,6 +26,7 @@ from chaoskit.experiment.reference import Reference
 from chaoskit.experiment.run import load_run
 from chaoskit.experiment.twin import Twin
 from chaoskit.journal import read_events
+from chaoskit.typed import named_path
 from chaoskit.vocabulary import Event
 
 _Kept = TypeVar("_Kept")
@@ -42,12 +43,13 @@ def keep(
             write_whole(directory / name, msgspec.json.encode(value))
 
 
-def judge_directory(directory: Path) -> Outcome:
-    """The outcome of the run in ``directory``.
+def judge_directory(directory: str | Path) -> Outcome:
+    """Judge the run in ``directory``.
 
     Raises:
         BadInput: if there is no run, or a file in it is damaged.
     """
+    directory = named_path("run directory", directory)
     started = read_events(directory / "journal", Event.STARTED)
     experiment = recall(directory / FILE_NAME, sharded=bool(started and started[0]["sharded"]))
     if isinstance(experiment, CommandExperiment):

@@ -35,6 +35,7 @@ from chaoskit.stacks import LogPatterns
 from chaoskit.substrate import choice
 from chaoskit.substrate.base import Substrate
 from chaoskit.substrate.undo import Undo, UndoLog, temporary_directory
+from chaoskit.typed import convert, named_path, typed_arguments
 
 Ran = TypeVar("Ran")
 
@@ -51,6 +52,7 @@ class Harness:
         BadInput: if ``directory`` cannot be written, or this machine has no such substrate.
     """
 
+    @typed_arguments
     def __init__(
         self,
         substrate: Substrate | ExperimentHost | str = choice.LOCAL,
@@ -65,7 +67,7 @@ class Harness:
         if directory is None:
             self.directory, self._temporary = temporary_directory("runs", self.host.undo)
         else:
-            self.directory = Path(directory)
+            self.directory = named_path("report directory", directory)
             require_writable("report directory", self.directory)
             self.directory.mkdir(parents=True, exist_ok=True)
         self._twins = twins or self.host.twins
@@ -96,6 +98,7 @@ class Harness:
         Raises:
             BadInput: before anything is started, or when the job refuses its input. HarnessError: chaoskit failed.
         """
+        job, twin = convert("job", job, str | None), convert("twin", twin, bool)
         if command is not None:
             if job is not None:
                 raise BadInput("job", job, "give a job or a command, not both")
@@ -104,8 +107,10 @@ class Harness:
             raise BadInput("job", job, "give a job such as 'gpt', or command=[...]")
         if isinstance(watch, LogPatterns):
             raise BadInput("watch", watch, "use LogPatterns with command=[...]: a job tells its steps itself")
-        return self.run_planned(plan_experiment(job, faults=faults, **plan), twin=twin, watch=watch)
+        seen: Watch | None = convert("watch", watch, Watch | None)
+        return self.run_planned(plan_experiment(job, faults=faults, **plan), twin=twin, watch=seen)
 
+    @typed_arguments
     def run_planned(
         self,
         experiment: Planned,
@@ -159,6 +164,7 @@ class Harness:
             if reason := next(filter(None, map(self.host.why_not, fault.needs)), ""):
                 raise BadInput("faults", str(fault), f"leave it out, or use another form: {reason}")
 
+    @typed_arguments
     def twin(self, experiment: Planned, watch: Watch | None = None) -> Twin | CommandTwin:
         """What the experiment would have done unbroken; run now if that is not known yet.
 

@@ -15,6 +15,7 @@ import msgspec
 from chaoskit.errors import BadInput, name_remedy
 from chaoskit.experiment.account import TimeAccount
 from chaoskit.journal import Record, read_journals
+from chaoskit.typed import LimitS, typed_arguments
 from chaoskit.vocabulary import Event, Verdict
 
 #: Names of the checks that tell whether a run recovered: where something was lost, and where nothing was.
@@ -281,6 +282,7 @@ class Outcome(msgspec.Struct, kw_only=True):
             )
         return max(self.recoveries, key=lambda recovery: recovery.seconds)
 
+    @typed_arguments
     def records(self, *events: str) -> list[Record]:
         """Journal records of the run with these events, such as ``"commit"`` and ``"detected"``, ordered by time.
 
@@ -295,8 +297,9 @@ class Outcome(msgspec.Struct, kw_only=True):
         found = read_journals(Path(self.directory) / "journal")
         return [record for record in found if not events or record.event in events]
 
+    @typed_arguments
     def assert_recovered(
-        self, *, within_s: float, lost_steps: int = 0, false_alarms: int = 0, bit_equal: bool = True
+        self, *, within_s: LimitS, lost_steps: int = 0, false_alarms: int = 0, bit_equal: bool = True
     ) -> None:
         """Assert that the run recovered, each time within ``within_s``, and lost nothing else.
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 import msgspec
 
-from chaoskit.config import RunConfig, validate
+from chaoskit.config import RunConfig, typed_config, validate
 from chaoskit.errors import BadInput, ChaoskitError, name_remedy
-from chaoskit.faults.base import Fault, draw_ranks
+from chaoskit.faults.base import Fault, draw_ranks, typed_faults
 from chaoskit.job import JobSpec, resolve_job
 from chaoskit.messages import Trigger
 from chaoskit.rules import load_rules
+from chaoskit.typed import LimitS, typed_arguments
 
 #: Whether a run is compared with plain PyTorch.
 Wish = Literal["off", "on", "required"]
@@ -23,9 +23,6 @@ REFERENCE_STEPS = 8
 
 _SECONDS_A_STEP = 2.0  # generous: a deadline is for runs that never end
 _DEADLINE_FLOOR_S = 60.0
-
-_FIELD_IN_QUOTES = re.compile(r"field `(\w+)`")  # in messages of msgspec, as the next one
-_EXPECTED = re.compile(r"Expected `([^`]+)`")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +88,7 @@ def fault_id(number: int) -> str:
     return f"fault{number}"
 
 
+@typed_arguments
 def plan_experiment(
     job: str,
     *,
@@ -99,7 +97,7 @@ def plan_experiment(
     until: dict[str, Any] | None = None,
     options: dict[str, Any] | None = None,
     faults: Sequence[Fault] = (),
-    deadline_s: float | None = None,
+    deadline_s: LimitS | None = None,
     max_lost_steps: int | None = None,
     reference: Wish = "off",
     **settings: Any,
@@ -136,11 +134,8 @@ def plan_experiment(
     require_settings(settings)
     spec = _resolve(job, options, of_plan={"steps": steps, "until": until})
     if "rules" in settings:
-        settings["rules"] = msgspec.to_builtins(load_rules(settings["rules"]))
-    try:
-        config = msgspec.convert({"job": msgspec.to_builtins(spec), **settings}, RunConfig)
-    except msgspec.ValidationError as error:
-        raise _refusal(settings, str(error)) from None
+        settings["rules"] = load_rules(settings["rules"])
+    config = typed_config(spec, settings)
     validate(config)
     if config.remote is not None:
         from chaoskit.checkpoint.remote.opening import require_store  # imports torch
@@ -149,6 +144,7 @@ def plan_experiment(
     if config.disk is not None and not config.resume:
         _require_empty(config)
     steps = options.get("steps") if isinstance(options.get("steps"), int) else None
+    faults = typed_faults(faults)
     expanded = _expand(faults, config, steps)
     if deadline_s is None:
         deadline_s = _DEADLINE_FLOOR_S + config.startup_s + _SECONDS_A_STEP * (steps or 100)
@@ -158,13 +154,9 @@ def plan_experiment(
         max_lost_steps = len(expanded) if spec.sharded else 0
     elif not max_lost_steps >= 0:
         raise BadInput("max_lost_steps", max_lost_steps, "use a number of steps, 0 or more")
-    if reference not in get_args(Wish):
-        raise BadInput("reference", reference, f"use one of {', '.join(get_args(Wish))}")
     if reference != "off":
         config = msgspec.structs.replace(config, tell_state_at=REFERENCE_STEPS)
-    return Experiment(
-        name or spec.name, job, config, expanded, steps, deadline_s, max_lost_steps, reference, tuple(faults)
-    )
+    return Experiment(name or spec.name, job, config, expanded, steps, deadline_s, max_lost_steps, reference, faults)
 
 
 def _resolve(job: str, options: dict[str, Any], *, of_plan: dict[str, Any]) -> JobSpec:
@@ -183,26 +175,6 @@ def require_settings(names: Iterable[str]) -> None:
     known = set(RunConfig.__struct_fields__) - {"job"}
     for name in sorted(set(names) - known):
         raise BadInput("setting", name, f"there is no such setting; {name_remedy(name, sorted(known))}")
-
-
-def _refusal(settings: dict[str, Any], error: str) -> BadInput:
-    """What msgspec says of a setting, or of a part of one such as ``disk.keep_last``."""
-    field = error.rpartition("$.")[2].rstrip("`")
-    value: Any = settings
-    owner: Any = RunConfig
-    hint: Any = None
-    for name in field.split("."):
-        value = value.get(name) if isinstance(value, dict) else None
-        hint = get_type_hints(owner).get(name) if owner else None
-        structs = (one for one in (hint, *get_args(hint)) if isinstance(one, type) and issubclass(one, msgspec.Struct))
-        owner = next(structs, None)
-    if part := _FIELD_IN_QUOTES.search(error):  # the struct has no such field, or lacks it
-        remedy = name_remedy(part[1], owner.__struct_fields__) if "unknown" in error else "it is missing"
-        return BadInput(f"{field}.{part[1]}", value.get(part[1]), remedy)
-    if get_origin(hint) is Literal:
-        return BadInput(field, value, f"use one of {', '.join(map(str, get_args(hint)))}")
-    wanted = _EXPECTED.search(error)
-    return BadInput(field, value, f"use a value of type {wanted[1]}" if wanted else error.partition(" - ")[0])
 
 
 def _require_empty(config: RunConfig) -> None:

@@ -34,6 +34,7 @@ from chaoskit.observe.metrics import LOOPBACK
 from chaoskit.observe.watching import Observation, require_observable
 from chaoskit.plaintext import plural
 from chaoskit.substrate import choice
+from chaoskit.typed import named_path, typed_arguments
 from chaoskit.vocabulary import Event
 
 #: What is shown of a run that goes on is as old as this at most.
@@ -105,6 +106,7 @@ def fresh_directory(directory: Path | None, name: str) -> Path:
     return directory
 
 
+@typed_arguments
 def launch(
     job: str,
     *,
@@ -126,11 +128,12 @@ def launch(
     Raises:
         BadInput: before anything is started, or when the job refuses its input. HarnessError: chaoskit failed.
     """
-    directory = Path(report) if report is not None else None
+    directory = named_path("report", report) if report is not None else None
     quiet = Console(quiet=True)
     return launch_shown(job, quiet, directory=directory, options=options or {}, substrate=substrate, **settings)
 
 
+@typed_arguments
 def launch_shown(
     job: str,
     console: Console,

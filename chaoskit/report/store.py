@@ -11,6 +11,7 @@ import msgspec
 
 from chaoskit.errors import BadInput
 from chaoskit.experiment.outcome import Outcome
+from chaoskit.typed import named_path
 
 FILE_NAME = "outcome.json"
 
@@ -47,8 +48,13 @@ def write_whole(path: Path, data: bytes) -> None:
         raise
 
 
-def read_outcomes(directory: Path) -> list[Outcome]:
-    """Every outcome at or below ``directory``, in the order in which the runs were started."""
+def read_outcomes(directory: str | Path) -> list[Outcome]:
+    """Read every outcome at or below ``directory``, in the order in which the runs were started.
+
+    Raises:
+        BadInput: if there is none, or one cannot be read.
+    """
+    directory = named_path("directory", directory)
     paths = sorted(directory.rglob(FILE_NAME))
     if not paths:
         raise BadInput("directory", str(directory), f"name a directory that holds an {FILE_NAME} at any depth")

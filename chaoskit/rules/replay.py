@@ -13,8 +13,9 @@ from chaoskit.logrule import LogRule
 from chaoskit.rules.budget import Budget
 from chaoskit.rules.engine import Fired, Reading, RuleVerdict, Watch
 from chaoskit.rules.patterns import nests_repeats
-from chaoskit.rules.rules import read_rules
+from chaoskit.rules.rules import load_rules
 from chaoskit.rules.timestamps import read_time_s
+from chaoskit.typed import named_path, typed_arguments
 
 #: A limit of twice the longest healthy wait leaves room for one that is as long again; ten times that finds hangs late.
 ROOM_FACTOR = 2.0
@@ -70,6 +71,7 @@ class Replay:
         return [one.value for one in self.points if one.value is not None and math.isfinite(one.value)]
 
 
+@typed_arguments
 def check_log_rules(
     rules: str | Path | Sequence[LogRule], log: str | Path, *, period_s: float | None = None, tail_s: float = 0.0
 ) -> list[Fired]:
@@ -84,7 +86,7 @@ def check_log_rules(
     Raises:
         BadInput: a file cannot be read, or a line that matters has no timestamp.
     """
-    known = read_rules(rules) if isinstance(rules, (str, Path)) else rules
+    known = load_rules(rules)
     found = [one for replayed in replay_log(known, log, period_s=period_s, tail_s=tail_s) for one in replayed.alarms]
     return sorted(found, key=lambda one: one.time_s)
 
@@ -97,7 +99,7 @@ def replay_log(
         if value is not None and not (math.isfinite(value) and value >= 0):
             raise BadInput(name, value, "use 0 or more seconds")
     try:
-        with Path(log).open(encoding="utf-8", errors="replace") as lines, Budget() as budget:
+        with named_path("log", log).open(encoding="utf-8", errors="replace") as lines, Budget() as budget:
             return _replay(rules, str(log), _timed(lines, period_s), tail_s, budget)
     except OSError as error:
         raise BadInput("log", str(log), f"name a file that can be read ({error.strerror})") from None

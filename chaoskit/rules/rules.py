@@ -14,6 +14,7 @@ from chaoskit.errors import BadInput, name_remedy
 from chaoskit.logrule import NAMES, LogRule
 from chaoskit.rules.patterns import outer_groups
 from chaoskit.settings_file import read_documents
+from chaoskit.typed import convert, named_path, plain_structs
 
 #: Where HyperPod has the list: in the YAML of a job, and in requests to its agent.
 LIST_KEYS = ("logMonitoringConfiguration", "log_monitoring_configuration")
@@ -25,21 +26,25 @@ def read_rules(path: str | Path) -> list[LogRule]:
     Raises:
         BadInput: naming the rule and its field.
     """
-    lists = [found for document in read_documents("rules", Path(path)) for found in find_lists(document)]
+    lists = [found for document in read_documents("rules", named_path("rules", path)) for found in find_lists(document)]
     if not lists:
         raise BadInput("rules", str(path), "write a list of rules, or one below logMonitoringConfiguration")
     return parse_rules([entry for found in lists for entry in found])
 
 
-def load_rules(given: str | Path | Sequence[Any] | None) -> tuple[LogRule, ...]:
+def load_rules(given: str | Path | Sequence[object] | None) -> tuple[LogRule, ...]:
     """Rules as users give them to a run: a file, or a list of rules and of plain values; () for none.
 
     Raises:
         BadInput: naming the rule and its field.
     """
+    given = convert("rules", given, str | Path | Sequence[object] | None)
     if isinstance(given, (str, Path)):
         return tuple(read_rules(given))
-    entries = [msgspec.to_builtins(one) if isinstance(one, LogRule) else one for one in given or ()]
+    entries = [
+        plain_structs(convert(f"rules[{place}]", entry, LogRule)) if isinstance(entry, LogRule) else entry
+        for place, entry in enumerate(given or ())
+    ]
     return tuple(parse_rules(entries)) if entries else ()
 
 
@@ -87,7 +92,8 @@ def _parse(number: int, entry: Any) -> LogRule:
     except msgspec.ValidationError as error:
         raise _refused(said, entry, str(error)) from None
     _validate(said, rule)
-    return rule
+    checked: LogRule = convert(said, rule, LogRule)
+    return checked
 
 
 def _refused(said: str, entry: dict[str, Any], error: str) -> BadInput:
@@ -108,7 +114,7 @@ def _validate(said: str, rule: LogRule) -> None:
     for field, pattern in (("logPattern", rule.pattern), ("stopPattern", rule.stop_pattern)):
         try:
             re.compile(pattern)
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise BadInput(f"{said}: {field}", pattern, f"mend the regular expression: {error}") from None
     for attribute in ("start_cutoff_s", "frequency_s"):
         value = getattr(rule, attribute)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import math
 import re
 from dataclasses import dataclass
 
 from chaoskit.errors import BadInput
+from chaoskit.typed import convert_fields
 
 _DIGITS_MAX = 18  # what fits into 64 bits
 # colours, movements of the cursor, links and titles: ECMA-48
@@ -61,9 +61,9 @@ class LogPatterns:
         _require("step", self.step, r"step (\d+)")
         if self.loss is not None:
             _require("loss", self.loss, r"loss ([\d.eE+-]+)")
-        if isinstance(self.tolerance, bool) or not isinstance(self.tolerance, int | float):
-            raise BadInput("tolerance", self.tolerance, "use a number, 0 or more")
-        if not 0 <= self.tolerance < math.inf:
+        for name, value in convert_fields(self).items():
+            object.__setattr__(self, name, value)  # as its declared type; the class is frozen
+        if self.tolerance < 0:
             raise BadInput("tolerance", self.tolerance, "use a number, 0 or more")
 
     def read(self, text: str) -> Found | None:
@@ -91,7 +91,7 @@ def _require(field: str, pattern: object, example: str) -> None:
         raise BadInput(field, pattern, f"use a regular expression such as {example}")
     try:
         groups = _compiled(pattern).groups
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise BadInput(field, pattern, f"mend the regular expression: {error}") from None
     if groups != 1:
         raise BadInput(field, pattern, f"use one group, as in {example}; this has {groups} (write (?:...) for others)")

@@ -25,6 +25,7 @@ from chaoskit.checkpoint.remote.upload import QUARANTINE, Sent, Upload, Verifica
 from chaoskit.checkpoint.retention import Kept, Retention
 from chaoskit.checkpoint.snapshot import Snapshot
 from chaoskit.errors import ChaoskitError
+from chaoskit.typed import typed_arguments
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class RemoteTier:
     Every method may raise RemoteRefused at once, or RemoteUnavailable after the deadline of the back-off.
     """
 
+    @typed_arguments
     def __init__(
         self,
         url: str,

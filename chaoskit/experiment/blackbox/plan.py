@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from chaoskit.errors import BadInput
-from chaoskit.faults.base import LIVE_ROLES, Fault, draw_ranks
+from chaoskit.faults.base import LIVE_ROLES, Fault, draw_ranks, typed_faults
 from chaoskit.faults.disk import CHECKPOINTS, DiskFault
 from chaoskit.faults.network import NetworkFault
 from chaoskit.logrule import LogRule
 from chaoskit.rules import load_rules
 from chaoskit.stacks import LogPatterns
 from chaoskit.stacks.command import require_command
+from chaoskit.typed import LimitS, typed_arguments
 
 _DEADLINE_S = 300.0
 _NAME_LENGTH = 40
@@ -83,6 +84,7 @@ class CommandExperiment:
         return replace(self, name=f"{self.name} (twin)", faults=(), rules=())
 
 
+@typed_arguments
 def plan_command(
     command: object,
     *,
@@ -93,10 +95,10 @@ def plan_command(
     seed: int = 0,
     faults: Sequence[Fault] = (),
     working_directory: str | Path = "",
-    deadline_s: float | None = None,
-    stalled_s: float | None = None,
+    deadline_s: LimitS | None = None,
+    stalled_s: LimitS | None = None,
     max_lost_steps: int = 0,
-    rules: str | Path | Sequence[Any] | None = None,
+    rules: str | Path | Sequence[object] | None = None,
     **unknown: Any,
 ) -> CommandExperiment:
     """Check and assemble an experiment with a command.
@@ -123,11 +125,10 @@ def plan_command(
     if not isinstance(watch, LogPatterns):
         raise BadInput("watch", watch, r'say how its log shows steps: watch=LogPatterns(step=r"step (\d+)")')
     _require_counts(nodes=(nodes, 1), ranks=(ranks, 0), max_lost_steps=(max_lost_steps, 0))
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise BadInput("seed", seed, "use a whole number")
     if deadline_s is not None and not deadline_s > 0:
         raise BadInput("deadline_s", deadline_s, "use a number of seconds above 0, or math.inf")
     _require_stalled_s(stalled_s)
+    faults = typed_faults(faults)
     directory = Path(working_directory or Path.cwd()).resolve()
     if not directory.is_dir():
         raise BadInput("working_directory", str(working_directory), "name a directory that exists")
@@ -144,14 +145,14 @@ def plan_command(
         deadline_s=_DEADLINE_S if deadline_s is None else deadline_s,
         max_lost_steps=max_lost_steps,
         rules=load_rules(rules),
-        asked=tuple(faults),
+        asked=faults,
         stalled_s=stalled_s,
     )
 
 
-def _require_counts(**counts: tuple[object, int]) -> None:
+def _require_counts(**counts: tuple[int, int]) -> None:
     for field, (value, least) in counts.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if value < least:
             raise BadInput(field, value, f"use a whole number, {least} or more")
 
 
