@@ -128,9 +128,20 @@ def pytest_configure(config: pytest.Config) -> None:
         "sla(*lines, **options): what this test promises of its runs in --chaos-history, or in this session, such as "
         "'lost_steps == 0' or 'recovery.p95 <= 2 s'; options as in a file of SLAs: window, confidence, at_least",
     )
+    _require_values(config)
     settings = _settings(config)
     config.stash[_settings_key] = settings
     config.pluginmanager.register(_Tally(settings, _records(config)), "chaoskit-tally")
+
+
+_TEXT_OPTIONS = ("substrate", "docker_image", "history", "save", "compare", "summary", "report")
+
+
+def _require_values(config: pytest.Config) -> None:
+    """Refuse empty options, such as ``--chaos-report "$DIR"`` with an unset variable: they would mean nothing."""
+    for name in _TEXT_OPTIONS:
+        if config.getoption(f"chaos_{name}") == "":
+            raise pytest.UsageError(f"--chaos-{name.replace('_', '-')}='': give it a value, or leave it out")
 
 
 def _absolute(place: str | None, base: Path) -> str:

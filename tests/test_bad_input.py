@@ -85,7 +85,7 @@ _CASES = """
 launch                                               | SCRIPT: it is missing
 launch nojob                                         | SCRIPT nojob: name a reference job
 launch nojob.py                                      | SCRIPT nojob.py: name a Python file that exists
-launch ''                                            | SCRIPT: name a reference job
+launch ''                                            | SCRIPT: give it a value
 launch 'a b.py'                                      | SCRIPT 'a b.py': name a Python file
 launch gpt:                                          | SCRIPT gpt:: name a function behind the colon
 launch directory                                     | SCRIPT directory: name a reference job
@@ -127,6 +127,16 @@ launch gpt --setting heartbeat_ms=0.5                | --setting heartbeat_ms=0.
 launch gpt --setting collective_timeout_s=0.1        | --setting collective_timeout_s=0.1: use more than
 launch gpt --setting transport=pigeon                | --setting transport=pigeon: use one of auto, tcp
 launch gpt --setting fork=maybe                      | --setting fork=maybe: use a value of type bool
+launch gpt --checkpoints ''                          | --checkpoints '': give it a value, or leave it out
+launch gpt --checkpoints=                            | --checkpoints=: give it a value, or leave it out
+launch gpt --report ''                               | --report '': give it a value, or leave it out
+launch gpt --rules ''                                | --rules '': give it a value, or leave it out
+launch gpt --remote ''                               | --remote '': give it a value, or leave it out
+launch gpt --elastic ''                              | --elastic '': give it a value, or leave it out
+report ''                                            | DIRECTORY: give it a value
+judge ''                                             | RUN_DIR: give it a value
+trace run --file ''                                  | --file '': give it a value, or leave it out
+sla lint ''                                          | FILE: give it a value
 launch gpt --setting quarantined=5                   | --setting quarantined=5: use a value of type list of str
 launch gpt --setting disk={}                         | disk.target: it is missing
 launch gpt --setting disk.keep=3                     | --setting disk.keep=3: use one of target
@@ -227,7 +237,7 @@ report file                                          | DIRECTORY file: name a di
 report truncated                                     | outcome='truncated/a/outcome.json'
 report old                                           | outcome='old/a/outcome.json'
 faults Explode                                       | NAME Explode: use one of Kill
-faults ''                                            | NAME: use one of Kill
+faults ''                                            | NAME: give it a value, or leave it out
 faults Kill Hang                                     | command: got unexpected extra argument
 faults --markdown                                    | --markdown: there is no such option
 top                                                  | RUN_DIR: name the directory of a run
@@ -256,8 +266,8 @@ node check --against x:99999                         | --against x:99999: write 
 node serve-check --port 99999                        | --host 127.0.0.1:99999
 node cordon                                          | NODE: it is missing
 node cordon node3                                    | --reason: it is missing
-node cordon '' --reason x                            | NODE: name a node
-node cordon node3 --reason ''                        | --reason '': say why
+node cordon '' --reason x                            | NODE: give it a value
+node cordon node3 --reason ''                        | --reason '': give it a value
 node uncordon node9 --reason x                       | NODE node9: name a node
 node drain node1                                     | --grace-s: leave out --grace-s or --cancel
 node drain node1 --grace-s 5 --cancel                | --grace-s 5: leave out
@@ -409,6 +419,9 @@ def test_a_test_fails_with_one_line(pytester: pytest.Pytester) -> None:
     ("arguments", "ini", "says"),
     [
         (["--chaos-substrate", "moon"], "", "chaos_substrate='moon': use one of local, netns, docker, kubernetes, or"),
+        (["--chaos-report", ""], "", "--chaos-report='': give it a value, or leave it out"),
+        (["--chaos-history="], "", "--chaos-history='': give it a value, or leave it out"),
+        (["--chaos-save", ""], "", "--chaos-save='': give it a value, or leave it out"),
         (["--chaos-seed", "x"], "", "argument --chaos-seed: invalid int value: 'x'"),
         (["--chaos-repeats", "0"], "", "chaos_repeats=0: use 1 or more"),
         (

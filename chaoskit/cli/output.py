@@ -13,6 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from chaoskit.errors import BadInput, closest_name, shown
 from chaoskit.plaintext import one_line
@@ -49,9 +50,32 @@ Run = Annotated[
 ]
 
 
+class _Command(TyperCommand):
+    """A command that refuses empty texts as values of its options and arguments.
+
+    ``--report "$DIR"`` with an unset variable would otherwise mean the working directory, or nothing.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given, _, _ = self.make_parser(ctx).parse_args(list(args))
+        for parameter in self.params:
+            values = given.get(str(parameter.name))
+            if "" in (values if isinstance(values, (list, tuple)) else [values]):
+                remedy = "give it a value" if parameter.required else "give it a value, or leave it out"
+                raise BadInput(str(parameter.name), "", remedy)
+        return super().parse_args(ctx, args)
+
+
+class _App(typer.Typer):
+    """A typer app whose commands refuse empty texts."""
+
+    def command(self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **settings: Any) -> Any:
+        return super().command(name, cls=cls or _Command, **settings)
+
+
 def command_app(help_text: str = "") -> typer.Typer:
     """The typer app of one command; with ``help_text``, of a group of commands."""
-    return typer.Typer(
+    return _App(
         help=help_text or None,
         no_args_is_help=bool(help_text),
         add_completion=False,
