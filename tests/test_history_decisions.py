@@ -30,7 +30,7 @@ from chaoskit.history.compare import (
     with_accepted,
     with_accepted_findings,
 )
-from chaoskit.history.faces import ratio_text, sparkline, told_first, value_text
+from chaoskit.history.faces import markdown, ratio_text, sparkline, told_first, value_text
 from chaoskit.history.finding import NumberChange, NumberFinding
 from chaoskit.history.place import Sources, covariates_of, machine_of, sources_at
 from chaoskit.history.ranks import EXACT_MOST, RatioEstimate, estimate_ratio
@@ -196,6 +196,16 @@ def test_large_samples_are_judged_as_small_ones() -> None:
     assert normal.smaller == pytest.approx(exact.smaller, rel=0.4)
     assert exact.low < exact.ratio < exact.high
     assert estimate_ratio(early, early, 0.9).ratio == 1.0
+
+
+def test_equal_values_and_few_values_show_nothing() -> None:
+    equal = estimate_ratio([1.0] * 5, [1.0] * 5, 0.9)
+    assert (equal.ratio, equal.low, equal.high) == (1.0, 1.0, 1.0)
+    assert equal.greater == equal.smaller > 0.4
+    two, three = ([1.0 + 0.01 * number for number in range(count)] for count in (2, 3))
+    assert (estimate_ratio(two, two, 0.9).low, estimate_ratio(two, two, 0.9).high) == (0, inf)
+    bounded = estimate_ratio(three, three, 0.9)  # with three a side only the outermost pairs can bound it
+    assert (bounded.low, bounded.high) == (pytest.approx(1 / 1.02), pytest.approx(1.02))
 
 
 @pytest.mark.parametrize(("early", "late"), [([], [1.0]), ([1.0], []), ([0.0], [1.0]), ([1.0], [inf])])
@@ -370,6 +380,9 @@ def test_texts_of_findings() -> None:
     assert value_text(_finding(unit="ratio"), 1.5) == "1.5 x"
     assert value_text(_finding(unit="count"), 0.5) == "50%"
     assert [sparkline(values) for values in ([], [1.0, 1.0], [0.0, 7.0, 3.0])] == ["", "▁▁", "▁█▄"]
+    rows = [markdown(RunComparison(findings=[_finding()] * count)).splitlines() for count in (200, 201)]
+    assert [sum(line.startswith("| ❌") for line in lines) for lines in rows] == [200, 200]
+    assert [[line for line in lines if line.startswith("and ")] for lines in rows] == [[], ["and 1 more"]]
     worst, open_ = _finding(), _finding(NumberChange.UNDECIDED)
     comparison = RunComparison(findings=[open_, _finding(NumberChange.UNCHANGED), worst])
     assert told_first(comparison) == [worst, open_]
