@@ -29,6 +29,7 @@ from chaoskit.vocabulary import Event, RunEnd
 
 _LOOK_S = 0.005  # between two looks at logs that grow
 _IDLE_S = 0.1  # between two looks where nothing happens: rules tell of silence
+_OVER_S = 1.0  # the same without rules, once every fault has acted
 _TELL_S = 0.05
 _FRESH_S = 0.5  # within which a process that was struck is gone
 _WITNESS_S = 2.0  # in which a warden, however busy the machine is, tells of a process that has a rank
@@ -93,7 +94,7 @@ class CommandFollower:
         named = [fault.rank for fault in experiment.faults if isinstance(fault.rank, int)]
         self._one_a_node = max([experiment.ranks, *(rank + 1 for rank in named)]) <= len(cluster.nodes)
         self._loss: float | None = None
-        self._told_s = 0.0
+        self._told_s = self._looked_s = 0.0
         self._woken = asyncio.Event()
         self._following: asyncio.Task[Any] | None = None
         self._injector = Injector(experiment.faults, journal, self._place_of, self._woken.set)
@@ -123,10 +124,13 @@ class CommandFollower:
             while True:
                 self._woken.clear()
                 changes.clear()
+                self._looked_s = time.monotonic()
                 over = self._look_at_nodes()
                 self._read_logs(to_the_end=over)  # after the look: all that a node wrote before its end
                 self._tell()
                 self._strike_due(opened)
+                if changes.changed() - {self._directory / "journal" / "harness.jsonl"}:  # it was written just now
+                    self._woken.set()
                 await self._look_at_targets(over)
                 stalled = not over and self._is_stalled()
                 if over or stalled or time.monotonic() >= deadline_s:
@@ -177,10 +181,19 @@ class CommandFollower:
 
     async def _next_change(self, deadline_s: float) -> None:
         """Wait until something may have changed, and a moment between two looks."""
-        await asyncio.sleep(_LOOK_S)
-        wait_s = min(_IDLE_S, max(0.0, deadline_s - time.monotonic()))
+        idle_s = _IDLE_S if self._looks_by_time() else _OVER_S
+        wait_s = min(idle_s, max(0.0, deadline_s - time.monotonic()))
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._woken.wait(), wait_s)
+        if (pause_s := self._looked_s + _LOOK_S - time.monotonic()) > 0:
+            await asyncio.sleep(pause_s)
+
+    def _looks_by_time(self) -> bool:
+        """Return whether something is looked for of which no file and no end of a process tells."""
+        ends_are_known = all(
+            target.exit is not None or injection.fault.whole_node for injection, target in self._injector.in_force
+        )
+        return self._rules.are_set or not (self._injector.awaits_end and ends_are_known)
 
     def _place_of(self, worker: str) -> dict[str, Any]:
         node, _, pid = worker.rpartition(".")

@@ -36,6 +36,11 @@ class NodeLogs:
                 for watch in self._watches[node]:
                     self._tell(node, watch.feed(now_s, line), step, line)
 
+    @property
+    def are_set(self) -> bool:
+        """Return whether there are rules, which tell of silence, too."""
+        return bool(self._watches)
+
     def tick(self, running: Iterable[str], now_s: float, step: int | None) -> None:
         """These nodes still run, and all that they wrote was fed."""
         for node in running if self._watches else ():
