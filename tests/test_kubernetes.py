@@ -425,6 +425,27 @@ def test_a_run_is_driven_by_a_pod_of_its_own(driven: Harness, job: Path) -> None
 
 @pytest.mark.costly
 @pytest.mark.slow
+def test_every_gpu_of_a_cluster_is_for_nodes(there: Namespace, job: Path, tmp_path: Path) -> None:
+    """Two machines have one each, and the template asks for one: driver and coordinator leave both to the nodes."""
+    template = pods.template(tmp_path, resources={"limits": {"nvidia.com/gpu": "1", "cpu": "1"}})
+    with pods.gpus(dict.fromkeys(pods.machines()[:2], 1)):
+        place = DriverPod(pods.options(tmp_path, template=template), tell_on_stderr)
+        with contextlib.closing(RemoteHost(place, tell_on_stderr)) as host:
+            outcome = run(Harness(host, tmp_path / "runs"), NaN(rank=1, at_step=8), job)
+            assert outcome.verdict.value == "passed", outcome.reasons
+            (session,) = {one["metadata"]["labels"][SESSION] for one in pods.pods(f"{STATION}=driver").values()}
+            found = pods.pods(f"{SESSION}={session}").values()
+    asked = {one["metadata"]["labels"][STATION]: one["spec"]["containers"][0]["resources"] for one in found}
+    assert {station for station, resources in asked.items() if "nvidia.com/gpu" in resources["limits"]} == {
+        "node0",
+        "node1",
+    }
+    assert asked["driver"] == asked["coordinator"]
+    there.await_nothing_left()
+
+
+@pytest.mark.costly
+@pytest.mark.slow
 def test_two_deletions_of_the_coordinators_pod_in_one_step_are_one(driven: Harness, job: Path) -> None:
     """The second one finds a pod that goes already, and has done nothing."""
     faults = [DeleteCoordinatorPod(at_step=8), DeleteCoordinatorPod(at_step=8)]

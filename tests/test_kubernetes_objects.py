@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -106,14 +107,71 @@ def test_a_driver_finds_the_same_options_and_its_session() -> None:
     assert {f"{VARIABLE}ADDRESS"} <= {one["name"] for one in container["env"] if "valueFrom" in one}
 
 
-def test_a_driver_asks_for_no_gpu() -> None:
-    """Whatever the template of its nodes says. It is hardened as they are."""
-    resources = {"limits": {"cpu": "2", "nvidia.com/gpu": "8"}}
-    given = {"spec": {"containers": [{"name": "node", "resources": resources}]}}
-    (container,) = driver(given)["spec"]["containers"]
-    assert container["resources"] == {"limits": {"cpu": "2"}}
-    assert pod(given)["spec"]["containers"][0]["resources"] == resources
+#: Of the nodes of a run: a machine with GPUs for each, and a sidecar that uses one, too.
+LARGE: dict[str, Any] = {
+    "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}],
+    "resources": {"limits": {"cpu": "64"}},
+    "initContainers": [
+        {
+            "name": "exporter",
+            "restartPolicy": "Always",
+            "resources": {"limits": {"nvidia.com/gpu": "1", "memory": "8Gi"}, "requests": {"cpu": "4"}},
+        }
+    ],
+    "containers": [
+        {
+            "name": "node",
+            "resources": {
+                "claims": [{"name": "gpu"}],
+                "limits": {"nvidia.com/gpu": "8", "memory": "256Gi", "hugepages-2Mi": "4Gi"},
+                "requests": {"cpu": "32", "rdma/hca": "1"},
+            },
+        }
+    ],
+}
+SMALL = {"requests": {"cpu": "100m", "memory": "512Mi"}}
+
+
+def coordinator(given: dict[str, Any]) -> dict[str, Any]:
+    return manifests.pod("chaoskit-1", "coordinator", "chaoskit-1-c", "10.0.0.1:7000", OPTIONS, given, OWNER)
+
+
+@pytest.mark.parametrize("made", [driver, coordinator])
+def test_a_driver_and_a_coordinator_ask_for_little(made: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """No GPU, whatever the template asks for nodes: of a sidecar, of the whole pod and by claims of devices, too."""
+    (plain,) = made({})["spec"]["containers"]
+    assert plain["resources"] == SMALL
+    spec = made({"spec": LARGE})["spec"]
+    (container,) = spec["containers"]
+    assert container["resources"] == {**SMALL, "limits": {"memory": "4Gi"}}
+    (exporter,) = spec["initContainers"]
+    assert exporter["resources"] == {"limits": {"memory": "8Gi"}, "requests": {"cpu": "0", "memory": "0"}}
+    assert not {"resourceClaims", "resources"} & set(spec)
     assert container["securityContext"] == pod()["spec"]["containers"][0]["securityContext"]
+
+
+def test_a_node_and_a_pod_that_stands_by_ask_for_what_the_template_says() -> None:
+    for station in ("node0", "standby0"):
+        spec = manifests.pod("chaoskit-1", station, "chaoskit-1-n", "10.0.0.1:7000", OPTIONS, {"spec": LARGE})["spec"]
+        assert {name: spec[name] for name in ("resourceClaims", "resources", "initContainers")} == {
+            name: LARGE[name] for name in ("resourceClaims", "resources", "initContainers")
+        }
+        assert spec["containers"][0]["resources"] == LARGE["containers"][0]["resources"]
+
+
+@pytest.mark.parametrize("made", [driver, coordinator])
+def test_a_template_sets_what_driver_and_coordinator_ask_for(
+    made: Callable[[dict[str, Any]], dict[str, Any]], tmp_path: Path
+) -> None:
+    """In a container of that name; it becomes no container of a pod."""
+    own = {"requests": {"cpu": "1"}, "limits": {"memory": "1Gi"}, "claims": [{"name": "gpu"}]}
+    more = [{"name": "driver", "resources": own}, {"name": "coordinator", "resources": own}]
+    given = template.read(write(tmp_path, {"spec": {**LARGE, "containers": [*LARGE["containers"], *more]}}))
+    spec = made(given)["spec"]
+    assert [(one["name"], one["resources"]) for one in spec["containers"]] == [("node", own)]
+    assert spec["resourceClaims"] == LARGE["resourceClaims"]
+    (node,) = pod(given)["spec"]["containers"]
+    assert node["resources"] == LARGE["containers"][0]["resources"]
 
 
 # -- a pod for which another one is preempted -------------------------------------------------------------------------
@@ -296,6 +354,8 @@ def test_forms_of_a_template(tmp_path: Path, kind: str) -> None:
         ({"spec": {"containers": [{"name": "node", "args": []}]}}, "spec.containers[node].args"),
         ({"spec": {"volumes": [{"name": "chaoskit-token"}]}}, "spec.volumes[chaoskit-token]"),
         ({"spec": {"containers": [{"name": "side"}]}}, "spec.containers[side] (make it an init container"),
+        ({"spec": {"containers": [{"name": "driver", "image": "x"}]}}, "spec.containers[driver].image"),
+        ({"spec": {"containers": [{"name": "coordinator", "env": []}]}}, "spec.containers[coordinator].env"),
     ],
 )
 def test_what_is_the_sessions_is_refused_by_its_path(tmp_path: Path, given: dict[str, Any], path: str) -> None:

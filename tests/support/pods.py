@@ -206,6 +206,26 @@ def priority_class(value: int | None) -> Iterator[str]:
 
 
 @contextlib.contextmanager
+def gpus(counts: Mapping[str, int]) -> Iterator[None]:
+    """Machines claim to have so many GPUs, as long as a ``with`` lasts. There is no device behind them."""
+    name = "nvidia.com/gpu"
+    try:
+        for machine, count in counts.items():
+            ask("PATCH", f"/api/v1/nodes/{machine}/status", {"status": {"capacity": {name: str(count)}}})
+            wait_until(lambda machine=machine: name in _allocatable(machine), f"the GPUs of {machine}")
+        yield
+    finally:
+        for machine in counts:
+            gone = {"status": {"capacity": {name: None}, "allocatable": {name: None}}}
+            ask("PATCH", f"/api/v1/nodes/{machine}/status", gone)
+
+
+def _allocatable(machine: str) -> Mapping[str, str]:
+    amounts: Mapping[str, str] = ask("GET", f"/api/v1/nodes/{machine}")["status"]["allocatable"]
+    return amounts
+
+
+@contextlib.contextmanager
 def quota(pods: int) -> Iterator[None]:
     """No more pods than these may be made, as long as a ``with`` lasts."""
     path = f"/api/v1/namespaces/{namespace()}/resourcequotas"

@@ -9,7 +9,7 @@ from copy import deepcopy
 from ipaddress import ip_network
 from typing import Any
 
-from chaoskit.substrate.kubernetes import placement, rights, template
+from chaoskit.substrate.kubernetes import placement, resources, rights, template
 from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions
 from chaoskit.substrate.network import COORDINATOR
 
@@ -48,8 +48,6 @@ DRIVER_PORT = 7070
 DRIVER_STATION = "driver"
 #: The station of a pod that may take the place of a lost one begins so.
 STANDBY = "standby"
-#: Resources that every machine has: a driver takes no others, such as GPUs.
-_PLAIN_RESOURCES = ("cpu", "memory", "ephemeral-storage")
 #: Fields of a pod that have no bearing on where it may be, and those that let it onto a machine.
 _OF_ANY_POD = (
     "automountServiceAccountToken",
@@ -211,7 +209,7 @@ def preemptor(like: Manifest, place: str, machine: str, priority_class: str) -> 
     spec = like["spec"]
     node = next(one for one in spec["containers"] if one["name"] == template.CONTAINER)
     container = {name: node[name] for name in ("name", "image", "imagePullPolicy", "securityContext") if name in node}
-    none = dict.fromkeys(_PLAIN_RESOURCES, "0")  # what is not named at all, a namespace may set
+    none = dict.fromkeys(resources.PLAIN, "0")  # what is not named at all, a namespace may set
     container |= {"command": [node["command"][0], "-c", ""], "resources": {"requests": none}}
     apart = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {PLACE: place}}}
     made: Manifest = {
@@ -274,11 +272,6 @@ def driver(session: str, options: KubernetesOptions, given: Mapping[str, Any]) -
         {"name": f"{VARIABLE}ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": f"{VARIABLE}OWN_MACHINE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
     ]
-    resources = container.get("resources") or {}
-    for kind in ("limits", "requests"):
-        amounts = resources.get(kind) or {}
-        for name in [name for name in amounts if name not in _PLAIN_RESOURCES]:
-            del amounts[name]
     return made
 
 
@@ -323,7 +316,9 @@ def _supervised(
     metadata: Manifest = {"name": name, "labels": {**labels(session, component), STATION: station, PLACE: name}}
     if is_node:
         spec["topologySpreadConstraints"] = [_apart(session, component)]
-    made = deepcopy(template.merge({"metadata": metadata, "spec": spec}, given))
+    made = deepcopy(template.merge({"metadata": metadata, "spec": spec}, template.without_roles(given)))
+    if not is_node:
+        resources.make_small(made["spec"], template.CONTAINER, template.resources_of(given, station))
     if not is_node or station.startswith(STANDBY):
         placement.rather_not_on(made, options.breakable)
     container = next(one for one in made["spec"]["containers"] if one["name"] == template.CONTAINER)

@@ -11,8 +11,10 @@ import msgspec
 from chaoskit.errors import BadInput
 from chaoskit.settings_file import read_document
 
-#: The container in which a node lives, and the only one of a template.
+#: The container in which a node lives.
 CONTAINER = "node"
+#: Containers of a template that say only what the driver's pod and the coordinator's pod ask for.
+ROLES = ("driver", "coordinator")
 #: Labels and volumes whose names begin so are the session's.
 OURS = "chaoskit"
 
@@ -36,6 +38,7 @@ _WHOLE = ("env",)
 _SPEC = ("restartPolicy", "hostname", "subdomain", "shareProcessNamespace", "hostPID", "hostNetwork", "hostIPC")
 _METADATA = ("name", "generateName", "namespace", "ownerReferences", "finalizers")
 _CONTAINER = ("command", "args", "workingDir")
+_ROLE = ("name", "resources")
 
 
 class _Named(msgspec.Struct, frozen=True):
@@ -49,6 +52,7 @@ class _Mounted(msgspec.Struct, frozen=True):
 class _Container(_Named, frozen=True):
     env: list[_Named] = []
     volumeMounts: list[_Mounted] = []  # noqa: N815
+    resources: dict[str, Any] | None = None
 
 
 class _ShapeOfSpec(msgspec.Struct, frozen=True):
@@ -99,6 +103,8 @@ def _taken(template: Mapping[str, Any]) -> Iterator[str]:
     for container in spec.get("containers", []):
         if container["name"] == CONTAINER:
             yield from (f"spec.containers[{CONTAINER}].{name}" for name in _CONTAINER if name in container)
+        elif container["name"] in ROLES:  # it is the node's container otherwise
+            yield from (f"spec.containers[{container['name']}].{name}" for name in container if name not in _ROLE)
         else:  # it would keep the pod, and with it the session, from ending
             yield f"spec.containers[{container['name']}] (make it an init container with restartPolicy: Always)"
     yield from (f"spec.volumes[{one['name']}]" for one in spec.get("volumes", []) if one["name"].startswith(OURS))
@@ -107,6 +113,21 @@ def _taken(template: Mapping[str, Any]) -> Iterator[str]:
 def _is_kind(found: Mapping[str, Any]) -> bool:
     """Whether it is an object with the template of a pod in it."""
     return found.get("kind") in ("PodTemplate", "Deployment", "StatefulSet", "DaemonSet", "Job")
+
+
+def without_roles(template: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a template without the containers of :data:`ROLES`, which are in no pod."""
+    spec = template.get("spec", {})
+    if "containers" not in spec:
+        return dict(template)
+    containers = [container for container in spec["containers"] if container.get("name") not in ROLES]
+    return {**template, "spec": {**spec, "containers": containers}}
+
+
+def resources_of(template: Mapping[str, Any], role: str) -> dict[str, Any] | None:
+    """Return what a template has a role of :data:`ROLES` ask for; None if it does not say."""
+    containers = template.get("spec", {}).get("containers", [])
+    return next((container.get("resources") for container in containers if container.get("name") == role), None)
 
 
 def merge(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
