@@ -93,6 +93,9 @@ class Event(StrEnum):
     TORN = "torn"  # a worker ended inside its update, and half of it is written: worker, step, generation
     SAVED = "saved"  # a snapshot is stored: step, generation, tier, path, size_bytes
     SAVE_FAILED = "save_failed"  # one is not: step, tier, reason
+    # a pod of the run went, and the run has not asked for that: node: what the pod was for; role: node, coordinator or
+    # standby; pod, cause, detail: words of the API server. Its time is that of the first sign
+    POD_TAKEN = "pod_taken"
     RECORDS_CUT = "records_cut"  # a node went with records that had not come from it yet: node
     RULE_FIRED = "rule_fired"  # rule, worker, rank, generation, step, verdict, value, limit, action, reason, line
     # a command's node

@@ -12,6 +12,7 @@ from chaoskit.experiment.account import TimeAccount
 from chaoskit.experiment.accounting import account_for
 from chaoskit.experiment.comparison import compare, exactness
 from chaoskit.experiment.coverage import Compared, coverage_of
+from chaoskit.experiment.disruptions import check_pods, spare
 from chaoskit.experiment.fault_audit import audit
 from chaoskit.experiment.findings import (
     conclude,
@@ -26,6 +27,7 @@ from chaoskit.experiment.floor import Floor
 from chaoskit.experiment.history import History
 from chaoskit.experiment.injected import InjectionRecord, Struck
 from chaoskit.experiment.outcome import (
+    COMMITTED_STEPS,
     COMPLETED,
     RECOVERED,
     Check,
@@ -101,7 +103,7 @@ def judge(
         checks.append(harness_lost(run.records))
     trace = RunTrace(run, told.history, told.recoveries)
     checks += summary(check_properties(trace, checks), compared=trace.has_replicas)
-    checks = coverage.spare(checks)
+    checks = spare(coverage.spare(checks), told.timeline.taken, told.timeline.end_ns)
     return _outcome(told, twin, substrate, checks, compared.not_applied, coverage.verdict(checks))
 
 
@@ -119,6 +121,7 @@ def _checks(told: _Told, twin: Twin | None) -> list[Check]:
         _one_history(history, told.digests, told.states, again),
         _samples(told.ledger, history, twin),
         *_exceptions(run, told.exceptions),
+        *check_pods(told.timeline.taken, told.timeline.end_ns),
         _false_alarms(run, [alarm_in_words(alarm) for alarm in told.alarms]),
     ]
 
@@ -272,7 +275,7 @@ def _lost_steps(history: History, worlds: Sequence[TornWorld], most: int) -> Che
     problems = [f"{lost} committed steps were lost and computed again, max_lost_steps={most}"] if lost > most else []
     torn = f"; {spared - lost} in an update in which every rank ended" if spared > lost else ""
     return conclude(
-        "committed steps kept", problems, f"{lost} lost, beside the step in flight{torn}", looked_at=len(history.steps)
+        COMMITTED_STEPS, problems, f"{lost} lost, beside the step in flight{torn}", looked_at=len(history.steps)
     )
 
 

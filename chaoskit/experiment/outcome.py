@@ -20,6 +20,7 @@ from chaoskit.vocabulary import Event, Verdict
 
 #: Names of the checks that tell whether a run recovered: where something was lost, and where nothing was.
 RECOVERED, COMPLETED = "recovered from every incident", "training completed"
+COMMITTED_STEPS = "committed steps kept"
 
 
 class EvidenceRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +71,7 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     """From one fault (or one group of overlapping faults) back to training."""
 
     cause: str  # e.g. "rank 2: killed by SIGKILL"
-    fault: str | None  # text of the injected fault, None when nothing was injected (a false alarm)
+    fault: str | None  # text of the injected fault, or of a pod's end that the run has not asked for; else None
     injected_s: float
     generation: int
     world: int  # ranks in the first generation after the fault; 0 where that is not known

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chaoskit.experiment import phase_baselines
+from chaoskit.experiment.disruptions import words_of
 from chaoskit.experiment.history import FinishedStep, History
 from chaoskit.experiment.injected import InjectionRecord, Struck
 from chaoskit.experiment.outcome import PhaseSpan, Recovery
@@ -21,18 +22,27 @@ from chaoskit.experiment.run import RawRun
 from chaoskit.journal import Record
 from chaoskit.vocabulary import LOG_RULE, RECOVERY_PHASES, Event
 
-_OVERLAP_NS = 2_000_000_000
+#: A loss may be noticed this much earlier than the first sign of the end of its pod.
+_BEFORE_SIGN_NS = 2_000_000_000
 _ENDS = (Event.COMMIT, Event.SKIP)
 _NOTICES = (Event.DETECTED, Event.NONFINITE, Event.CORRUPT, Event.RECORD_LOST)
 
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """A fault and the loss or the bad numbers by which it was noticed."""
+    """A loss or bad numbers, and what has caused them: a fault, or the end of a pod that the run has not asked for."""
 
     strike: InjectionRecord | None
     detected: Record
     injected_ns: int
+    taken: Record | None = None
+
+    @property
+    def cause(self) -> str | None:
+        """What has caused it, in words; None if nothing is known."""
+        if self.strike is not None:
+            return str(self.strike.fault)
+        return None if self.taken is None else words_of(self.taken)
 
 
 class Timeline:
@@ -40,6 +50,7 @@ class Timeline:
 
     Attributes:
         windows: when pieces of the state lacked copies.
+        taken: records of pods that something other than the run took away, by the time of their first sign.
     """
 
     def __init__(self, run: RawRun, history: History) -> None:
@@ -54,6 +65,7 @@ class Timeline:
                 self._claims[worker].append(strike)
             if strike.fault.whole_node or strike.fault.blameless:
                 self._wide.append(strike)
+        self.taken = self._index.of(Event.POD_TAKEN)
         self.windows = windows(run.records, self._config.memory_copies)
 
     def incidents(self) -> tuple[list[Incident], list[Record]]:
@@ -61,9 +73,14 @@ class Timeline:
         explained: dict[tuple[str, str], Incident] = {}
         alarms = []
         for record in self._index.of(*_NOTICES):
-            if record.t_ns > self._end_ns:
+            if record.t_ns > self.end_ns:
                 break
-            found = self._explanation(record)
+            found, taken = self._explanation(record), self._pod_taken(record)
+            if taken is not None and (found is None or found[1] < taken.t_ns <= record.t_ns):
+                if record.get("rank") is not None:
+                    noticed_ns = min(taken.t_ns, record.t_ns)
+                    explained.setdefault((taken["pod"], ""), Incident(None, record, noticed_ns, taken))
+                continue
             if found is None:
                 alarms += [record] if _is_alarm(record, bool(explained)) else []
                 continue
@@ -85,6 +102,31 @@ class Timeline:
             if found := self._striker(worker, record):
                 return found
         return None
+
+    def _pod_taken(self, record: Record) -> Record | None:
+        """The last pod that was taken before a loss, on whose node the lost worker was; None if there is none."""
+        if record.event not in (Event.DETECTED, Event.RECORD_LOST):
+            return None
+        before = [one for one in self.taken if one.t_ns <= record.t_ns + _BEFORE_SIGN_NS]
+        return next((one for one in reversed(before) if self._was_lost_with(one, record)), None)
+
+    def _was_lost_with(self, taken: Record, record: Record) -> bool:
+        if record.event == Event.RECORD_LOST:  # it lay in the coordinator's pod
+            return bool(taken["role"] == "coordinator")
+        again = self._index.first(Event.NODE_REPLACED, taken.t_ns, lambda one: one["node"] == taken["node"])
+        return any(
+            node == taken["node"] and (again is None or since_ns <= again.t_ns)
+            for node, since_ns in self._places.get(record["worker"], ())
+        )
+
+    @cached_property
+    def _places(self) -> dict[str, list[tuple[str, int]]]:
+        """Worker -> its nodes, each with the time from which on a record names it there."""
+        found = {worker: [(one.source, one.t_ns) for one in starts] for worker, starts in self._starts.items()}
+        for plan in self._index.of(Event.PLAN):  # the record of its start may be lost with its node
+            for member in plan["members"]:
+                found.setdefault(member["worker"], [(member["node"], plan.t_ns)])
+        return found
 
     def _striker(self, worker: str, record: Record) -> tuple[InjectionRecord, int] | None:
         """The last one that struck ``worker`` before the notice: what struck it earlier, it had survived."""
@@ -148,7 +190,8 @@ class Timeline:
         return found
 
     @cached_property
-    def _end_ns(self) -> int:
+    def end_ns(self) -> int:
+        """When the job was over, or its run."""
         ended = self._index.first(Event.JOB_ENDED)
         return self._run.ended_ns if ended is None else ended.t_ns
 
@@ -159,7 +202,8 @@ class Timeline:
             return f"step {record['step']}: the contribution of rank {record['owner']} was found to be non-finite"
         if record.event == Event.CORRUPT:
             return f"step {record['step']}: {record['what']} of rank {record['rank']} was corrupt ({record['verdict']})"
-        return f"rank {record['rank']} was given up: {record['cause']} ({record['detail']})"
+        given_up = f"rank {record['rank']} was given up: {record['cause']} ({record['detail']})"
+        return given_up if incident.taken is None else f"{given_up}; {words_of(incident.taken)}"
 
     def recovery(self, incident: Incident) -> Recovery | None:
         """The recovery from one incident; None if no step was committed after it."""
@@ -179,7 +223,7 @@ class Timeline:
         full_ns = self._full_strength[place]
         return Recovery(
             cause=self.impact(incident),
-            fault=str(incident.strike.fault) if incident.strike else None,
+            fault=incident.cause,
             injected_s=self._seconds(incident.injected_ns),
             generation=generation,
             world=world,

@@ -21,11 +21,12 @@ from chaoskit.experiment.properties import RunTrace, check_properties
 from chaoskit.experiment.properties.base import Kind
 from chaoskit.experiment.run import RawRun
 from chaoskit.experiment.timeline import raised_by_job
+from chaoskit.journal import Record
 from chaoskit.runtime.sources import source_digest
 from chaoskit.vocabulary import Event, Verdict
 
 _FORM = 7  # of what is kept: raised when twins of before must not be used any more
-_STIRS = (Event.DETECTED, Event.NODE_LOST, Event.CORRUPT, Event.RESUMED, Event.RECORD_LOST)
+_STIRS = (Event.POD_TAKEN, Event.DETECTED, Event.NODE_LOST, Event.CORRUPT, Event.RESUMED, Event.RECORD_LOST)
 
 
 class Interrupted(HarnessError):
@@ -105,7 +106,7 @@ def interruptions(run: RawRun, history: History) -> list[str]:
     """What shows that ``run`` was not unbroken, in words: losses, new memberships, what came too late."""
     trace = RunTrace(run, history, [])
     found = [
-        f"{record.event} {record.get('worker', record.source)}: {record.get('cause', '')} {record.get('detail', '')}"
+        f"{record.event} {_about(record)}: {record.get('cause', '')} {record.get('detail', '')}"
         for record in trace.of(*_STIRS)
         if record.t_ns < trace.end_ns
     ]
@@ -113,6 +114,10 @@ def interruptions(run: RawRun, history: History) -> list[str]:
     found += [f"its members changed {changes} times"] if changes else []
     found += _violated(trace, "liveness")
     return found[:3]
+
+
+def _about(record: Record) -> str:
+    return str(record.get("worker") or record.get("node") or record.source)
 
 
 def mistakes(run: RawRun, history: History) -> list[str]:
