@@ -13,7 +13,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -272,6 +272,40 @@ def test_why_a_node_is_not_replaced_is_told(harness: Harness, job: Path) -> None
 
 @pytest.mark.costly
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("take", "cause"),
+    [
+        (pods.delete, "deleted, and not by this run: the API server has no such pod"),
+        (pods.evict, "evicted, and not by"),
+    ],
+    ids=["deleted by force", "evicted"],
+)
+def test_a_pod_that_something_else_takes_makes_a_run_unknown(
+    harness: Harness, job: Path, take: Callable[[str], None], cause: str
+) -> None:
+    """Nothing is lost by it, and what was planned happens, too; but the run says nothing of that alone."""
+    run(harness, NaN(rank=1, at_step=8), job)  # pods are warm
+
+    def take_once(message: Any) -> None:
+        if type(message).__name__ == "Formed" and not taken:
+            (pod,) = pods.pods(f"{STATION}=node1")
+            taken.append(pod)
+            take(pod)
+
+    taken: list[str] = []
+    outcome = harness.run(
+        f"{job}:plain", nodes=2, spares=0, steps=600, options={"step_s": 0.02}, faults=[Kill(rank=0, at_step=500)],
+        twin=False, watch=take_once, node_replacements=1, **DETECTION["relaxed"],
+    )  # fmt: skip
+    assert outcome.verdict.value == "unknown", outcome.reasons
+    assert [reason for reason in outcome.reasons if f"the pod of node1 ({taken[0]}) was {cause}" in reason]
+    assert outcome.false_alarms == 0
+    assert [record.state for record in outcome.faults] == ["confirmed"]
+    assert len(outcome.records(Event.NODE_REPLACED)) == 1
+
+
+@pytest.mark.costly
+@pytest.mark.slow
 def test_a_container_ends_at_once(harness: Harness, job: Path) -> None:
     """The API server says so too, some time later; and nothing that was written down is lost."""
     faults, options = [KillContainer(rank=1, at_step=8)], {"step_s": 0.02}
@@ -502,7 +536,9 @@ def test_a_coordinators_pod_that_others_delete_is_replaced(driven: Harness, job:
     faults, options = [Kill(rank=1, at_step=500)], {"step_s": 0.02}
     outcome = driven.run(f"{job}:plain", nodes=2, steps=600, options=options, faults=faults, twin=False)
     deleter.join()
-    assert outcome.verdict.value == "passed", outcome.reasons
+    assert outcome.verdict.value == "unknown", outcome.reasons
+    assert [reason for reason in outcome.reasons if f"the pod of the coordinator ({lost}) was deleted" in reason]
+    assert {check.name for check in outcome.checks if check.verdict.value != "passed"} == {"no pod was taken away"}
     (resumed,) = [one for one in read_journals(Path(outcome.directory) / "journal") if one.event == Event.RESUMED]
     assert resumed["term"] == 2
     assert lost not in pods.pods()
@@ -558,20 +594,72 @@ def test_a_driver_that_is_killed_is_an_error_of_its_run_only(tmp_path: Path, job
         assert outcome.verdict.value == "passed", outcome.reasons
 
 
+def end_session(session: str) -> None:
+    """End a session as another user does."""
+    environment = os.environ | {f"{VARIABLE}NAMESPACE": pods.namespace()}
+    command = [sys.executable, "-m", "chaoskit", "cluster", "end", session]
+    subprocess.run(command, env=environment, check=True, timeout=60)
+
+
+def evict_driver(session: str) -> None:
+    """Evict the driver's pod, as a drain of its machine does."""
+    (pod,) = pods.pods(f"{SESSION}={session},{STATION}=driver")
+    pods.evict(pod)
+
+
+def delete_driver(session: str) -> None:
+    """Delete the driver's pod by force."""
+    (pod,) = pods.pods(f"{SESSION}={session},{STATION}=driver")
+    pods.delete(pod)
+
+
 @pytest.mark.costly
 @pytest.mark.slow
-def test_a_session_whose_driver_is_gone_is_followed_by_another_one(driven: Harness, job: Path) -> None:
-    """The run that it drove is an error, and no verdict."""
+@pytest.mark.parametrize(
+    ("end", "why"),
+    [
+        (delete_driver, "its pod was deleted .the API server has no such pod"),
+        (evict_driver, "its pod was evicted .DisruptionTarget: EvictionByEvictionAPI"),
+        (pods.delete_job, "its Job chaoskit-[0-9a-f]+ was deleted"),
+        (end_session, "has ended the session with chaoskit cluster end"),
+    ],
+)
+def test_a_session_that_something_ends_is_followed_by_another_one(
+    driven: Harness, job: Path, end: Callable[[str], None], why: str
+) -> None:
+    """The run that it drove is an error that names what has ended it, and no verdict."""
+    ending: list[threading.Thread] = []
 
-    def delete(message: Any) -> None:
-        if type(message).__name__ == "Formed":
-            for name in pods.pods(f"{STATION}=driver"):
-                pods.delete(name)
+    def end_once(message: Any) -> None:
+        if type(message).__name__ == "Formed" and not ending:
+            (session,) = {pod["metadata"]["labels"][SESSION] for pod in pods.pods(f"{STATION}=driver").values()}
+            ending.append(threading.Thread(target=end, args=[session]))
+            ending[0].start()
 
-    with pytest.raises(HarnessError, match="the driver of the run"):
-        driven.run(f"{job}:plain", nodes=2, steps=10**6, options={"step_s": 0.02}, twin=False, watch=delete)
+    with pytest.raises(HarnessError, match=why):
+        driven.run(f"{job}:plain", nodes=2, steps=10**6, options={"step_s": 0.02}, twin=False, watch=end_once)
+    ending[0].join()
     outcome = run(driven, NaN(rank=1, at_step=8), job)
     assert outcome.verdict.value == "passed", outcome.reasons
+
+
+@pytest.mark.costly
+@pytest.mark.slow
+def test_a_pod_that_is_deleted_before_it_runs_is_told_as_that(tmp_path: Path, job: Path) -> None:
+    """At once, and not when the time to start is over."""
+    template = pods.template(tmp_path, resources={"requests": {"cpu": "1000"}})  # it stays pending
+    deleted: list[str] = []
+
+    def delete(line: str) -> None:
+        for name in pods.pods(f"{STATION}=node0"):
+            pods.delete(name)
+            deleted.append(name)
+
+    substrate = KubernetesSubstrate(pods.options(tmp_path, template=template, startup_s=600.0))
+    substrate.tell = delete
+    with contextlib.closing(substrate), pytest.raises(HarnessError, match=r"node0: deleted \(the API server has no"):
+        Harness(substrate, tmp_path / "runs").run(f"{job}:plain", nodes=1, steps=10, twin=False)
+    assert deleted
 
 
 # -- what an administrator installs, and what people see ---------------------------------------------------------------

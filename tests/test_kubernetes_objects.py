@@ -481,7 +481,11 @@ def waiting(reason: str, message: str = "") -> dict[str, Any]:
         ),
         (
             {"status": {"phase": "Failed", "reason": "Evicted", "message": "low"}},
-            Pending("n", "Evicted", "low", is_final=True),
+            Pending("n", "ended by its machine", "Evicted, low", is_final=True),
+        ),
+        (
+            {"metadata": {"deletionTimestamp": "2026-08-01T12:00:30Z"}, "status": {"phase": "Pending"}},
+            Pending("n", "deleted", "deletionTimestamp 2026-08-01T12:00:30Z", is_final=True),
         ),
     ],
 )

@@ -26,7 +26,7 @@ from chaoskit.substrate.kubernetes.examination import ClusterFinding, examine_cl
 from chaoskit.substrate.kubernetes.installation import installation, machine_rights
 from chaoskit.substrate.kubernetes.nights import NightlyJob, nightly_job
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
-from chaoskit.substrate.kubernetes.session import end
+from chaoskit.substrate.kubernetes.session import end_from_outside, started_by
 
 _MARKS = {True: ("ok", "green"), False: ("missing", "red")}
 _JOB, _STEPS = "gpt", 3
@@ -157,7 +157,7 @@ def end_sessions(
             if name not in known:
                 raise BadInput("session", name, "name one that chaoskit cluster list shows")
         for name in names:
-            end(api, name)
+            end_from_outside(api, name, started_by())
 
 
 def _api() -> KubernetesApi:

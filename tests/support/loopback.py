@@ -44,6 +44,9 @@ class LoopbackDriver:
     def do(self, name: str, machine: str) -> Callable[[], None]:
         raise HarnessError(f"{machine} is this machine: it is not broken")
 
+    def explain_end(self) -> str:
+        return ""
+
     def close(self) -> None:
         if self.process is not None:
             try:

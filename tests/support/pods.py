@@ -140,6 +140,17 @@ def delete(pod: str, grace_s: int = 0) -> None:
     ask("DELETE", f"/api/v1/namespaces/{namespace()}/pods/{pod}", {"gracePeriodSeconds": grace_s})
 
 
+def evict(pod: str) -> None:
+    """Evict a pod, as ``kubectl drain`` does: it has the grace of its own."""
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
+    ask("POST", f"/api/v1/namespaces/{namespace()}/pods/{pod}/eviction", body)
+
+
+def delete_job(session: str) -> None:
+    """Delete the Job of a session, as ``kubectl delete job`` does."""
+    ask("DELETE", f"/apis/batch/v1/namespaces/{namespace()}/jobs/{session}", {"propagationPolicy": "Background"})
+
+
 def api_server() -> psutil.Process | None:
     """Its process, where that is on this machine."""
     host, _, port = str(_client().configuration.host).removeprefix("https://").partition(":")

@@ -80,6 +80,9 @@ class DriverPlace(Protocol):
     def do(self, name: str, machine: str) -> Callable[[], None]:
         """Do what has this name to a machine there, from here. Gives what puts it back. Raises HarnessError."""
 
+    def explain_end(self) -> str:
+        """Return what has ended it from outside, in words; "" if nothing shows that."""
+
     def close(self) -> None:
         """End everything there."""
 
@@ -238,7 +241,10 @@ class RemoteHost:
             self._errands.settle()
         if isinstance(answer, DriverDone):
             return answer.value
-        raise BadInput(answer.field, answer.value, answer.reason) if answer.field else HarnessError(answer.reason)
+        if answer.field:
+            raise BadInput(answer.field, answer.value, answer.reason)
+        why = self._place.explain_end() if not link.is_open() or link.leaves else ""
+        raise HarnessError(f"{answer.reason}; the session has ended: {why}" if why else answer.reason)
 
     def _carried_out(self, link: SupervisorLink, order: Order, watch: Watch | None) -> DriverDone | DriverFailed:
         conversation = self._conversation
@@ -274,10 +280,12 @@ class RemoteHost:
             raise self._lost(link)
 
     def _lost(self, link: SupervisorLink) -> HarnessError:
-        if not link.is_open():
-            return SupervisorGone(f"{link.name} is gone, and with it the driver of the run")
-        if link.leaves:
-            return HarnessError("the driver of the run was told to go, as by a drain of the machine that it is on")
+        if not link.is_open() or link.leaves:
+            gone = "the driver of the run was told to go"
+            if not link.is_open():
+                gone = f"{link.name} is gone, and with it the driver of the run"
+            why = self._place.explain_end()
+            return SupervisorGone(f"{gone}: {why}" if why else gone)
         log = self._directory / "log" / "driver.log"
         lines = log.read_text(errors="replace").splitlines()[-_SHOWN_LINES:] if log.is_file() else []
         return HarnessError("\n".join(["the driver of the run ended; its last words:", *lines]))

@@ -146,9 +146,10 @@ class KubernetesApi:
         ]
         return found
 
-    def events_about(self, pod: str, reason: str) -> list[dict[str, Any]]:
-        """What the cluster has told of a pod, for this reason. Raises ApiError."""
-        query = [("fieldSelector", f"involvedObject.name={pod},reason={reason}")]
+    def events_about(self, pod: str, reason: str = "") -> list[dict[str, Any]]:
+        """Return what the cluster has told of a pod, for this reason or for any. Raises ApiError."""
+        about = f"involvedObject.name={pod}"
+        query = [("fieldSelector", f"{about},reason={reason}" if reason else about)]
         found: list[dict[str, Any]] = self._ask("GET", self._path("Event"), query)["items"]
         return found
 
@@ -160,9 +161,12 @@ class KubernetesApi:
             return error.status != 0
         return True
 
-    def delete(self, kind: str, name: str, *, grace_s: int | None = None) -> bool:
-        """Delete an object, and in the background what it owns. Whether there was one. Raises ApiError."""
-        query = [("propagationPolicy", "Background")]
+    def delete(self, kind: str, name: str, *, grace_s: int | None = None, last: bool = False) -> bool:
+        """Delete an object and what it owns. Return whether there was one. Raises ApiError.
+
+        ``last``: whether the object stays until its controller's pods are gone; else these go in the background.
+        """
+        query = [("propagationPolicy", "Foreground" if last else "Background")]
         if grace_s is not None:
             query.append(("gracePeriodSeconds", str(grace_s)))
         try:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from typing import NoReturn
 
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.substrate.kubernetes import manifests
 from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
-from chaoskit.substrate.kubernetes.pod_state import Pending, has_ended, pending, pull_failure
+from chaoskit.substrate.kubernetes.pod_state import Pending, has_ended, pending, pull_failure, taken_away
 
 _SHOWN_LINES = 20
 
@@ -28,10 +28,14 @@ class PodDiagnosis:
             remedy = "change the template, the image, or what you may do in the namespace"
             raise BadInput("template", self._options.template, f"{remedy}: {error}") from None
 
-    def pending(self, stations: Iterable[str], places: Container[str] | None = None) -> list[Pending]:
-        """Why pods do not run yet, as the API server has it; nothing where it does not answer.
+    def pending(
+        self, stations: Iterable[str], places: Container[str] | None = None, made: Mapping[str, str] | None = None
+    ) -> list[Pending]:
+        """Return why pods do not run yet, as the API server has it; nothing where it does not answer.
 
-        ``places``: names of those that are waited for; None for whatever belongs to these stations.
+        Args:
+            places: names of those that are waited for; None for whatever belongs to these stations.
+            made: stations of pods whose objects were made, by the names of these pods.
         """
         wanted = set(stations)
         try:
@@ -44,6 +48,8 @@ class PodDiagnosis:
             for label, one in zip(labels, found, strict=True)
             if places is None or label.get(manifests.PLACE, "") in places
         ]
+        there = {label.get(manifests.PLACE, "") for label in labels}
+        told += [taken_away(station, None) for place, station in (made or {}).items() if place not in there]
         return [one for one in told if one is not None and one.station in wanted]
 
     def _pull_failure(self, station: str, pod: manifests.Manifest) -> Pending | None:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from chaoskit.errors import HarnessError
 from chaoskit.substrate.kubernetes import manifests, port_forward, template
 from chaoskit.substrate.kubernetes.api import KubernetesApi
 from chaoskit.substrate.kubernetes.diagnosis import PodDiagnosis
@@ -26,6 +27,7 @@ from chaoskit.substrate.kubernetes.session import (
     START_MORE_S,
     end,
     end_command,
+    explain_end,
     new_name,
     require_allowed,
     started_by,
@@ -84,6 +86,15 @@ class DriverPod:
         assert self._machines is not None
         return self._machines.do(name, machine)
 
+    def explain_end(self) -> str:
+        """Return what has ended the session from outside, in words; "" if nothing shows that."""
+        return "" if self._api is None else explain_end(self._api, self._name, manifests.DRIVER_STATION)
+
+    def _require_session(self, api: KubernetesApi, *, has_run: bool) -> None:
+        """Raises HarnessError if something has ended the session before its driver could be reached."""
+        if why := explain_end(api, self._name, manifests.DRIVER_STATION, has_run=has_run):
+            raise HarnessError(f"the session has ended before its first run: {why}")
+
     def _connect(self) -> KubernetesApi:
         self._api = api = KubernetesApi(self._options.context, self._options.namespace)
         require_allowed(api)
@@ -119,7 +130,10 @@ class DriverPod:
             told = self._diagnosis.pending([manifests.DRIVER_STATION])
             if told and (text := "; ".join(map(str, told))) != shown:
                 self._tell(f"waiting for pods: {(shown := text)}")
+            if not told:  # its pod may never come
+                self._require_session(api, has_run=False)
             if time.monotonic() > until_s or any(one.is_final for one in told):
+                self._require_session(api, has_run=False)
                 self._diagnosis.raise_not_running(
                     told, [manifests.DRIVER_STATION], "no pod of the driver was made: see the events of its job"
                 )
@@ -135,6 +149,7 @@ class DriverPod:
         try:
             if link.await_ready(limit_s):
                 return link
+            self._require_session(api, has_run=True)
             told, is_late = self._diagnosis.pending([manifests.DRIVER_STATION]), link.is_open()
             self._diagnosis.raise_not_running(
                 told, [manifests.DRIVER_STATION], "its supervisor cannot be reached; see above", is_late=is_late

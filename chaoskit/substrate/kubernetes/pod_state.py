@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from chaoskit.substrate.kubernetes.disruption import disruption_of
+
 # Of a container that waits: the user has to change something, and nothing gets better by waiting.
 _FINAL = frozenset({"InvalidImageName"})
 _NOT_PULLED = "Failed to pull image"
@@ -35,6 +37,12 @@ def pending(station: str, pod: Mapping[str, Any]) -> Pending | None:
     return next(_reasons(station, pod), None)
 
 
+def taken_away(station: str, pod: Mapping[str, Any] | None) -> Pending | None:
+    """Return that something else takes a pod away; None if nothing does. ``pod``: None if it is gone."""
+    why = disruption_of(pod)
+    return None if why is None else Pending(station, why.cause, why.detail, is_final=True)
+
+
 def pull_failure(station: str, messages: Sequence[str]) -> Pending | None:
     """Why an image cannot be pulled, by what events of a pod's failures say; None where they say nothing of it."""
     told = [_line(message) for message in messages if message.startswith(_NOT_PULLED)]
@@ -59,6 +67,8 @@ def why_not_preempting(pod: Mapping[str, Any], victim: Mapping[str, Any]) -> str
 
 def _reasons(station: str, pod: Mapping[str, Any]) -> Iterator[Pending]:
     status = pod.get("status", {})
+    if (taken := taken_away(station, pod)) is not None:
+        yield taken
     if has_ended(pod):
         yield Pending(station, *_how_it_ended(status), is_final=True)
     for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):

@@ -9,14 +9,17 @@ from __future__ import annotations
 import contextlib
 import math
 import secrets
+import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from chaoskit.errors import HarnessError
 from chaoskit.substrate.kubernetes import manifests, placement
 from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
 from chaoskit.substrate.kubernetes.diagnosis import PodDiagnosis
+from chaoskit.substrate.kubernetes.disruption import Disruption, disruption_of
 from chaoskit.substrate.kubernetes.hindrance import Hindrance, How
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.substrate.kubernetes.pod_state import Pending, has_ended, why_not_preempting
@@ -30,6 +33,7 @@ _WARM_S = 120.0
 _END_S = 30.0
 _END_LOOK_S = 0.02
 ASK_AGAIN_S = 0.1  # the API server, of one pod
+_EXAMINE_AGAIN_S = 1.0  # a pod that has ended, and of which the API server does not say why yet
 #: The station of a pod that is made to take another one's place on its machine.
 PREEMPTOR = "preemptor"
 #: Within which a supervisor answers that has nothing else to do.
@@ -44,10 +48,14 @@ class Pod:
             but of a pod that a Job has made.
         link, helper: the streams to its supervisor, and to what may change its network, if it has such a helper.
         address: under which its processes are reached. machine: on which it is.
+        is_made: whether this session has made its object itself.
         goes: whether this session has asked for its end.
         hindrance: what keeps it from running, if anything does.
         is_displaced: whether it would be elsewhere if no machine had been lost.
         fell_silent: whether it counts as lost because its supervisor did not answer.
+        ends_by_plan: whether this session ends it, or has its machine broken.
+        first_sign_ns: when its end was noticed first, on the monotonic clock; 0 if it was not.
+        disruption: why it went, where this session has not asked for that.
         asked_s: when the API server was last asked whether it is over, on the monotonic clock. was_over: its answer.
     """
 
@@ -60,9 +68,14 @@ class Pod:
         self.link: SupervisorLink | None = None
         self.helper: SupervisorLink | None = None
         self.hindrance: Hindrance | None = None
-        self.goes = False
+        self.is_made = self.goes = False
         self.is_displaced = False
         self.fell_silent = False
+        self.ends_by_plan = False
+        self.first_sign_ns = 0
+        self.disruption: Disruption | None = None
+        self.examined_s = -math.inf  # math.inf: it is known why it went
+        self.examining = threading.Lock()
         self.was_over = False
         self.asked_s = -math.inf
 
@@ -93,6 +106,21 @@ class Pod:
     def leaves(self) -> bool:
         """Whether its processes were told to end, or soon will be."""
         return self.goes or (self.link is not None and self.link.leaves)
+
+    @property
+    def role(self) -> str:
+        """The role of its processes in a run: ``node``, ``coordinator`` or ``standby``."""
+        return COORDINATOR if self.station == COORDINATOR else "standby" if self.stands_by else "node"
+
+    def note_end(self) -> None:
+        """Note the time if its processes end or have ended. It hears its supervisor: not for another thread."""
+        if not self.first_sign_ns and self.link is not None and (self.link.leaves or not self.link.is_open()):
+            self.first_sign_ns = time.monotonic_ns()
+
+    def is_unexplained(self) -> bool:
+        """Return whether it ends or has ended, this session has not asked for that, and the reason is not known yet."""
+        is_ours = self.ends_by_plan or self.goes or self.fell_silent
+        return bool(self.first_sign_ns) and not is_ours and self.examined_s < math.inf
 
     def hang_up(self) -> None:
         """End the streams to its supervisor and its helper, and with them all that runs there."""
@@ -129,6 +157,7 @@ class SessionPods:
         self._by_station: dict[str, Pod] = {}
         self._lost, self._returning = placement.LostMachines(), set[str]()
         self._hindrance: Hindrance | None = None
+        self._taken: list[Pod] = []  # by something else, and not written down yet
         self._may_have_others = True  # pods on the cluster that are not known here: of a driver before this one
         self._tidying = ThreadPoolExecutor(1, thread_name_prefix="ck-tidy")  # what nothing waits for
 
@@ -187,9 +216,10 @@ class SessionPods:
         self._hindrance = None
         whole = not self._lost.avoided(time.monotonic())
         for pod in self.all():
+            pod.ends_by_plan = pod.goes  # what was to end it was of the run before
             if not self.serves(pod) or (pod.is_displaced and whole):
                 self._forget(pod)
-                self._may_have_others = True
+                self._may_have_others = pod.ends_by_plan = True
                 self._api.delete("Pod", pod.place, grace_s=0)
         if self._may_have_others:
             self._may_have_others = False
@@ -286,6 +316,7 @@ class SessionPods:
             self._api.create(made)
         except ApiError as error:  # without the name, which no other attempt has: the same reason is told once
             raise ApiError(str(error).replace(pod.place, pod.station), error.status, error.causes) from None
+        pod.is_made = True
 
     def await_arrivals(self, pods: Sequence[Pod], is_run_over: Callable[[], bool] = lambda: False) -> None:
         """Wait for supervisors, and say why they do not come. Raises BadInput, HarnessError."""
@@ -300,7 +331,7 @@ class SessionPods:
             if is_run_over():
                 raise HarnessError("the run is over")
             absent = {pod.station: pod for pod in missing.values()}
-            told = self.diagnosis.pending(absent, missing)
+            told = self.diagnosis.pending(absent, missing, self._made(absent))
             hindered = _hear_hindrances(absent, told)
             if told and (text := "; ".join(map(str, told))) != shown:
                 self._tell(shown := text)
@@ -310,14 +341,28 @@ class SessionPods:
                 otherwise = f"no supervisor came to {self._runner}: can pods reach it?"
                 self.diagnosis.raise_not_running(told, list(absent), otherwise)
 
+    @staticmethod
+    def _made(absent: Mapping[str, Pod]) -> dict[str, str]:
+        return {pod.place: station for station, pod in absent.items() if pod.is_made}
+
     def _await_ready(self, pod: Pod, is_run_over: Callable[[], bool] = lambda: False) -> None:
         until_s = time.monotonic() + _WARM_S
         while pod.link is None or not pod.link.await_ready(_LOOK_S):
             if is_run_over():
                 raise HarnessError("the run is over")
             if not pod.lives() or time.monotonic() > until_s:
+                self.require_there([pod])
                 log = self.diagnosis.log(pod.station)
                 raise HarnessError(f"the supervisor of {pod.station} did not start:\n{log}")
+
+    def require_there(self, pods: Iterable[Pod]) -> None:
+        """Raises HarnessError if something else took one of these pods, with the proof."""
+        for pod in pods:
+            pod.note_end()
+            with contextlib.suppress(ApiError):
+                self.examine(pod)
+            if pod.disruption is not None:
+                raise HarnessError(f"before the first step the pod of {pod.station} was {pod.disruption}")
 
     # -- while a run goes on --------------------------------------------------------------------------------------
 
@@ -339,6 +384,7 @@ class SessionPods:
         if is_run_over():
             raise HarnessError("the run is over")
         if (former := self.get(station)) is not None:
+            former.note_end()
             self._forget(former)
             self._tidying.submit(self._drop, former)
         while (standby := self._take_standby()) is not None:
@@ -409,13 +455,61 @@ class SessionPods:
 
     def delete(self, pod: Pod, grace_s: int) -> None:
         """Delete a pod, and give its processes this time to end. Raises ApiError."""
-        self._api.delete("Pod", pod.place, grace_s=grace_s)
-        pod.goes = True
+        self.examine(pod)  # of one that has ended by itself nothing tells why afterwards
+        with self._ending(pod):
+            self._api.delete("Pod", pod.place, grace_s=grace_s)
 
     def evict(self, pod: Pod, grace_s: int) -> None:
         """Have a pod evicted. Raises EvictionRefused where a PodDisruptionBudget forbids it, and ApiError."""
-        self._api.evict(pod.place, grace_s)
+        with self._ending(pod):
+            self._api.evict(pod.place, grace_s)
+
+    @contextlib.contextmanager
+    def _ending(self, pod: Pod) -> Iterator[None]:
+        """Have a pod go: its supervisor may tell of its end before the API server has answered."""
+        before, pod.ends_by_plan = pod.ends_by_plan, True
+        try:
+            yield
+        except ApiError:
+            pod.ends_by_plan = before
+            raise
         pod.goes = True
+
+    # -- what others do to them -----------------------------------------------------------------------------------
+
+    def examine(self, pod: Pod) -> None:
+        """Ask the API server why a pod goes that this session has not told to go. Raises ApiError."""
+        if not pod.is_unexplained():
+            return
+        with pod.examining:
+            if not pod.is_unexplained() or time.monotonic() < pod.examined_s + _EXAMINE_AGAIN_S:
+                return
+            found = next(self._api.find("Pod", f"{manifests.PLACE}={pod.place}"), None)
+            name = pod.place if found is None else found["metadata"]["name"]
+            disruption = disruption_of(found, self._events_about(name))
+            if not pod.is_unexplained():  # this session has told it to go meanwhile
+                return
+            has_no_reason = disruption is None and found is not None and not has_ended(found)
+            pod.examined_s = time.monotonic() if has_no_reason else math.inf
+            if disruption is not None:
+                pod.disruption = disruption
+                self._taken.append(pod)
+
+    def _events_about(self, pod: str) -> list[dict[str, Any]]:
+        try:
+            return self._api.events_about(pod)
+        except ApiError:  # such as for want of the right to read events
+            return []
+
+    def take_taken(self) -> list[Pod]:
+        """Return the pods that something else took since this was asked last."""
+        taken, self._taken = self._taken, []
+        return taken
+
+    def await_tidy(self, limit_s: float) -> None:
+        """Wait until pods that were forgotten are deleted, and their ends examined, but no longer than this."""
+        with contextlib.suppress(TimeoutError):
+            self._tidying.submit(time.monotonic).result(limit_s)
 
     def create_preemptor(self, pod: Pod, priority_class: str) -> tuple[str, str]:
         """Make a pod of a higher priority that can only run on the machine of another one, and not beside that one. So
@@ -428,7 +522,7 @@ class SessionPods:
         made = manifests.preemptor(self._manifest(PREEMPTOR, name), pod.place, pod.machine, priority_class)
         if reason := why_not_preempting(self._api.create(made, dry_run=True), self._api.get("Pod", pod.place)):
             raise HarnessError(f"no pod is made that preempts that of {pod.station}: {reason}")
-        pod.goes = True  # it may be preempted later, too: no other run has it
+        pod.goes = pod.ends_by_plan = True  # it may be preempted later, too: no other run has it
         self._may_have_others = True
         try:
             return name, str(self._api.create(made)["metadata"]["uid"])

@@ -8,6 +8,7 @@ guard and ``chaoskit cleanup`` only delete the Job sooner.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -15,7 +16,9 @@ import secrets
 import shlex
 import socket
 import sys
+import time
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,6 +26,7 @@ from chaoskit.errors import BadInput
 from chaoskit.osprocess import user_at_host
 from chaoskit.substrate.kubernetes import manifests, template
 from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
+from chaoskit.substrate.kubernetes.disruption import ENDED_BY, disruption_of, end_of_session
 from chaoskit.substrate.kubernetes.machines import Machines, put_back_left
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.substrate.kubernetes.pods import Pod, SessionPods
@@ -30,6 +34,9 @@ from chaoskit.substrate.network import COORDINATOR
 from chaoskit.substrate.supervisor.reception import Reception
 from chaoskit.substrate.undo import CommandEntry, Undo, UndoLog
 
+_LEAVE_S = 5.0  # which the pod of a session has to end, and the process that uses it to find out why
+_LOOK_S = 0.1
+_REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)  # roles go with their namespace
 START_MORE_S = 60  # beyond what pods have to start
 #: Says in the environment what starts sessions, where that is not the user at this machine: such as a night.
 STARTED_BY_VARIABLE = "CHAOSKIT_STARTED_BY"
@@ -111,6 +118,10 @@ class Session:
         """Whether it can have no runs any more. One without a driver goes with the coordinator's pod."""
         return not self.is_driven and ((pod := self.pods.get(COORDINATOR)) is None or not self.pods.serves(pod))
 
+    def explain_end(self) -> str:
+        """Return what has ended it from outside, in words; "" if nothing shows that."""
+        return explain_end(self.api, self.name, COORDINATOR)
+
     def close(self) -> None:
         """End everything in its pods, and delete all that it has made."""
         self.pods.close()
@@ -132,6 +143,45 @@ def end(api: KubernetesApi, session: str) -> None:
     api.delete("Job", session)
     for pod in api.find("Pod", manifests.selector(session)):
         api.delete("Pod", pod["metadata"]["name"], grace_s=0)
+
+
+def end_from_outside(api: KubernetesApi, session: str, user: str) -> None:
+    """End a session of another process, which can find out what has ended it. Raises ApiError.
+
+    Its Job says so, and stays until its pod has ended, or a few seconds are over.
+    """
+    with contextlib.suppress(ApiError):
+        api.patch("Job", session, {"metadata": {"annotations": {ENDED_BY: user}}})
+    api.delete("Job", session, last=True)
+    until_s = time.monotonic() + _LEAVE_S
+    while time.monotonic() < until_s and any(api.find("Job", manifests.selector(session))):
+        time.sleep(_LOOK_S)
+    end(api, session)
+
+
+def explain_end(api: KubernetesApi, session: str, station: str, *, has_run: bool = True) -> str:
+    """Return what has ended a session from outside, in words; "" if nothing shows that.
+
+    Args:
+        station: the one of the Job's pod. has_run: whether that pod has been there.
+    """
+    try:
+        namespace, job = _find(api, "Namespace", api.namespace), _find(api, "Job", session)
+        selector = f"{manifests.selector(session)},{manifests.STATION}={station}"
+        pods = list(api.find("Pod", selector)) if namespace is not None else []
+    except ApiError as error:
+        return f"the API server does not say why: {error}" if error.status in _REFUSED else ""
+    first_pod = disruption_of(pods[0] if pods else None) if pods or has_run else None
+    return end_of_session(session, namespace, job, first_pod)
+
+
+def _find(api: KubernetesApi, kind: str, name: str) -> dict[str, Any] | None:
+    try:
+        return api.get(kind, name)
+    except ApiError as error:
+        if error.status != HTTPStatus.NOT_FOUND:
+            raise
+        return None
 
 
 def end_command(session: str, api: KubernetesApi) -> list[str]:

@@ -18,12 +18,14 @@ from chaoskit.config import RunConfig
 from chaoskit.coordinator_files import RECORD, CoordinatorAddress, address_file
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.injection_line import InjectionDoor
+from chaoskit.journal import Journal
 from chaoskit.messages import NodeLost
 from chaoskit.substrate.actions import Action, Backend
 from chaoskit.substrate.away import AwaySubstrate
 from chaoskit.substrate.errands import Errands, ErrandsHere
 from chaoskit.substrate.job_cluster import JobCluster
 from chaoskit.substrate.kubernetes.actions import MACHINE_ACTIONS, POD_ACTIONS
+from chaoskit.substrate.kubernetes.api import ApiError
 from chaoskit.substrate.kubernetes.backends import PodApi
 from chaoskit.substrate.kubernetes.manifests import FILES, STANDBY
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
@@ -38,8 +40,10 @@ from chaoskit.substrate.supervised import node_names
 from chaoskit.substrate.supervisor.away import KernelAway
 from chaoskit.substrate.supervisor.link import SupervisorGone, SupervisorLink
 from chaoskit.substrate.traffic import Change
+from chaoskit.vocabulary import Event
 
 _LOOK_S = 0.25  # a coordinator says something twenty times a second
+_TIDY_S = 5.0
 
 
 class KubernetesSubstrate(AwaySubstrate):
@@ -94,7 +98,14 @@ class KubernetesSubstrate(AwaySubstrate):
         standbys = [f"{STANDBY}{number}" for number in range(replacements)]
         self._pods.drop_standbys(beyond=standbys)
         self._pods.stand_ready([*node_names(config.nodes_max), *standbys])
-        return super().launch(config, run_directory, **options)
+        self._pods.take_taken()  # before this run
+        try:
+            return super().launch(config, run_directory, **options)
+        except BadInput:
+            raise
+        except HarnessError:
+            self._pods.require_there([self._pod(COORDINATOR), *map(self._pod, node_names(config.nodes))])
+            raise
 
     def start_agent(
         self, network: Network, node: str, token: str, run_directory: Path, injection: InjectionDoor | None
@@ -128,9 +139,47 @@ class KubernetesSubstrate(AwaySubstrate):
         there = {pod.station for pod in self._pods.on(self._pod(node).machine)}
         return tuple(one for one in nodes if one in there)
 
+    def examine(self, stations: Iterable[str]) -> None:
+        """Ask the API server why pods go that this run has not told to go. It may not answer."""
+        for pod in filter(None, map(self._pods.get, stations)):
+            with contextlib.suppress(ApiError):
+                self._pods.examine(pod)
+
+    def note_ends(self, stations: Iterable[str]) -> bool:
+        """Note which pods go. Return whether the reason for which one goes is to be found out."""
+        pods = [pod for pod in map(self._pods.get, stations) if pod is not None]
+        for pod in pods:
+            pod.note_end()
+        return any(pod.is_unexplained() for pod in pods)
+
+    def write_taken(self, run_directory: Path) -> None:
+        """Write down which pods something else took."""
+        for pod in self._pods.take_taken():
+            assert pod.disruption is not None
+            journal = Journal(run_directory / "journal", "substrate", role="substrate")
+            told = {"node": pod.station, "role": pod.role, "pod": pod.place}
+            why = {"cause": pod.disruption.cause, "detail": pod.disruption.detail}
+            journal.write(Event.POD_TAKEN, t_ns=pod.first_sign_ns, **told, **why)
+            journal.close("told")
+
+    def settle_taken(self, stations: Sequence[str], run_directory: Path) -> None:
+        """Write down what is known of pods that something else took, when the run is over."""
+        self.note_ends(stations)
+        self.examine(stations)
+        self._pods.await_tidy(_TIDY_S)
+        self.write_taken(run_directory)
+
+    def why_ended(self) -> str:
+        """Return what has ended the session from outside, if its own process drives it; "" if nothing shows that."""
+        return "" if self._session is None or self._session.is_driven else self._session.explain_end()
+
     def note_silent(self, station: str) -> None:
         """The supervisor of a station does not answer: its pod is lost."""
         self._pods.note_silent(self._pod(station))
+
+    def standbys(self) -> tuple[str, ...]:
+        """The stations of pods that stand by."""
+        return tuple(pod.station for pod in self._pods.all() if pod.stands_by)
 
     async def ensure_pod(self, node: str, run_directory: Path) -> None:
         """Have a pod for a node whose own is lost, if it is, while the event loop goes on.
@@ -144,6 +193,7 @@ class KubernetesSubstrate(AwaySubstrate):
             return
         if pod is not None:
             self.settle(node, run_directory)
+            pod.note_end()
             pod.hang_up()  # the loop may hear it, and what follows is done elsewhere
         run_over = threading.Event()
         try:
@@ -258,12 +308,12 @@ class PodCluster(JobCluster):
     def heard(self) -> Iterator[None]:
         with super().heard():
             doubts = self._doubts = {}
-            watch = asyncio.get_running_loop().create_task(self._watch_coordinator())
+            watches = [asyncio.create_task(watch()) for watch in (self._watch_coordinator, self._watch_pods)]
             try:
                 yield
             finally:
                 self._doubts = None
-                tasks = (watch, *doubts.values())
+                tasks = (*watches, *doubts.values())
                 for task in tasks:
                     task.cancel()
                 for task in tasks:
@@ -285,6 +335,27 @@ class PodCluster(JobCluster):
                 self._substrate.note_silent(COORDINATOR)
                 with contextlib.suppress(OSError):
                     self._observer.shutdown(socket.SHUT_RDWR)
+
+    async def _watch_pods(self) -> None:
+        """Find out why pods go that this run has not told to go. The loop waits for no answer of the API server."""
+        examination: asyncio.Task[None] | None = None
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if self._substrate.note_ends(self._stations()) and (examination is None or examination.done()):
+                examined = asyncio.to_thread(self._substrate.examine, self._stations())
+                examination = asyncio.create_task(examined)
+            self._substrate.write_taken(self.run_directory)
+
+    def _stations(self) -> tuple[str, ...]:
+        return (COORDINATOR, *self.nodes, *self._substrate.standbys())
+
+    def _how_it_ended(self) -> str:
+        why = self._substrate.why_ended()
+        return super()._how_it_ended() + (f": {why}" if why else "")
+
+    def end(self) -> None:
+        self._substrate.settle_taken(self._stations(), self.run_directory)
+        super().end()
 
     def together(self, node: str) -> tuple[str, ...]:
         return self._substrate.together(node, self.nodes)
