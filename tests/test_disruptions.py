@@ -91,13 +91,21 @@ TAKEN = disruption_of(pod(reason="EvictionByEvictionAPI"))
 @pytest.mark.parametrize(
     ("namespace", "found", "told"),
     [
-        (None, None, "its namespace was deleted"),
-        ({**NAMESPACE, "status": {"phase": "Terminating"}}, job(deleted=True), "its namespace was deleted"),
-        (NAMESPACE, None, "its Job s was deleted"),
-        (NAMESPACE, job(deleted=True), "its Job s was deleted"),
+        (None, None, "the namespace of the session was deleted"),
+        (
+            {**NAMESPACE, "status": {"phase": "Terminating"}},
+            job(deleted=True),
+            "the namespace of the session was deleted",
+        ),
+        (NAMESPACE, None, "the Job s of the session was deleted"),
+        (NAMESPACE, job(deleted=True), "the Job s of the session was deleted"),
         (NAMESPACE, job(annotations={ENDED_BY: "ann@laptop"}), "ann@laptop has ended the session with"),
         (NAMESPACE, job(annotations={ENDED_BY: "ann@laptop"}, deleted=True), "ann@laptop has ended the session with"),
-        (NAMESPACE, job(reason="BackoffLimitExceeded"), "its pod was evicted (DisruptionTarget: Evict"),
+        (
+            NAMESPACE,
+            job(reason="BackoffLimitExceeded"),
+            "the pod of the session's Job was evicted (DisruptionTarget: Evict",
+        ),
     ],
 )
 def test_what_ends_a_session_is_told_as_that(
@@ -109,7 +117,7 @@ def test_what_ends_a_session_is_told_as_that(
 
 def test_a_session_ends_by_its_deadline_or_by_itself() -> None:
     late = job(reason="DeadlineExceeded")
-    assert end_of_session("s", NAMESPACE, late) == "its Job has reached its deadline of 86400 s"
+    assert end_of_session("s", NAMESPACE, late) == "the Job of the session has reached its deadline of 86400 s"
     assert end_of_session("s", NAMESPACE, job()) == ""
     assert end_of_session("s", NAMESPACE, job(reason="BackoffLimitExceeded")) == ""
 

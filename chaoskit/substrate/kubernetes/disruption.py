@@ -87,18 +87,18 @@ def end_of_session(
         first_pod: why the pod of the Job goes, if something takes that away.
     """
     if namespace is None or _goes(namespace):
-        return "its namespace was deleted"
+        return "the namespace of the session was deleted"
     if job is None:
-        return f"its Job {session} was deleted"
+        return f"the Job {session} of the session was deleted"
     if ended_by := (job["metadata"].get("annotations") or {}).get(ENDED_BY, ""):
         return f"{ended_by} has ended the session with chaoskit cluster end"
     if _goes(job):
-        return f"its Job {session} was deleted"
+        return f"the Job {session} of the session was deleted"
     if first_pod is not None:  # before the conditions of the Job, which fails for that
-        return f"its pod was {first_pod}"
+        return f"the pod of the session's Job was {first_pod}"
     for condition in job.get("status", {}).get("conditions") or ():
         if condition.get("type") == "Failed" and condition.get("reason") == "DeadlineExceeded":
-            return f"its Job has reached its deadline of {job['spec'].get('activeDeadlineSeconds')} s"
+            return f"the Job of the session has reached its deadline of {job['spec'].get('activeDeadlineSeconds')} s"
     return ""
 
 
