@@ -99,9 +99,9 @@ def resolve_job(target: str, options: dict[str, Any] | None = None) -> JobSpec:
             raise BadInput("job", target, name_remedy(path, [*reference_jobs(), *_modules(Path())], remedy))
     else:
         if not Path(path).is_file():
-            raise BadInput(
-                "job", target, name_remedy(path, _scripts(Path(path).parent), "name a Python file that exists")
-            )
+            closest = closest_name(Path(path).name, _scripts(Path(path).parent))
+            remedy = f"write {Path(path).with_name(closest)}" if closest else "name a Python file that exists"
+            raise BadInput("job", target, remedy)
         job = JobSpec(str(Path(path).resolve()))
     job = msgspec.structs.replace(job, function=function or "train", options=options or {})
     return msgspec.structs.replace(job, sharded=validate_job(job))
@@ -132,8 +132,8 @@ def _modules(folder: Path) -> list[str]:
 
 
 def _scripts(folder: Path) -> list[str]:
-    """Return the Python files of a folder, as a user names them."""
-    return sorted(str(file) for file in folder.glob("*.py"))
+    """Return the names of the Python files of a folder."""
+    return sorted(file.name for file in folder.glob("*.py") if file.is_file())
 
 
 def _reference_job(name: str) -> JobSpec | None:

@@ -344,7 +344,7 @@ _REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "NaN in options": ({"options": {"size": math.nan}}, "options.size=nan: use a finite number"),
     "options in themselves": ({"options": {"size": _ENDLESS}}, "use a value that does not contain itself"),
     "no list": ({"faults": Kill(rank=1, at_step=1)}, "write a list: [Kill(...)]"),
-    "class for an instance": ({"faults": [Kill]}, "faults[0]=<class 'faults.kill.Kill'>: give an instance: Kill(...)"),
+    "class for an instance": ({"faults": [Kill]}, "kill.Kill'>: give an instance: Kill(...)"),
     "fraction of a rank": ({"faults": [Kill(rank=1.5, at_step=1)]}, "rank=1.5: use a value of type int or str"),
     "bool for a rank": ({"faults": [Kill(rank=True, at_step=1)]}, "rank=True: use a value of type int or str"),
     "no rank": ({"faults": [Kill(rank=None, at_step=1)]}, "rank=None: use a value of type int or str"),
