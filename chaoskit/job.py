@@ -304,9 +304,9 @@ def _require_taken(train: ast.FunctionDef, job: JobSpec) -> None:
     if not unknown or train.args.kwarg is not None:
         return
     name = unknown[0]
-    closest = closest_name(name, known)
-    cure = f"write {closest}, or leave {name} out" if closest else f"leave {name} out"
-    remedy = f"{train.name} takes {', '.join(sorted(known)) or 'no options'}: {cure}"
+    remedy = f"{train.name} takes {', '.join(sorted(known)) or 'no options'}: leave {name} out"
+    if closest := closest_name(name, known):
+        remedy = f"write {closest}: {remedy}"
     if not job.is_installed and name.isidentifier() and name != positional[0]:
         value = repr(job.options[name])
         value = value if len(value) <= _VALUE_LENGTH_MAX else "..."
