@@ -92,3 +92,19 @@ class FaultBroken(HarnessError):
 
 class Refused(ChaoskitError):
     """The other side does not know the token, or does not speak this protocol."""
+
+
+def error_line(error: BaseException) -> str:
+    """Return an error in one line: its first line, the last line of what was quoted behind it, its notes and its cause.
+
+    A cause is left out where the error names it already.
+    """
+    lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else type(error).__name__
+    if len(lines) > 1:
+        text = f"{text.rstrip(':')}: {lines[-1]}"
+    notes = [" ".join(note.split()) for note in getattr(error, "__notes__", ())]
+    cause = error.__cause__
+    if cause is not None and (reason := error_line(cause)) not in text:
+        notes.append(f"caused by {type(cause).__name__}: {reason}")
+    return "; ".join([text, *notes])

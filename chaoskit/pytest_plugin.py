@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from chaoskit.config import DETECTION
-from chaoskit.errors import BadInput, HarnessError
+from chaoskit.errors import BadInput, HarnessError, error_line
 from chaoskit.plaintext import printable
 from chaoskit.substrate.choice import names, unavailable
 from chaoskit.typed import convert
@@ -100,6 +100,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--chaos-report", metavar="DIR", default=None, help="write outcomes, journals and an HTML page to DIR"
+    )
+    group.addoption(
+        "--chaos-traceback",
+        action="store_true",
+        default=False,
+        help="show where chaoskit itself failed, with everything that it quotes, instead of one line",
     )
     parser.addini(
         "chaos_detection",
@@ -504,6 +510,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         report.longrepr = _with_notes(_brief(error.outcome), error)
     elif isinstance(error, HarnessError):
         verdict = Verdict.ERROR
+        if not item.config.getoption("chaos_traceback"):
+            report.longrepr = printable(f"chaoskit failed: {error_line(error)} (--chaos-traceback shows more)")
     elif isinstance(error, BadInput):
         report.longrepr = _with_notes(f"bad input: {error}", error)
         report.user_properties.append((_VERDICT_PROPERTY + ".worst", _BAD_INPUT))

@@ -125,8 +125,12 @@ def test_what_cannot_be_done_there_is_refused_here(harness: Harness, host: Remot
 
 
 def test_what_is_refused_there_is_told_here(harness: Harness) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(BadInput, match=r"port='.*choose a free port"):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(BadInput, match=r"port='.*choose a free port") as refused,
+    ):
         harness.run_planned(plan_experiment(JOB, nodes=1, steps=3), twin=False, port=taken.getsockname()[1])
+    assert refused.value.__context__ is None, "no other error was being handled"
 
 
 @pytest.mark.costly

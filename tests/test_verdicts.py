@@ -324,6 +324,60 @@ def test_the_worst_verdict_is_the_exit_status(pytester: pytest.Pytester, tests: 
         assert (report / "report.html").is_file()
 
 
+ERRORS = """
+from chaoskit.errors import HarnessError
+
+def test_plain(tmp_path):
+    raise HarnessError("the harness broke")
+
+def test_with_a_log(tmp_path):
+    raise HarnessError("the driver ended; its last words:\\nTraceback ...\\n  line 1\\nOSError: disk full\\n")
+
+def test_with_a_cause(tmp_path):
+    try:
+        {}["absent"]
+    except KeyError as error:
+        raise HarnessError("no session") from error
+
+def test_within_another_error(tmp_path):
+    try:
+        raise RuntimeError("no running event loop")
+    except RuntimeError:
+        raise HarnessError("pods do not run")
+
+def test_with_a_note(tmp_path):
+    error = HarnessError("no stream")
+    error.add_note("what was made is left: forbidden")
+    raise error
+"""
+
+
+def test_an_error_of_chaoskit_is_one_line_with_its_cause(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_session=ERRORS)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    assert result.ret == 11
+    lines = [line for line in result.outlines if line.startswith("chaoskit failed: ")]
+    assert [
+        line.removeprefix("chaoskit failed: ").removesuffix(" (--chaos-traceback shows more)") for line in lines
+    ] == [
+        "the harness broke",
+        "the driver ended; its last words: OSError: disk full",
+        "no session; caused by KeyError: 'absent'",
+        "pods do not run",
+        "no stream; what was made is left: forbidden",
+    ]
+    assert "event loop" not in result.stdout.str()
+    assert len(result.outlines) < 30
+
+
+def test_the_traceback_of_an_error_of_chaoskit_is_shown_on_request(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(test_session=ERRORS)
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--chaos-traceback", "-k", "log")
+    assert result.ret == 11
+    assert "  line 1" in result.stdout.str()
+    assert "def test_with_a_log" in result.stdout.str()
+
+
 def test_bad_input_fails_a_test_with_one_line_and_ends_the_session_with_2(pytester: pytest.Pytester) -> None:
     """What is worse wins: a failed test beside it makes it 1."""
     pytester.makepyfile(

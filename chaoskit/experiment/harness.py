@@ -250,9 +250,15 @@ def _floor(run: RawRun, undo: UndoLog) -> Floor | None:
 
 def _outside_loops(run: Callable[[], Ran]) -> Ran:
     """Run an experiment in a thread of its own where this one has a running event loop, as in a notebook."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if not _has_running_loop():  # an error of the run must not name that there is none
         return run()
     with ThreadPoolExecutor(1, thread_name_prefix="ck-run") as pool:
         return pool.submit(run).result()
+
+
+def _has_running_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
