@@ -805,6 +805,68 @@ def test_bad_input_is_told_in_a_line_and_makes_nothing(
     assert not there.made()
 
 
+TWO_TESTS = """
+from chaoskit.stacks import LogPatterns
+
+def test_a(chaos):
+    chaos.run("gpt", nodes=2, steps=3, twin=False)
+
+def test_b(chaos):
+    chaos.run("gpt", nodes=2, steps=3, twin=False)
+
+def test_command(chaos):
+    chaos.run(command=["true"], watch=LogPatterns(step=r"step (\\d+)"), twin=False)
+"""
+
+
+def bad_inputs(directory: Path, tests: str, **more: str) -> list[str]:
+    """Run tests in a session of their own, which must end with 2. Return the line that each test fails with."""
+    (directory / "test_session.py").write_text(TWO_TESTS)
+    command = ["pytest", "-p", "no:cacheprovider", "--chaos-substrate", "kubernetes", "-k", tests, "--rootdir", "."]
+    environment = pods.environment(directory) | {"KUBECONFIG": os.environ["KUBECONFIG"], **more}
+    done = subprocess.run(
+        [sys.executable, "-m", *command], env=environment, cwd=directory, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == pytest.ExitCode.INTERRUPTED, done.stdout
+    return [line for line in done.stdout.splitlines() if line.startswith("bad input: ")]
+
+
+def test_a_command_is_refused_before_a_pod_is_made(tmp_path: Path, there: Namespace) -> None:
+    (line,) = bad_inputs(tmp_path, "command")
+    assert (
+        line
+        == "bad input: command='true': use the substrate local, netns or docker, or give a job: pods run no commands"
+    )
+    assert not there.made()
+
+
+def test_a_quota_without_room_is_told_before_a_pod_is_made(tmp_path: Path, there: Namespace) -> None:
+    """The driver and the coordinator would fit into it, and the pods of both nodes would not."""
+    with pods.quota(pods=len(pods.pods()) + 3):
+        first, second = bad_inputs(tmp_path, "test_a or test_b")
+    assert first == second
+    assert "quota='" in first
+    assert "4 pods need 4" in first
+    assert not there.made()
+
+
+def test_a_missing_right_is_told_before_anything_is_made(person: None, tmp_path: Path) -> None:
+    """What the doctor names is what a run is refused with."""
+    there = Namespace()
+    first, second = bad_inputs(tmp_path, "test_a or test_b")
+    assert first == second
+    assert first.startswith("bad input: rights='create serviceaccounts, create roles, create rolebindings, patch pods")
+    assert not there.made()
+
+
+def test_a_cordon_is_told_before_a_pod_is_made(tmp_path: Path, there: Namespace) -> None:
+    machine = pods.machines()[-1]
+    with pods.cordoned(machine):
+        (line,) = bad_inputs(tmp_path, "test_a", CHAOSKIT_KUBERNETES_MACHINES=machine)
+    assert f"{machine} is cordoned" in line
+    assert not there.made()
+
+
 def test_a_server_that_does_not_answer_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "config"
     cluster = {"name": "c", "cluster": {"server": "https://127.0.0.1:9"}}

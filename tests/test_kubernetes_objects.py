@@ -14,8 +14,8 @@ import pytest
 from chaoskit.errors import BadInput
 from chaoskit.substrate import choice
 from chaoskit.substrate.kubernetes import manifests, template
-from chaoskit.substrate.kubernetes.machines import is_ready
 from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions
+from chaoskit.substrate.kubernetes.placement import is_ready
 from chaoskit.substrate.kubernetes.pod_state import Pending, pending, pull_failure, why_not_preempting
 
 OPTIONS = KubernetesOptions(image="registry/train:1")

@@ -8,7 +8,6 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -55,7 +54,8 @@ def doctor(
     if trial and all(one.is_there for one in found):
         found += _try()
     if machine:
-        print_json({"findings": [asdict(one) for one in found]})
+        findings = [{"name": one.name, "is_there": one.is_there, "told": one.told} for one in found]
+        print_json({"findings": findings})
     else:
         table = Table.grid(padding=(0, 2, 0, 0))
         for one in found:
@@ -72,10 +72,14 @@ def _try() -> list[ClusterFinding]:
         with tempfile.TemporaryDirectory() as directory, Harness("kubernetes", directory) as harness:
             outcome = harness.run(_JOB, nodes=1, steps=_STEPS, options={"size": "tiny"}, twin=False)
     except ChaoskitError as error:
-        return [ClusterFinding("a run", False, str(error))]
+        return [_failed_run(str(error))]
     if outcome.reasons:
-        return [ClusterFinding("a run", False, "; ".join(outcome.reasons))]
-    return [ClusterFinding("a run", True, f"{_STEPS} steps on one node, in {time.monotonic() - began_s:.0f} s")]
+        return [_failed_run("; ".join(outcome.reasons))]
+    return [ClusterFinding("a run", f"{_STEPS} steps on one node, in {time.monotonic() - began_s:.0f} s")]
+
+
+def _failed_run(reason: str) -> ClusterFinding:
+    return ClusterFinding("a run", reason, BadInput("job", _JOB, f"have the cluster run it: {reason}"))
 
 
 @app.command("manifests")

@@ -21,7 +21,7 @@ from chaoskit.experiment.directory import keep
 from chaoskit.experiment.floor import Floor, floor_of
 from chaoskit.experiment.follow import Watch
 from chaoskit.experiment.history import History
-from chaoskit.experiment.host import ExperimentHost, LocalHost, make_host
+from chaoskit.experiment.host import ExperimentHost, LocalHost, demand_of, make_host
 from chaoskit.experiment.judge import judge
 from chaoskit.experiment.outcome import Outcome
 from chaoskit.experiment.plan import Experiment, plan_experiment
@@ -125,7 +125,7 @@ class Harness:
         Raises:
             BadInput: before anything is started, also if the substrate cannot do one of the faults.
         """
-        self._require_able(experiment.faults)
+        self._require_able(experiment)
         self.host.reach()
         if isinstance(experiment, CommandExperiment):
             unbroken = self._command_twin(experiment, watch_twin) if twin else None
@@ -156,11 +156,13 @@ class Harness:
         keep(run.directory, unbroken, reference, floor)
         return judge(run, unbroken, self.host.name, reference, floor)
 
-    def _require_able(self, faults: Sequence[Fault]) -> None:
-        for fault in faults:
+    def _require_able(self, experiment: Planned) -> None:
+        for fault in experiment.faults:
             if self.host.name in choice.NAMES and self.host.name not in fault.substrates:
                 able = " or ".join(fault.substrates)
                 raise BadInput("faults", str(fault), f"use the substrate {able}: {self.host.name} cannot do it")
+        self.host.require(demand_of(experiment))
+        for fault in experiment.faults:
             if reason := next(filter(None, map(self.host.why_not, fault.needs)), ""):
                 raise BadInput("faults", str(fault), f"leave it out, or use another form: {reason}")
 

@@ -16,6 +16,7 @@ from chaoskit.plaintext import tell_on_stderr
 from chaoskit.substrate import choice
 from chaoskit.substrate.actions import Action
 from chaoskit.substrate.base import Substrate
+from chaoskit.substrate.demand import RunDemand
 from chaoskit.substrate.undo import UndoLog
 
 
@@ -34,6 +35,9 @@ class ExperimentHost(Protocol):
     @property
     def twins(self) -> TwinCache | SessionTwins:
         """Unbroken runs on the same machines: their numbers depend on the processor."""
+
+    def require(self, demand: RunDemand) -> None:
+        """Refuse a run that cannot take place there, before anything of it is made. Raises BadInput, HarnessError."""
 
     def reach(self) -> None:
         """Have what executes the next run, so that :attr:`twins` are of the same machines. Raises HarnessError."""
@@ -63,6 +67,9 @@ class LocalHost:
         self.name, self.undo = substrate.name, substrate.undo
         self.twins = SessionTwins() if getattr(substrate, "is_elsewhere", False) else TwinCache()
 
+    def require(self, demand: RunDemand) -> None:
+        self._substrate.require(demand)
+
     def reach(self) -> None:
         """It is this process."""
 
@@ -81,6 +88,16 @@ class LocalHost:
 
     def close(self) -> None:
         self._substrate.close()
+
+
+def demand_of(experiment: Experiment | CommandExperiment) -> RunDemand:
+    """Return the part of a plan that a host is asked about."""
+    actions = frozenset(action for fault in experiment.faults for action in fault.needs)
+    if isinstance(experiment, CommandExperiment):
+        return RunDemand(experiment.nodes, actions=actions, command=tuple(experiment.command))
+    config = experiment.config
+    standbys = sum(fault.needs_standby for fault in experiment.faults)
+    return RunDemand(config.nodes_max, standbys, actions, device=config.device)
 
 
 def make_host(name: str, *, docker_image: str = "") -> ExperimentHost:

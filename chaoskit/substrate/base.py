@@ -12,6 +12,7 @@ from chaoskit.config import RunConfig
 from chaoskit.injection_line import InjectionDoor
 from chaoskit.messages import Message
 from chaoskit.substrate.actions import Action, Applied
+from chaoskit.substrate.demand import RunDemand
 from chaoskit.substrate.echo import EchoProbe
 from chaoskit.substrate.processes import Process
 from chaoskit.substrate.undo import UndoLog
@@ -165,6 +166,9 @@ class Substrate(Protocol):
         many nodes that are lost are expected to be replaced, so that places for them can stand ready. ``injection``:
         where the harness of a run with faults listens to workers and checkpoint daemons; a production launch has none.
         """
+
+    def require(self, demand: RunDemand) -> None:
+        """Refuse a run that cannot take place here, before anything of it is made. Raises BadInput, HarnessError."""
 
     def why_not(self, action: type[Action]) -> str:
         """Why an action of this kind cannot be done to nodes from here; "" if it can. Tried, where that can be."""

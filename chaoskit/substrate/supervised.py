@@ -24,6 +24,7 @@ from chaoskit.plaintext import tell_on_stderr
 from chaoskit.substrate.actions import Action, Backend
 from chaoskit.substrate.bare import BareCluster
 from chaoskit.substrate.base import NOTHING, Needs
+from chaoskit.substrate.demand import RunDemand
 from chaoskit.substrate.errands import Errands
 from chaoskit.substrate.job_cluster import JobCluster, attach
 from chaoskit.substrate.network import COORDINATOR, Network
@@ -75,6 +76,9 @@ class SupervisedSubstrate:
     def backends(self, cluster: BaseCluster) -> Iterable[Backend]:
         """What carries out actions on the nodes of a run, beside its network."""
         raise NotImplementedError
+
+    def require(self, demand: RunDemand) -> None:
+        """Refuse a run that cannot take place here, before anything of it is made. Raises BadInput, HarnessError."""
 
     def why_not(self, action: type[Action]) -> str:
         """Why an action of this kind cannot be done to nodes from here; "" if it can."""

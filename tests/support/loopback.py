@@ -12,6 +12,7 @@ from chaoskit.errors import HarnessError
 from chaoskit.experiment.remote.client import RemoteHost
 from chaoskit.osprocess import start_ticks
 from chaoskit.plaintext import tell_on_stderr
+from chaoskit.substrate.demand import RunDemand
 from chaoskit.substrate.supervisor.link import SupervisorLink
 from chaoskit.substrate.undo import EndEntry, UndoLog, temporary_directory
 
@@ -30,6 +31,9 @@ class LoopbackDriver:
         self.substrate, self._undo = substrate, UndoLog()
         self.files, _ = temporary_directory("loopback", self._undo)
         self.process: subprocess.Popen[bytes] | None = None
+
+    def require(self, demand: RunDemand) -> None:
+        """Refuse nothing."""
 
     def open(self, undo: UndoLog) -> SupervisorLink:
         ours, theirs = socket.socketpair()

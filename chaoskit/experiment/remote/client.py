@@ -44,6 +44,7 @@ from chaoskit.faults import CATALOGUE
 from chaoskit.faults.base import Fault
 from chaoskit.messages import AnyMessage, InjectionReport
 from chaoskit.substrate.actions import Action
+from chaoskit.substrate.demand import RunDemand
 from chaoskit.substrate.errands import ErrandsHere
 from chaoskit.substrate.processes import Process
 from chaoskit.substrate.supervisor.away import kind_name
@@ -70,6 +71,9 @@ class DriverPlace(Protocol):
 
     substrate: str
     files: Path
+
+    def require(self, demand: RunDemand) -> None:
+        """Refuse a run that cannot take place there, before anything is made. Raises BadInput, HarnessError."""
 
     def open(self, undo: UndoLog) -> SupervisorLink:
         """A supervisor there, which lasts as long as its stream. Raises BadInput, HarnessError.
@@ -129,6 +133,9 @@ class RemoteHost:
         self.driver: Process | None = None
         self._conversation = Conversation()
         self._errands = ErrandsHere(place.do)
+
+    def require(self, demand: RunDemand) -> None:
+        self._place.require(demand)
 
     def reach(self) -> None:
         self._reached()

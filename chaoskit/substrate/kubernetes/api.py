@@ -33,6 +33,7 @@ _PLACES = {
     _KUBELET: (f"/apis/coordination.k8s.io/v1/namespaces/{_KUBELETS}", "leases"),
     "Job": ("/apis/batch/v1", "jobs"),
     "Event": ("/api/v1", "events"),
+    "ResourceQuota": ("/api/v1", "resourcequotas"),
     "NetworkPolicy": ("/apis/networking.k8s.io/v1", "networkpolicies"),
 }
 _OF_NO_NAMESPACE = ("Namespace", "Node", _KUBELET)
@@ -57,6 +58,11 @@ class ApiError(HarnessError):
     def __init__(self, message: str, status: int = 0, causes: frozenset[str] = frozenset()) -> None:
         super().__init__(message)
         self.status, self.causes = status, causes
+
+    @property
+    def is_refusal(self) -> bool:
+        """Return whether the same request would be refused again: the server has answered, and is not overloaded."""
+        return HTTPStatus.BAD_REQUEST <= self.status < HTTPStatus.INTERNAL_SERVER_ERROR and self.status not in _AGAIN
 
 
 class EvictionRefused(ApiError):

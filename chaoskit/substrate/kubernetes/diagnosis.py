@@ -14,19 +14,15 @@ from chaoskit.substrate.kubernetes.pod_state import Pending, has_ended, pending,
 _SHOWN_LINES = 20
 
 
+class PodsBarred(HarnessError):
+    """Pods do not run for a reason that the cluster names, and that another attempt would meet again."""
+
+
 class PodDiagnosis:
     """What the API server says of pods that are waited for."""
 
     def __init__(self, api: KubernetesApi, session: str, options: KubernetesOptions) -> None:
         self._api, self._session, self._options = api, session, options
-
-    def dry_run(self, manifest: manifests.Manifest) -> None:
-        """Have the server check an object. Raises BadInput."""
-        try:
-            self._api.create(manifest, dry_run=True)
-        except ApiError as error:
-            remedy = "change the template, the image, or what you may do in the namespace"
-            raise BadInput("template", self._options.template, f"{remedy}: {error}") from None
 
     def pending(
         self, stations: Iterable[str], places: Container[str] | None = None, made: Mapping[str, str] | None = None
@@ -83,7 +79,7 @@ class PodDiagnosis:
         since = "" if not is_late or any(one.is_final for one in told) else f" after {self._options.startup_s:g} s"
         if any(one.reason in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName") for one in told):
             raise BadInput("image", image, f"name one that machines can pull: {reasons}")
-        raise HarnessError(f"pods do not run{since}: {reasons}{printed}")
+        raise (PodsBarred if told else HarnessError)(f"pods do not run{since}: {reasons}{printed}")
 
     def log(self, station: str) -> str:
         """The end of what a station's pods have printed."""

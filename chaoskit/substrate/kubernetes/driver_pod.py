@@ -17,11 +17,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from chaoskit.errors import HarnessError
+from chaoskit.substrate.demand import RunDemand
 from chaoskit.substrate.kubernetes import manifests, port_forward, template
 from chaoskit.substrate.kubernetes.api import KubernetesApi
 from chaoskit.substrate.kubernetes.diagnosis import PodDiagnosis
 from chaoskit.substrate.kubernetes.machines import Machines, put_back_left
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
+from chaoskit.substrate.kubernetes.preflight import Preflight
 from chaoskit.substrate.kubernetes.session import (
     DEADLINE_S,
     START_MORE_S,
@@ -29,8 +31,8 @@ from chaoskit.substrate.kubernetes.session import (
     end_command,
     explain_end,
     new_name,
-    require_allowed,
     started_by,
+    taking_back,
 )
 from chaoskit.substrate.supervisor.away import KernelAway
 from chaoskit.substrate.supervisor.link import SupervisorLink
@@ -59,6 +61,11 @@ class DriverPod:
         self._stream: subprocess.Popen[bytes] | None = None
         self._ends: Undo | None = None
         self._machines: Machines | None = None
+        self._preflight = Preflight(options, self._given)
+
+    def require(self, demand: RunDemand) -> None:
+        """Refuse a run that cannot take place. Raises BadInput, HarnessError, before anything is made."""
+        self._preflight.require_run(demand, self._name if self._api is not None else "")
 
     def open(self, undo: UndoLog) -> SupervisorLink:
         """Make a session, whose end is written ahead, and come to its supervisor.
@@ -67,7 +74,8 @@ class DriverPod:
             BadInput: if the cluster, the namespace or the template cannot be used; nothing is made then. HarnessError:
                 if the pod does not run in time, with the reason.
         """
-        try:
+        self._preflight.require_session()
+        with self._preflight.refusal.remembered(), taking_back(self.close):
             api, token = self._connect(), secrets.token_hex(16)
             self._make_objects(api, token, undo)
             pod = self._await_running(api)
@@ -76,9 +84,7 @@ class DriverPod:
             self._machines = Machines(api, self._name, self._options, undo)
             for left in put_back_left(api, self._options):
                 self._tell(str(left))
-        except BaseException:
-            self.close()
-            raise
+        self._preflight.note_made()
         return link
 
     def do(self, name: str, machine: str) -> Callable[[], None]:
@@ -97,7 +103,6 @@ class DriverPod:
 
     def _connect(self) -> KubernetesApi:
         self._api = api = KubernetesApi(self._options.context, self._options.namespace)
-        require_allowed(api)
         self._name = new_name()
         self._diagnosis = PodDiagnosis(api, self._name, self._options)
         return api
@@ -108,8 +113,6 @@ class DriverPod:
         name, options, given = self._name, self._options, self._given
         pod = manifests.driver(name, options, given)
         job = manifests.job(name, pod, started_by=started_by(), deadline_s=start_s, parallelism=0)
-        for manifest in (manifests.pod(name, "node0", f"{name}-node0", "", options, given), job):
-            self._diagnosis.dry_run(manifest)
         self._ends = undo.plan(CommandEntry(shlex.join(end_command(name, api))))
         owner = manifests.owner(name, api.create(job)["metadata"]["uid"])
         if not options.service_account:

@@ -32,7 +32,7 @@ def installation(namespace: str, security: str) -> list[Manifest]:
             "roleRef": {"apiGroup": rights.RBAC, "kind": "Role", "name": ACCOUNT},
             "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": namespace}],
         },
-        role(USERS, within, rights.CLIENT_RIGHTS),
+        role(USERS, within, rights.CLIENT_RIGHTS + rights.ADVISORY_RIGHTS),
     ]
 
 

@@ -11,7 +11,7 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -23,6 +23,7 @@ from chaoskit.substrate.errands import NotPutBack
 from chaoskit.substrate.kubernetes import levers, manifests, marks
 from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
+from chaoskit.substrate.kubernetes.placement import is_ready
 from chaoskit.substrate.kubernetes.pod_state import has_ended
 from chaoskit.substrate.undo import CommandEntry, UndoLog
 
@@ -31,7 +32,6 @@ PROTECTED = "chaoskit.dev/protect"
 #: An annotation of a machine that is broken: by which session, and how it is put back.
 BROKEN = "chaoskit.dev/broken"
 _BACK_S, _LOOK_S = 600.0, 0.5
-_NOT_READY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
 class BrokenMachine(msgspec.Struct, frozen=True):
@@ -164,30 +164,44 @@ class Machines:
             raise HarnessError(f"{machine} is left alone: the process that would have to put it back runs there")
         try:
             node = self._api.get("Node", machine)
-            if PROTECTED in node["metadata"].get("labels", {}):
-                raise HarnessError(f"{machine} may not be broken: it has the label {PROTECTED}")
-            if how in marks.MARKS:
-                marks.require_unmarked(node, how)
-            broken = _broken(node)
-            if broken is not None and broken.session != f"{self._api.namespace}/{self._session}":
-                remedy = f"if it is whole: kubectl annotate node {machine} {BROKEN}-"
-                raise HarnessError(f"{machine} is left alone: session {broken.session} has broken it; {remedy}")
-            strangers = [] if self._options.strangers == "allow" else sorted(self._strangers(machine))
+            pods = [] if self._options.strangers == "allow" else self._api.pods_on(machine)
         except ApiError as error:
             raise HarnessError(f"whether {machine} may be broken cannot be told: {error}") from error
-        if strangers:
-            remedy = "drain it, or use the option strangers=allow"
-            raise HarnessError(
-                f"{machine} may not be broken: others' pods run there ({', '.join(strangers)}); {remedy}"
-            )
+        if reason := why_not_breakable(node, how, pods, self._api.namespace, self._session):
+            raise HarnessError(reason)
 
-    def _strangers(self, machine: str) -> Iterator[str]:
-        """Pods of others there, but those that run on every machine."""
-        for pod in self._api.pods_on(machine):
-            metadata = pod["metadata"]
-            is_ours = metadata.get("labels", {}).get(manifests.SESSION) == self._session
-            if not (is_ours or _is_everywhere(metadata) or has_ended(pod)):
-                yield f"{metadata['namespace']}/{metadata['name']}"
+
+def why_not_breakable(
+    node: Mapping[str, Any], how: str, pods: Iterable[Mapping[str, Any]], namespace: str, session: str
+) -> str:
+    """Return why a machine is left alone by a session; "" if it may be broken.
+
+    Args:
+        how: a mark or a lever. pods: those on the machine, unless it does not matter whose they are.
+        session: its name; "" for a session that has made nothing yet.
+    """
+    machine = node["metadata"]["name"]
+    if PROTECTED in node["metadata"].get("labels", {}):
+        return f"{machine} may not be broken: it has the label {PROTECTED}"
+    if how in marks.MARKS and marks.has_mark(node, how):
+        return f"{machine} has a {how} already"
+    broken = _broken(node)
+    if broken is not None and broken.session != f"{namespace}/{session}":
+        remedy = f"if it is whole: kubectl annotate node {machine} {BROKEN}-"
+        return f"{machine} is left alone: session {broken.session} has broken it; {remedy}"
+    if strangers := sorted(_strangers(pods, session)):
+        remedy = "drain it, or use the option strangers=allow"
+        return f"{machine} may not be broken: others' pods run there ({', '.join(strangers)}); {remedy}"
+    return ""
+
+
+def _strangers(pods: Iterable[Mapping[str, Any]], session: str) -> Iterator[str]:
+    """Yield the names of pods that are of no session of this name, and do not run on every machine."""
+    for pod in pods:
+        metadata = pod["metadata"]
+        is_ours = bool(session) and metadata.get("labels", {}).get(manifests.SESSION) == session
+        if not (is_ours or _is_everywhere(metadata) or has_ended(pod)):
+            yield f"{metadata['namespace']}/{metadata['name']}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,14 +268,6 @@ def _broken(node: Mapping[str, Any]) -> BrokenMachine | None:
         return msgspec.json.decode(told, type=BrokenMachine) if told else None
     except msgspec.DecodeError:  # written by another program
         return None
-
-
-def is_ready(node: Mapping[str, Any]) -> bool:
-    """Whether a node of the cluster is ready, and has none of the taints by which the cluster keeps pods off it."""
-    conditions = node.get("status", {}).get("conditions", ())
-    taints = node.get("spec", {}).get("taints", ())
-    says_ready = any((one["type"], one["status"]) == ("Ready", "True") for one in conditions)
-    return says_ready and not any(one["key"] in _NOT_READY for one in taints)
 
 
 def _is_everywhere(metadata: Mapping[str, Any]) -> bool:

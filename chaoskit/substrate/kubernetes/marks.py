@@ -26,7 +26,7 @@ _TRIES = 5  # against others that change the same object
 
 def require_unmarked(node: Mapping[str, Any], name: str) -> None:
     """Raises HarnessError if a machine has a mark already, which is another's doing."""
-    if _has(node, name):
+    if has_mark(node, name):
         raise HarnessError(f"{node['metadata']['name']} has a {name} already")
 
 
@@ -61,7 +61,8 @@ def take_off(api: KubernetesApi, name: str, machine: str) -> None:
     _change(api, name, machine, on=False)
 
 
-def _has(node: Mapping[str, Any], name: str) -> bool:
+def has_mark(node: Mapping[str, Any], name: str) -> bool:
+    """Return whether a machine has a mark."""
     spec = node.get("spec", {})
     if name == CORDON:
         return bool(spec.get("unschedulable"))
@@ -73,7 +74,7 @@ def _change(api: KubernetesApi, name: str, machine: str, *, on: bool) -> None:
     for tries_left in reversed(range(_TRIES)):
         try:
             node = api.get("Node", machine)
-            if _has(node, name) is not on:
+            if has_mark(node, name) is not on:
                 api.patch("Node", machine, _patch(node, name, on=on))
             return
         except ApiError as error:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 #: Longer than a cluster takes to notice that a machine is silent (40 to 50 s) and to keep pods off it by itself.
 AVOID_S = 90.0
 _WEIGHT = 100  # the most
+_KEEP_OFF = ("NoSchedule", "NoExecute")
+#: Taints by which a cluster says that a machine takes no pods for now.
+_CORDONED = "node.kubernetes.io/unschedulable"
+_NOT_READY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+_NAME = "metadata.name"
 
 
 class LostMachines:
@@ -62,8 +67,87 @@ def _required_terms(pod: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _named(operator: str, machine: str) -> dict[str, Any]:
-    return {"key": "metadata.name", "operator": operator, "values": [machine]}
+    return {"key": _NAME, "operator": operator, "values": [machine]}
 
 
 def _with_field(term: dict[str, Any], *fields: dict[str, Any]) -> dict[str, Any]:
     return term | {"matchFields": [*term.get("matchFields", ()), *fields]}
+
+
+# -- machines that take no pods -----------------------------------------------------------------------------------
+
+
+def why_nowhere(pod: Mapping[str, Any], machines: Iterable[Mapping[str, Any]]) -> str:
+    """Return why each machine on which a pod may be takes none now; "" if one does.
+
+    Also "" if the pod may be on none of them: a cluster may make such a machine when it sees the pod.
+    """
+    suitable = [machine for machine in machines if suits(pod, machine)]
+    reasons = [(machine["metadata"]["name"], _barred(pod, machine)) for machine in suitable]
+    return ", ".join(f"{name} {reason}" for name, reason in reasons) if all(reason for _, reason in reasons) else ""
+
+
+def _barred(pod: Mapping[str, Any], machine: Mapping[str, Any]) -> str:
+    spec = machine.get("spec", {})
+    cordon = {"key": _CORDONED, "effect": "NoSchedule"}
+    if spec.get("unschedulable") and not _is_tolerated(pod, cordon):
+        return "is cordoned"
+    return "" if is_ready(machine) else "is not ready"
+
+
+def is_ready(node: Mapping[str, Any]) -> bool:
+    """Whether a node of the cluster is ready, and has none of the taints by which the cluster keeps pods off it."""
+    conditions = node.get("status", {}).get("conditions", ())
+    taints = node.get("spec", {}).get("taints", ())
+    says_ready = any((one["type"], one["status"]) == ("Ready", "True") for one in conditions)
+    return says_ready and not any(one["key"] in _NOT_READY for one in taints)
+
+
+def suits(pod: Mapping[str, Any], machine: Mapping[str, Any]) -> bool:
+    """Return whether a pod may be on a machine by its node selector, its affinity and its tolerations."""
+    spec, labels = pod["spec"], machine["metadata"].get("labels", {})
+    fields = {_NAME: machine["metadata"]["name"]}
+    if any(labels.get(name) != value for name, value in (spec.get("nodeSelector") or {}).items()):
+        return False
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    terms = required.get("nodeSelectorTerms")
+    if terms and not any(_matches(term, labels, fields) for term in terms):
+        return False
+    taints = machine.get("spec", {}).get("taints", ())
+    passing = (_CORDONED, *_NOT_READY)
+    lasting = [taint for taint in taints if taint["effect"] in _KEEP_OFF and taint["key"] not in passing]
+    return all(_is_tolerated(pod, taint) for taint in lasting)
+
+
+def _matches(term: Mapping[str, Any], labels: Mapping[str, str], fields: Mapping[str, str]) -> bool:
+    expressions = [(one, labels) for one in term.get("matchExpressions", ())]
+    expressions += [(one, fields) for one in term.get("matchFields", ())]
+    return all(_holds(expression, found) for expression, found in expressions)
+
+
+def _holds(expression: Mapping[str, Any], found: Mapping[str, str]) -> bool:
+    name, values = expression["key"], expression.get("values", ())
+    match expression["operator"]:
+        case "In":
+            return found.get(name) in values
+        case "NotIn":
+            return found.get(name) not in values
+        case "Exists":
+            return name in found
+        case "DoesNotExist":
+            return name not in found
+    return True  # a comparison of numbers is left to the scheduler
+
+
+def _is_tolerated(pod: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
+    return any(_tolerates(toleration, taint) for toleration in pod["spec"].get("tolerations") or ())
+
+
+def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
+    if toleration.get("effect") not in (None, "", taint["effect"]):
+        return False
+    if toleration.get("key") in (None, ""):
+        return toleration.get("operator") == "Exists"
+    has_value = toleration.get("operator") == "Exists" or toleration.get("value", "") == taint.get("value", "")
+    return bool(toleration["key"] == taint["key"] and has_value)

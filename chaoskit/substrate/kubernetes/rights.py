@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from chaoskit.substrate.kubernetes.options import KubernetesOptions
+
 RBAC = "rbac.authorization.k8s.io"
 
 
@@ -60,6 +62,18 @@ NIGHT_RIGHTS = (
         "leases", ("create", "delete", "get", "patch"), "one night at a time in the namespace", "coordination.k8s.io"
     ),
 )
+
+
+#: Rights without which a check before a run cannot be made; the run takes place all the same.
+ADVISORY_RIGHTS = (Right("resourcequotas", ("list",), "whether the pods of a run fit into the quotas"),)
+_OF_DRIVEN = ("pods/portforward",)
+
+
+def of_session(options: KubernetesOptions) -> tuple[Right, ...]:
+    """Return the rights that a session with these options needs in its namespace."""
+    if options.has_driver:
+        return CLIENT_RIGHTS if options.service_account else CLIENT_RIGHTS + ACCOUNT_RIGHTS
+    return tuple(right for right in CLIENT_RIGHTS if right.resource not in _OF_DRIVEN) + DRIVER_RIGHTS
 
 
 def rules(rights: Iterable[Right]) -> list[dict[str, Any]]:

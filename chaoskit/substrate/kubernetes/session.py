@@ -17,12 +17,12 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
-from chaoskit.errors import BadInput
+from chaoskit.errors import BadInput, ChaoskitError
 from chaoskit.osprocess import user_at_host
 from chaoskit.substrate.kubernetes import manifests, template
 from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
@@ -63,8 +63,6 @@ class Session:
         self._given = template.read(options.template) if options.template else {}
         self.api = KubernetesApi(options.context, options.namespace)
         self._driven = options.driven
-        if self._driven is None:
-            require_allowed(self.api)
         self.name = new_name() if self._driven is None else self._driven.name
         self._runner = options.address or _address_towards(self.api.server)
         token = secrets.token_hex(16) if self._driven is None else self._driven.read("token")
@@ -74,14 +72,11 @@ class Session:
         self._ends: Undo | None = None
         self.machines = Machines(self.api, self.name, options, undo)
         self.pods = SessionPods(self.api, self.name, options, self._reception, self._runner, self._manifest, tell)
-        try:
+        with taking_back(self.close):
             if self._driven is None:
                 self._open(token)
             else:
                 self._owner = manifests.owner(self._driven.name, self._driven.read("owner"))
-        except BaseException:
-            self.close()
-            raise
 
     # -- what it makes --------------------------------------------------------------------------------------------
 
@@ -90,8 +85,6 @@ class Session:
         inside = self._manifest(pod.station, pod.place)
         start_s = math.ceil(self._options.startup_s) + START_MORE_S
         made = manifests.job(self.name, inside, started_by=started_by(), deadline_s=start_s)
-        for manifest in (inside, made):
-            self.pods.diagnosis.dry_run(manifest)
         self._ends = self._undo.plan(CommandEntry(shlex.join(end_command(self.name, self.api))))
         self.pods.expect(pod)
         self._owner = manifests.owner(self.name, self.api.create(made)["metadata"]["uid"])
@@ -182,6 +175,19 @@ def _find(api: KubernetesApi, kind: str, name: str) -> dict[str, Any] | None:
         if error.status != HTTPStatus.NOT_FOUND:
             raise
         return None
+
+
+@contextlib.contextmanager
+def taking_back(close: Callable[[], None]) -> Iterator[None]:
+    """Take back what a ``with`` has made, where it fails. Its own error is raised, whatever becomes of that."""
+    try:
+        yield
+    except BaseException as error:
+        try:
+            close()
+        except ChaoskitError as left:
+            error.add_note(f"what was made is left: {left}")
+        raise
 
 
 def end_command(session: str, api: KubernetesApi) -> list[str]:

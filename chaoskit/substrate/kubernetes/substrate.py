@@ -22,8 +22,10 @@ from chaoskit.journal import Journal
 from chaoskit.messages import NodeLost
 from chaoskit.substrate.actions import Action, Backend
 from chaoskit.substrate.away import AwaySubstrate
+from chaoskit.substrate.demand import RunDemand
 from chaoskit.substrate.errands import Errands, ErrandsHere
 from chaoskit.substrate.job_cluster import JobCluster
+from chaoskit.substrate.kubernetes import template
 from chaoskit.substrate.kubernetes.actions import MACHINE_ACTIONS, POD_ACTIONS
 from chaoskit.substrate.kubernetes.api import ApiError
 from chaoskit.substrate.kubernetes.backends import PodApi
@@ -32,6 +34,7 @@ from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.substrate.kubernetes.outside import Outside
 from chaoskit.substrate.kubernetes.pod_network import PodNetwork, why_not_in_pods
 from chaoskit.substrate.kubernetes.pods import ANSWER_S, Pod, SessionPods
+from chaoskit.substrate.kubernetes.preflight import FirstRefusal, Preflight, require_possible
 from chaoskit.substrate.kubernetes.session import Session
 from chaoskit.substrate.network import COORDINATOR, Network
 from chaoskit.substrate.nodes import BaseCluster
@@ -61,6 +64,14 @@ class KubernetesSubstrate(AwaySubstrate):
         super().__init__()
         self._options = options
         self._session: Session | None = None
+        self._preflight = Preflight(options, template.read(options.template) if options.template else {})
+        self._nodes_refusal = FirstRefusal()
+
+    def require(self, demand: RunDemand) -> None:
+        """Refuse a run that cannot take place. A driver leaves that to its client, which has more rights."""
+        if self._options.driven is None:
+            session = self._session
+            self._preflight.require_run(demand, session.name if session is not None else "")
 
     def warm_up(self) -> None:
         if self._session is not None:
@@ -69,7 +80,11 @@ class KubernetesSubstrate(AwaySubstrate):
                 self._session.close()
                 self._session = None
         if self._session is None:
-            self._session = Session(self._options, self.undo, lambda line: self.tell(f"waiting for pods: {line}"))
+            if self._options.driven is None:
+                self._preflight.require_session()
+            with self._preflight.refusal.remembered():
+                self._session = Session(self._options, self.undo, lambda line: self.tell(f"waiting for pods: {line}"))
+            self._preflight.note_made()
         self._session.pods.settle_in()
         self._session.pods.stand_ready([COORDINATOR])
 
@@ -92,12 +107,14 @@ class KubernetesSubstrate(AwaySubstrate):
         Raises:
             BadInput: if the cluster or the image cannot be used. HarnessError: if pods do not start.
         """
-        if config.device != "cpu":
-            raise BadInput("device", config.device, "use 'cpu': no GPU was tried in pods yet")
+        require_possible(RunDemand(config.nodes_max, device=config.device))
         self.warm_up()
         standbys = [f"{STANDBY}{number}" for number in range(replacements)]
         self._pods.drop_standbys(beyond=standbys)
-        self._pods.stand_ready([*node_names(config.nodes_max), *standbys])
+        stations = [*node_names(config.nodes_max), *standbys]
+        with self._nodes_refusal.remembered(len(stations)):
+            self._pods.stand_ready(stations)
+        self._nodes_refusal.note_success()
         self._pods.take_taken()  # before this run
         try:
             return super().launch(config, run_directory, **options)

@@ -1,0 +1,312 @@
+"""Refusals before anything is made on a cluster: by rights, quotas, machines and plans. Asks no cluster."""
+
+from __future__ import annotations
+
+import contextlib
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from chaoskit.errors import BadInput, HarnessError
+from chaoskit.substrate.demand import RunDemand
+from chaoskit.substrate.kubernetes import placement, quotas, rights
+from chaoskit.substrate.kubernetes.api import ApiError
+from chaoskit.substrate.kubernetes.diagnosis import PodsBarred
+from chaoskit.substrate.kubernetes.examination import (
+    ClusterFinding,
+    refusal_of,
+    refusal_of_rights,
+    session_objects,
+    session_pods,
+)
+from chaoskit.substrate.kubernetes.machines import BROKEN, PROTECTED, why_not_breakable
+from chaoskit.substrate.kubernetes.manifests import SESSION
+from chaoskit.substrate.kubernetes.options import KubernetesOptions
+from chaoskit.substrate.kubernetes.preflight import FirstRefusal, require_all, require_possible
+
+OPTIONS = KubernetesOptions(image="registry/train:1", namespace="chaos", harness="pod")
+
+# -- quotas -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("quantity", "expected"),
+    [("2", 2), ("500m", "0.5"), ("1Gi", 2**30), ("1G", 10**9), ("1e3", 1000), ("2E3", 2000), (3, 3), ("100k", 100_000)],
+)
+def test_quantities_are_those_of_kubernetes(quantity: object, expected: Any) -> None:
+    assert quotas.amount(quantity) == Decimal(expected)
+
+
+@pytest.mark.parametrize("quantity", ["", "much", "1Xi", "Gi"])
+def test_what_is_no_quantity_is_refused(quantity: str) -> None:
+    with pytest.raises(ValueError, match="no quantity"):
+        quotas.amount(quantity)
+
+
+def container(**requests: str) -> dict[str, Any]:
+    return {"resources": {"requests": requests, "limits": requests}}
+
+
+def quota(hard: dict[str, str], used: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:
+    status = {"hard": hard, "used": used or {}}
+    return {"metadata": {"name": "small"}, "spec": {"hard": hard, **spec}, "status": status}
+
+
+NODE = {"spec": {"containers": [container(cpu="2", memory="1Gi")]}}
+
+
+@pytest.mark.parametrize(
+    ("quota", "count", "told"),
+    [
+        (quota({"pods": "3"}), 3, ""),
+        (quota({"pods": "3"}), 4, "small allows pods=3 and 0 are used, but 4 pods need 4"),
+        (quota({"pods": "3"}, {"pods": "2"}), 2, "small allows pods=3 and 2 are used, but 2 pods need 2"),
+        (quota({"count/pods": "1"}, {"count/pods": "1"}), 1, "count/pods=1 and 1 are used, but 1 pod need"),
+        (quota({"requests.cpu": "4"}), 2, ""),
+        (quota({"requests.cpu": "4"}), 3, "requests.cpu=4 and 0 are used, but 3 pods need 6"),
+        (quota({"cpu": "4500m"}, {"cpu": "600m"}), 2, "cpu=4500m and 600m are used, but 2 pods need 4"),
+        (quota({"limits.memory": "2Gi"}), 3, "limits.memory=2Gi"),
+        (quota({"requests.nvidia.com/gpu": "0"}), 3, ""),
+        (quota({"pods": "0"}, scopes=["Terminating"]), 3, ""),
+        (quota({"secrets": "0"}), 3, ""),
+    ],
+)
+def test_pods_fit_into_quotas_or_the_first_key_says_why_not(quota: dict[str, Any], count: int, told: str) -> None:
+    reason = quotas.lacking([quota], [(NODE, count)])
+    assert told in reason
+    assert bool(reason) is bool(told)
+
+
+@pytest.mark.parametrize(
+    ("spec", "cpu"),
+    [
+        ({"containers": [container(cpu="1"), container(cpu="500m")]}, "1.5"),
+        ({"containers": [container(cpu="1")], "initContainers": [container(cpu="3")]}, "3"),
+        (
+            {
+                "containers": [container(cpu="1")],
+                "initContainers": [container(cpu="2") | {"restartPolicy": "Always"}, container(cpu="4")],
+            },
+            "6",
+        ),
+        ({"containers": [container(cpu="1")], "overhead": {"cpu": "250m"}}, "1.25"),
+        ({"containers": [container(cpu="1")], "resources": {"requests": {"cpu": "5"}}}, "5"),
+    ],
+    ids=["two containers", "an init container", "beside a sidecar", "overhead", "the pod as a whole"],
+)
+def test_a_pod_counts_as_the_server_counts_it(spec: dict[str, Any], cpu: str) -> None:
+    assert quotas.usage({"spec": spec})["requests.cpu"] == Decimal(cpu)
+
+
+# -- machines ---------------------------------------------------------------------------------------------------------
+
+
+def machine(name: str, *, ready: str = "True", labels: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:
+    conditions = [{"type": "Ready", "status": ready}]
+    return {"metadata": {"name": name, "labels": labels or {}}, "spec": spec, "status": {"conditions": conditions}}
+
+
+GPU = {"key": "gpu", "value": "yes", "effect": "NoSchedule"}
+CORDONED = machine("a", unschedulable=True)
+
+
+@pytest.mark.parametrize(
+    ("spec", "machines", "told"),
+    [
+        ({}, [machine("a")], ""),
+        ({}, [CORDONED], "a is cordoned"),
+        ({}, [CORDONED, machine("b")], ""),
+        ({}, [CORDONED, machine("b", ready="Unknown")], "a is cordoned, b is not ready"),
+        ({}, [CORDONED, machine("b", taints=[GPU])], "a is cordoned"),
+        ({"tolerations": [{"operator": "Exists"}]}, [CORDONED], ""),
+        ({"tolerations": [{"key": "gpu", "value": "yes"}]}, [CORDONED, machine("b", taints=[GPU])], ""),
+        ({"tolerations": [{"key": "gpu", "value": "no"}]}, [CORDONED, machine("b", taints=[GPU])], "a is cordoned"),
+        ({"nodeSelector": {"zone": "1"}}, [CORDONED, machine("b", labels={"zone": "1"})], ""),
+        ({"nodeSelector": {"zone": "1"}}, [machine("a"), machine("b", labels={"zone": "1"}, unschedulable=True)], "b"),
+        ({"nodeSelector": {"zone": "2"}}, [CORDONED, machine("b")], ""),
+        ({}, [], ""),
+    ],
+)
+def test_pods_have_a_place_unless_every_machine_for_them_is_closed(
+    spec: dict[str, Any], machines: list[dict[str, Any]], told: str
+) -> None:
+    """A machine that is not there yet may be made for a pod; one that is cordoned takes none."""
+    reason = placement.why_nowhere({"spec": spec}, machines)
+    assert told in reason
+    assert bool(reason) is bool(told)
+
+
+def test_a_pod_that_is_bound_to_named_machines_has_no_place_on_others() -> None:
+    made: dict[str, Any] = {"spec": {}}
+    placement.only_on(made, ["a"])
+    assert placement.why_nowhere(made, [CORDONED, machine("b")]) == "a is cordoned"
+    assert placement.why_nowhere(made, [machine("a"), machine("b", unschedulable=True)]) == ""
+
+
+def stranger(**metadata: Any) -> dict[str, Any]:
+    return {"metadata": {"namespace": "other", "name": "web", **metadata}, "status": {"phase": "Running"}}
+
+
+@pytest.mark.parametrize(
+    ("node", "how", "pods", "told"),
+    [
+        (machine("a"), "cordon", [], ""),
+        (CORDONED, "cordon", [], "a has a cordon already"),
+        (CORDONED, "power-cut", [], ""),
+        (machine("a", labels={PROTECTED: ""}), "power-cut", [], "it has the label chaoskit.dev/protect"),
+        (machine("a"), "power-cut", [stranger()], "others' pods run there (other/web)"),
+        (machine("a"), "power-cut", [stranger(labels={SESSION: "chaoskit-1"})], ""),
+        (machine("a"), "power-cut", [stranger(labels={SESSION: "chaoskit-2"})], "others' pods"),
+        (machine("a"), "power-cut", [stranger(ownerReferences=[{"kind": "DaemonSet"}])], ""),
+        (machine("a"), "power-cut", [stranger() | {"status": {"phase": "Succeeded"}}], ""),
+    ],
+)
+def test_a_machine_may_be_broken_or_it_is_said_why_not(
+    node: dict[str, Any], how: str, pods: list[dict[str, Any]], told: str
+) -> None:
+    reason = why_not_breakable(node, how, pods, "chaos", "chaoskit-1")
+    assert told in reason
+    assert bool(reason) is bool(told)
+
+
+def test_no_pod_is_its_own_before_a_session_is_made() -> None:
+    assert "other/web" in why_not_breakable(machine("a"), "", [stranger()], "chaos", "")
+
+
+def test_a_machine_that_another_session_has_broken_is_left_alone() -> None:
+    node = machine("a")
+    node["metadata"]["annotations"] = {BROKEN: '{"session": "chaos/chaoskit-2", "how": "cordon"}'}
+    assert "session chaos/chaoskit-2 has broken it" in why_not_breakable(node, "", [], "chaos", "chaoskit-1")
+    assert why_not_breakable(node, "", [], "chaos", "chaoskit-2") == ""
+
+
+# -- sessions ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "there", "absent"),
+    [
+        ({}, {"roles", "pods/portforward", "pods/eviction", "secrets"}, set()),
+        ({"service_account": "chaoskit-driver"}, {"pods/portforward", "secrets"}, {"roles", "pods/eviction"}),
+        ({"harness": "here"}, {"pods/eviction", "secrets"}, {"roles", "pods/portforward"}),
+    ],
+)
+def test_rights_depend_on_what_drives_runs(more: dict[str, str], there: set[str], absent: set[str]) -> None:
+    options = KubernetesOptions(**{"image": "a:1", "harness": "pod", **more})  # type: ignore[arg-type]
+    resources = {right.resource for right in rights.of_session(options)}
+    assert there <= resources
+    assert not absent & resources
+
+
+def test_missing_rights_are_one_line_with_the_reason_of_the_first() -> None:
+    (roles,) = [right for right in rights.ACCOUNT_RIGHTS if right.resource == "roles"]
+    (events,) = [right for right in rights.DRIVER_RIGHTS if right.resource == "events"]
+    refusal = refusal_of_rights("rights", [(roles, "create"), (events, "list")], "chaos")
+    assert str(refusal).startswith("rights='create roles, list events': have them granted in the namespace chaos")
+    assert roles.why in str(refusal)
+    assert "\n" not in str(refusal)
+
+
+def test_each_kind_of_object_is_checked_before_one_is_made() -> None:
+    """The account of a driver is made with it, so a pod cannot be checked with that name before."""
+    made = session_objects("chaoskit-1", OPTIONS, {}, "chaos")
+    kinds = [one["kind"] for one in made]
+    assert sorted(set(kinds)) == ["Job", "NetworkPolicy", "Pod", "Role", "Secret", "ServiceAccount"]
+    assert kinds.count("Pod") == 3
+    driver, coordinator, node = session_pods("chaoskit-1", OPTIONS, {})
+    assert "serviceAccountName" not in driver["spec"]
+    named = KubernetesOptions(image="a:1", harness="pod", service_account="mine", machines="b,c")
+    driver, coordinator, node = session_pods("chaoskit-1", named, {})
+    assert driver["spec"]["serviceAccountName"] == "mine"
+    assert placement.why_nowhere(node, [machine("b", unschedulable=True), machine("d")]) == "b is cordoned"
+    assert placement.why_nowhere(coordinator, [machine("b", unschedulable=True), machine("d")]) == ""
+    here = session_objects("chaoskit-1", KubernetesOptions(image="a:1", harness="here"), {}, "chaos")
+    assert [one["kind"] for one in here] == ["Pod", "Pod", "Job", "Secret", "NetworkPolicy"]
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        ('pods "x" is forbidden: exceeded quota: q, requested: pods=1, used: pods=2, limited: pods=2', "quota"),
+        ('pods "x" is forbidden: failed quota: q: must specify requests.cpu for: node', "template"),
+        ('pods "x" is forbidden: violates PodSecurity "restricted:latest": hostPath volumes', "namespace"),
+        ('pods "x" is forbidden: error looking up service account chaos/y: not found', "service_account"),
+        ('admission webhook "policy.example" denied the request: no such registry', "template"),
+    ],
+)
+def test_a_refusal_names_the_field_that_has_to_change(message: str, field: str) -> None:
+    refusal = refusal_of(message, OPTIONS, "chaos")
+    assert refusal.field == field
+    assert message in refusal.remedy
+
+
+def test_the_first_thing_that_is_missing_is_the_one_shown() -> None:
+    findings = [ClusterFinding("a", "is there"), *(ClusterFinding(name, "", BadInput(name, 1, "")) for name in "bc")]
+    with pytest.raises(BadInput, match="b=1"):
+        require_all(findings)
+    require_all(findings[:1])
+
+
+@pytest.mark.parametrize(
+    ("demand", "told"),
+    [
+        (RunDemand(2, command=("python", "train.py")), "command='python train.py': use the substrate local"),
+        (RunDemand(2, device="cuda"), "device='cuda': use 'cpu'"),
+    ],
+)
+def test_what_no_cluster_can_do_is_refused_without_asking_one(demand: RunDemand, told: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        require_possible(demand)
+    assert told in str(refused.value)
+    require_possible(RunDemand(2))
+
+
+# -- once -------------------------------------------------------------------------------------------------------------
+
+
+def attempt(refusal: FirstRefusal, error: Exception | None, size: int = 0) -> bool:
+    """Try something that fails so. Return whether it was tried."""
+    is_tried = False
+    with contextlib.suppress(BadInput, HarnessError), refusal.remembered(size):
+        is_tried = True
+        if error is not None:
+            raise error
+    return is_tried
+
+
+@pytest.mark.parametrize(
+    ("error", "is_tried_again"),
+    [
+        (BadInput("namespace", "x", "create it"), False),
+        (PodsBarred("pods do not run after 120 s: node0: Unschedulable"), False),
+        (HarnessError("pods do not run after 120 s: no supervisor came"), True),
+        (ApiError("forbidden", 403), False),
+        (ApiError("the API server does not answer"), True),
+        (ApiError("overloaded", 429), True),
+        (ApiError("being replaced", 503), True),
+    ],
+    ids=str,
+)
+def test_a_cluster_that_refuses_is_asked_once(error: Exception, is_tried_again: bool) -> None:
+    refusal = FirstRefusal()
+    assert attempt(refusal, error)
+    assert attempt(refusal, error) is is_tried_again
+    with pytest.raises(type(error), match=str(error)[:9]), refusal.remembered():
+        raise error
+
+
+def test_a_cluster_that_took_a_session_once_is_asked_again() -> None:
+    """Such as when its driver was lost: what stood in the way may have gone."""
+    refusal = FirstRefusal()
+    assert attempt(refusal, None)
+    refusal.note_success()
+    assert attempt(refusal, PodsBarred("pods do not run"))
+    assert attempt(refusal, None)
+
+
+def test_a_smaller_run_is_tried_after_one_that_had_no_room() -> None:
+    refusal = FirstRefusal()
+    assert attempt(refusal, PodsBarred("node3: Unschedulable"), size=4)
+    assert not attempt(refusal, None, size=5)
+    assert attempt(refusal, None, size=2)
