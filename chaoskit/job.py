@@ -340,12 +340,8 @@ def _validate_options(train: ast.FunctionDef, options: dict[str, Any]) -> None:
 
 def _numbers_by_default(train: ast.FunctionDef) -> dict[str, int | float]:
     """The parameters without an annotation whose default is a number."""
-    positional = [*train.args.posonlyargs, *train.args.args]
-    optional = positional[len(positional) - len(train.args.defaults) :]
-    pairs = [*zip(optional, train.args.defaults, strict=True)]
-    pairs += [(one, value) for one, value in zip(train.args.kwonlyargs, train.args.kw_defaults, strict=True) if value]
     found: dict[str, int | float] = {}
-    for argument, default in pairs:
+    for argument, default in _defaults(train):
         value = default.value if isinstance(default, ast.Constant) else None
         if argument.annotation is None and isinstance(value, int | float) and not isinstance(value, bool):
             found[argument.arg] = value
@@ -362,3 +358,62 @@ def _has_loss(tree: ast.Module, trainer: str) -> bool:
         if any(isinstance(argument, ast.Name) and argument.id == trainer for argument in node.args):
             return True
     return False
+
+
+def stated_batches(job: JobSpec) -> list[int]:
+    """Return the global batches that the source of a job states: numbers, options with a value, and constants.
+
+    Others are known when the job runs.
+    """
+    tree = ast.parse(Path(job.path).read_text(encoding="utf-8"))
+    train = _function(tree, job)
+    constants = {
+        target.id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    defaults = {one.arg: default.value for one, default in _defaults(train) if isinstance(default, ast.Constant)}
+    values = defaults | job.options
+    found = []
+    for function in _reached(train, tree):
+        local = values if function is train else {}
+        assigned = {
+            node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+        }
+        for expression in _batch_sizes(function):
+            match expression:
+                case ast.Constant(value=value):
+                    found.append(value)
+                case ast.Name(id=name) if name not in assigned:
+                    found.append(local.get(name, getattr(constants.get(name), "value", None)))
+                case ast.Attribute(attr=name):  # such as of the size that a reference job has chosen
+                    found.append(job.options.get(name) or _batch_of_size(constants.get("SIZES"), name, values))
+    return [batch for batch in found if type(batch) is int]
+
+
+def _batch_sizes(function: ast.FunctionDef) -> list[ast.expr]:
+    """Return the arguments ``batch_size`` of calls of ``step.shards``."""
+    calls = [node for node in ast.walk(function) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    shards = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "shards"]
+    return [keyword.value for call in shards for keyword in call.keywords if keyword.arg == "batch_size"]
+
+
+def _defaults(train: ast.FunctionDef) -> list[tuple[ast.arg, ast.expr]]:
+    """Return the parameters that have a default, with it."""
+    positional = [*train.args.posonlyargs, *train.args.args]
+    optional = positional[len(positional) - len(train.args.defaults) :]
+    named = zip(train.args.kwonlyargs, train.args.kw_defaults, strict=True)
+    return [*zip(optional, train.args.defaults, strict=True), *((one, value) for one, value in named if value)]
+
+
+def _batch_of_size(sizes: ast.expr | None, field: str, values: dict[str, Any]) -> Any:
+    """Return a field of the entry of ``SIZES`` that the option ``size`` names, as the reference jobs have it."""
+    if not isinstance(sizes, ast.Dict):
+        return None
+    for key, entry in zip(sizes.keys, sizes.values, strict=True):
+        if isinstance(key, ast.Constant) and key.value == values.get("size") and isinstance(entry, ast.Call):
+            named = {keyword.arg: getattr(keyword.value, "value", None) for keyword in entry.keywords}
+            return named.get(field)
+    return None

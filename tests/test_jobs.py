@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from pathlib import Path
@@ -12,9 +13,10 @@ import torch
 
 from chaoskit.errors import BadInput
 from chaoskit.experiment.outcome import Outcome
+from chaoskit.experiment.plan import plan_experiment, require_divisible
 from chaoskit.fixtures.jobs import digits as digits_file
 from chaoskit.fixtures.jobs.digits import digits
-from chaoskit.job import JobSpec, resolve_job
+from chaoskit.job import JobSpec, resolve_job, stated_batches
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.runtime.worker import load_job
 from faults import Fault, Hang, Kill, NaN
@@ -111,3 +113,56 @@ def test_bad_options_are_refused(job: str, options: dict[str, Any], field: str) 
     with pytest.raises(BadInput) as caught:
         train(None, **options)
     assert caught.value.field == field
+
+
+JOB = """
+BATCH = 12
+
+def train(trainer, steps=3, batch_size=8, wide=False):
+    while trainer.step < steps:
+        with trainer.transaction() as step:
+            for shard in step.shards(data, batch_size={batch}):
+                step.backward(loss(shard.batch))
+"""
+
+
+@pytest.mark.parametrize(
+    ("batch", "options", "stated"),
+    [
+        ("6", {}, [6]),
+        ("batch_size", {}, [8]),
+        ("batch_size", {"batch_size": 10}, [10]),
+        ("BATCH", {}, [12]),
+        ("shape.batch_size", {"batch_size": 10}, [10]),
+        ("shape.batch_size", {}, []),
+        ("2 * BATCH", {}, []),
+        ("steps", {}, [3]),
+        ("other", {}, []),
+        ("wide", {}, []),
+    ],
+)
+def test_batches_that_the_source_of_a_job_states(
+    tmp_path: Path, batch: str, options: dict[str, Any], stated: list[int]
+) -> None:
+    (tmp_path / "train.py").write_text(JOB.format(batch=batch))
+    assert stated_batches(JobSpec(str(tmp_path / "train.py"), options=options)) == stated
+
+
+@pytest.mark.parametrize(
+    ("job", "plan", "told"),
+    [
+        ("gpt", {"nodes": 3}, "batch_size=8: use a multiple of the number of shards, 3"),
+        ("gpt", {"nodes": 3, "options": {"batch": 9}}, ""),
+        ("gpt", {"nodes": 2, "options": {"batch": 3}}, "batch_size=3: use a multiple of the number of shards, 2"),
+        ("gpt", {"nodes": 2, "shards": 3, "options": {"size": "tiny"}}, "batch_size=8: use a multiple"),
+        ("paced", {"nodes": 2, "options": {"batch_size": 7}}, "batch_size=7: use a multiple"),
+        ("paced", {"nodes": 2, "options": {"batch_size": 0}}, "batch_size=0: use a multiple"),
+        ("paced", {"nodes": 2}, ""),
+    ],
+)
+def test_a_batch_that_shards_cannot_share_is_refused_before_anything_starts(
+    job: str, plan: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(BadInput) if told else contextlib.nullcontext() as refused:
+        require_divisible(plan_experiment(job, steps=5, **plan).config)
+    assert told in (str(refused.value) if refused is not None else "")

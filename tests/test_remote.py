@@ -119,6 +119,8 @@ def test_what_cannot_be_done_there_is_refused_here(harness: Harness, host: Remot
     with pytest.raises(BadInput, match=r"faults='.*use the substrate netns"):
         run(harness, Cut(rank=1, at_step=8))
     assert host.why_not(CapProcessCpu) == ""
+    with pytest.raises(BadInput, match=r"batch_size=8: use a multiple of the number of shards, 3"):
+        run(harness, job="gpt", nodes=3, options={"size": "tiny"})
     many = [Kill(rank=1, at_step=8 + step) for step in range(2000)]
     with pytest.raises(BadInput, match="plan fewer: 65536 bytes of a plan travel"):
         run(harness, *many, steps=3000)

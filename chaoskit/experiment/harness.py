@@ -24,7 +24,7 @@ from chaoskit.experiment.history import History
 from chaoskit.experiment.host import ExperimentHost, LocalHost, demand_of, make_host
 from chaoskit.experiment.judge import judge
 from chaoskit.experiment.outcome import Outcome
-from chaoskit.experiment.plan import Experiment, plan_experiment
+from chaoskit.experiment.plan import Experiment, plan_experiment, require_divisible
 from chaoskit.experiment.planfile import FILE_NAME, Planned, save
 from chaoskit.experiment.reference import reference_of
 from chaoskit.experiment.run import LATER, RawRun, load_run
@@ -125,6 +125,8 @@ class Harness:
         Raises:
             BadInput: before anything is started, also if the substrate cannot do one of the faults.
         """
+        if isinstance(experiment, Experiment):
+            require_divisible(experiment.config)
         self._require_able(experiment)
         self.host.reach()
         if isinstance(experiment, CommandExperiment):

@@ -11,7 +11,7 @@ import msgspec
 from chaoskit.config import RunConfig, typed_config, validate
 from chaoskit.errors import BadInput, ChaoskitError, name_remedy
 from chaoskit.faults.base import Fault, draw_ranks, typed_faults
-from chaoskit.job import JobSpec, resolve_job
+from chaoskit.job import JobSpec, resolve_job, stated_batches
 from chaoskit.messages import Trigger
 from chaoskit.rules import load_rules
 from chaoskit.typed import LimitS, typed_arguments
@@ -175,6 +175,17 @@ def require_settings(names: Iterable[str]) -> None:
     known = set(RunConfig.__struct_fields__) - {"job"}
     for name in sorted(set(names) - known):
         raise BadInput("setting", name, f"there is no such setting; {name_remedy(name, sorted(known))}")
+
+
+def require_divisible(config: RunConfig) -> None:
+    """Refuse a batch that cannot be cut into the shards of a run, where the source of the job states it.
+
+    Raises:
+        BadInput: in the words of the rank that would find it.
+    """
+    for batch in stated_batches(config.job):
+        if batch < 1 or batch % config.named_shards:
+            raise BadInput("batch_size", batch, f"use a multiple of the number of shards, {config.named_shards}")
 
 
 def _require_empty(config: RunConfig) -> None:
