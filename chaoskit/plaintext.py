@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 #: C0 but newline and tab, DEL, and C1: what moves cursors, changes titles and clears screens.
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 
 _ROW_LENGTH_MAX = 60
+#: A port behind an IP address: a client has another one for each connection.
+_PORT = re.compile(r"(\d+\.\d+\.\d+\.\d+|\]):\d+")
 
 
 def printable(text: str) -> str:
@@ -32,6 +35,11 @@ def shorten(text: str, length_max: int = _ROW_LENGTH_MAX) -> str:
         return line
     end = length_max // 3
     return f"{line[: length_max - end - 3].rstrip()} … {line[len(line) - end :].lstrip()}"
+
+
+def same_but_ports(text: str, other: str) -> bool:
+    """Return whether two texts differ in nothing but the numbers of ports."""
+    return _PORT.sub(r"\1", text) == _PORT.sub(r"\1", other)
 
 
 def echo(text: str) -> None:

@@ -169,6 +169,11 @@ class Fault:
         return type(self).__name__
 
     @property
+    def evidence_s(self) -> float:
+        """Seconds that its evidence may need after the act; 0.0 where it comes at once."""
+        return 0.0
+
+    @property
     def from_outside(self) -> bool:
         """Whether it can strike without the worker's help. Else the rank must stand at a hook of its main thread."""
         return False

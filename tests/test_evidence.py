@@ -18,6 +18,7 @@ from support.injecting import Deserted, injecting, target_of
 from support.waiting import LIMIT_S
 
 from chaoskit.config import RunConfig
+from chaoskit.experiment.findings import fault_check
 from chaoskit.experiment.follow import explains
 from chaoskit.experiment.history import History
 from chaoskit.experiment.injected import InjectionRecord, Struck
@@ -990,3 +991,30 @@ def test_a_world_that_was_resized_is_whole_at_its_new_size(resized: bool, second
     assert recovery is not None
     assert (recovery.seconds, recovery.full_strength_seconds) == (2.0, seconds)
     assert ("full strength" in [span.name for span in recovery.spans]) == resized
+
+
+@pytest.mark.parametrize(
+    ("fault", "after_s", "told"),
+    [
+        (StopApiServer(at_step=8), 1.6, "the run ended 1.6 s after it, and its evidence needs 2 s: use more steps"),
+        (StopApiServer(at_step=8), 3.0, "yielded no Evidence"),
+        (LoseMachine(rank=1, at_step=8), 0.2, "ended 0.2 s after it, and its evidence needs 1 s: use more steps"),
+        (DeletePod(rank=1, at_step=8, grace_s=20), 4.0, "ended 4.0 s after it, and its evidence needs 20 s"),
+        (DrainMachine(rank=1, at_step=8, grace_s=7), 4.0, "ended 4.0 s after it, and its evidence needs 7 s"),
+        (DeletePod(rank=1, at_step=8), 0.0, "yielded no Evidence"),
+        (Kill(rank=1, at_step=8), 0.0, "yielded no Evidence"),
+    ],
+    ids=str,
+)
+def test_a_run_that_ends_before_the_evidence_of_a_fault_can_come_says_so(
+    fault: Fault, after_s: float, told: str
+) -> None:
+    unseen = dataclasses.replace(strike(fault), effective_ns=None)
+    check = fault_check(unseen, STRUCK_NS + int(after_s * 1e9))
+    assert check.verdict == Verdict.UNKNOWN
+    assert told in check.detail
+
+
+def test_evidence_that_came_is_evidence_however_soon_the_run_ended() -> None:
+    seen = dataclasses.replace(strike(StopApiServer(at_step=8)), observed="nothing was answered")
+    assert fault_check(seen, STRUCK_NS + 1).verdict == Verdict.PASSED

@@ -930,7 +930,7 @@ def test_a_session_whose_coordinator_is_gone_is_followed_by_another_one(harness:
 @pytest.mark.parametrize(
     ("given", "error", "told"),
     [
-        ({"image": "local.test/none:1"}, BadInput, "name one that machines can pull"),
+        ({"image": "local.test/none:1"}, BadInput, "name an image that machines can pull"),
         ({"python": "/no/python"}, HarnessError, "no such file"),
         ({"python": "/usr/bin/python3"}, BadInput, "it has no chaoskit"),
         ({"cpu": "1000"}, HarnessError, "Insufficient cpu"),

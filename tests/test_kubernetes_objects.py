@@ -255,12 +255,37 @@ def test_a_machine_is_back_when_pods_may_go_there(status: str, taints: list[dict
     assert is_ready(node) is expected
 
 
+def failed(message: str, count: int = 1) -> dict[str, Any]:
+    return {"message": message, "count": count}
+
+
+NOT_PULLED = 'Failed to pull image "x:1":\n  connection refused'
+
+
 def test_an_event_tells_early_that_an_image_is_not_pulled() -> None:
-    told = ["Error: ErrImagePull", 'Failed to pull image "x:1":\n  connection refused']
-    found = pull_failure("node1", told)
+    found = pull_failure("node1", [failed("Error: ErrImagePull"), failed(NOT_PULLED)])
     assert found is not None
     assert str(found) == 'node1: ErrImagePull (Failed to pull image "x:1": connection refused)'
-    assert pull_failure("node1", ["Error: failed to create containerd task"]) is None
+    assert pull_failure("node1", [failed("Error: failed to create containerd task")]) is None
+
+
+@pytest.mark.parametrize(
+    ("events", "is_final"),
+    [
+        ([failed(NOT_PULLED)], False),
+        ([failed(NOT_PULLED, 2)], True),
+        ([failed(NOT_PULLED), failed(NOT_PULLED.replace("refused", "reset"))], True),
+        ([{"message": NOT_PULLED, "count": None, "series": {"count": 2}}], True),
+        ([failed("Error: ErrImagePull", 5), failed(NOT_PULLED)], False),
+    ],
+    ids=["once", "twice", "twice, for two reasons", "twice, in a series", "other events"],
+)
+def test_an_image_is_given_up_when_the_kubelet_has_backed_off_twice(
+    events: list[dict[str, Any]], is_final: bool
+) -> None:
+    found = pull_failure("node1", events)
+    assert found is not None
+    assert found.is_final is is_final
 
 
 # -- templates --------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from test_report import outcome
 
 from chaoskit.experiment.outcome import TestResult
 from chaoskit.health import Quarantine
-from chaoskit.plaintext import one_line, printable
+from chaoskit.plaintext import one_line, printable, same_but_ports
 from chaoskit.pytest_plugin import VerdictError
 from chaoskit.report.store import write_outcome
 from chaoskit.report.terminal import Terminal
@@ -129,3 +129,18 @@ def test_bad_input_of_another_process_is_shown_as_text(tmp_path: Path) -> None:
         open_door(tmp_path, Door(url, "token", os.getpid()))
         said = run(tmp_path, "node", "drain", "node1", "--cancel", "--run", str(tmp_path))
     assert said == "refused: \\x1b[2J\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "other", "same"),
+    [
+        ("read tcp 10.0.0.1:43210->10.0.0.9:53: refused", "read tcp 10.0.0.1:43211->10.0.0.9:53: refused", True),
+        ("dial [fd00::1]:43210: refused", "dial [fd00::1]:43299: refused", True),
+        ("10.0.0.1:80", "10.0.0.2:80", False),
+        ("image x:1 is absent", "image x:2 is absent", False),
+        ("after 10 s", "after 11 s", False),
+        ("", "10.0.0.1:80", False),
+    ],
+)
+def test_lines_that_differ_in_ports_only_are_the_same(text: str, other: str, same: bool) -> None:
+    assert same_but_ports(text, other) is same

@@ -134,10 +134,11 @@ def _state(strike: InjectionRecord) -> str:
     return "confirmed" if strike.effective_ns is not None else "not observed"
 
 
-def fault_check(strike: InjectionRecord, *, shown: bool = True) -> Check:
+def fault_check(strike: InjectionRecord, ended_ns: int, *, shown: bool = True) -> Check:
     """Passed with what the target showed; unknown without evidence.
 
     Args:
+        ended_ns: when the run ended.
         shown: whether the job showed what it must show of such a fault.
     """
     name, state = f"evidence of {strike.fault}", _state(strike)
@@ -154,4 +155,8 @@ def fault_check(strike: InjectionRecord, *, shown: bool = True) -> Check:
     if state == "not fired":
         return Check(name=name, verdict=Verdict.UNKNOWN, detail=f"not fired: {strike.why_missed}")
     detail = f"injected, but no effect was observed on its target: {strike.fault.kind}.inject yielded no Evidence"
+    if strike.target is not None:
+        left_s, needed_s = (ended_ns - strike.target.injected_ns) / 1e9, strike.fault.evidence_s
+        if left_s < needed_s:
+            detail = f"the run ended {left_s:.1f} s after it, and its evidence needs {needed_s:g} s: use more steps"
     return Check(name=name, verdict=Verdict.UNKNOWN, detail=detail)

@@ -113,7 +113,7 @@ def _checks(told: _Told, twin: Twin | None) -> list[Check]:
     again, _ = exactness(run.experiment.config, history)
     return [
         _completed(run, history),
-        *(fault_check(strike, shown=told.timeline.shows(strike)) for strike in run.injections),
+        *(fault_check(strike, run.ended_ns, shown=told.timeline.shows(strike)) for strike in run.injections),
         *audit(run.injections, run.records),
         *([_recovered(run, told.incidents, told.ways_back)] if told.incidents else []),
         *_in_order(told.recoveries),

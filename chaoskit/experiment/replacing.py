@@ -8,6 +8,7 @@ from typing import Any
 from chaoskit.errors import ChaoskitError
 from chaoskit.journal import Journal
 from chaoskit.messages import Heartbeat, NodeLost
+from chaoskit.plaintext import same_but_ports
 from chaoskit.substrate.base import Cluster
 from chaoskit.vocabulary import Event
 
@@ -48,7 +49,7 @@ class NodeReplacer:
             try:
                 await self._cluster.replace(node)
             except ChaoskitError as error:
-                if (reason := str(error)) != told:
+                if not same_but_ports(reason := str(error), told):
                     self._journal.write(Event.REPLACEMENT_FAILED, node=node, reason=reason)
                     told = reason
                 await asyncio.sleep(pause_s)

@@ -20,7 +20,14 @@ from chaoskit.faults.processes import look_up
 from chaoskit.faults.target import Target
 from chaoskit.substrate.actions import Action
 from chaoskit.substrate.kubernetes import levers
-from chaoskit.substrate.kubernetes.actions import ApiServerStop, MachineDrain, MachineLoss, MachineTaint
+from chaoskit.substrate.kubernetes.actions import (
+    ANSWER_S,
+    SERVER_SILENT_S,
+    ApiServerStop,
+    MachineDrain,
+    MachineLoss,
+    MachineTaint,
+)
 from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions, in_a_pod
 
 _STANDS_S = 0.3  # a rank waits so long for the command: others would take it for hung
@@ -93,6 +100,10 @@ class LoseMachine(NodeFault):
     @property
     def leads_to(self) -> frozenset[str]:
         return super().leads_to | {"unreachable"}
+
+    @property
+    def evidence_s(self) -> float:
+        return ANSWER_S
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
@@ -178,6 +189,10 @@ class DrainMachine(EmptiedMachine):
     def emptying(self) -> Action:
         return MachineDrain(self.grace_s)
 
+    @property
+    def evidence_s(self) -> float:
+        return float(self.grace_s)
+
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
         require_grace_s(self.grace_s)
@@ -227,6 +242,10 @@ class StopApiServer(ControlFault):
     def needs(self) -> tuple[type[Action], ...]:
         return (ApiServerStop,)
 
+    @property
+    def evidence_s(self) -> float:
+        return SERVER_SILENT_S
+
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
         require_seconds("lasts_s", self.lasts_s, above_0=True)
@@ -239,7 +258,7 @@ class StopApiServer(ControlFault):
         with target.holding(target.cluster.apply(target.node, ApiServerStop(self.lever, self.lasts_s))) as stop:
             target.release()
             found(await target.seen(lambda: stop.shown() or None))
-            told = "the API server has not answered within 2 s"
+            told = f"the API server has not answered within {SERVER_SILENT_S:g} s"
             yield ServerSilent(subject=ApiServer(), source="requests of what drives the run", seen=told)
             await target.sleep(self.lasts_s - target.seconds_since)
             stop.shown()  # raises where the command has failed

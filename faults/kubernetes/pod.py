@@ -112,6 +112,10 @@ class GracefulPodFault(PodFault):
 
     impact: ClassVar[str] = "the workers of the node are given up; with grace and an elastic policy they leave"
 
+    @property
+    def evidence_s(self) -> float:
+        return float(self.grace_s)
+
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
         require_grace_s(self.grace_s)

@@ -57,7 +57,7 @@ def judge_command(run: CommandRun, twin: CommandTwin | None, substrate: str) -> 
         coverage.check(len(run.records), len(run.coverage)),
         _completed(run, course, twin, unclear),
         _shows_steps(run, course, twin, unclear),
-        *(fault_check(strike) for strike in run.injections),
+        *(fault_check(strike, run.ended_ns) for strike in run.injections),
         *audit(run, is_whole=not coverage.blind),
         *([_excused(_recovered(run, course, recoveries, twin), unclear)] if RECOVERED not in not_applied else []),
         _excused(_kept(run, course), unclear),

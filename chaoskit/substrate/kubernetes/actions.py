@@ -5,6 +5,11 @@ from __future__ import annotations
 from chaoskit.substrate.actions import Action
 from chaoskit.substrate.kubernetes.hindrance import How
 
+#: A supervisor that has nothing else to do answers within this time; else its pod has fallen silent.
+ANSWER_S = 1.0
+#: An API server that says nothing for so long has stopped.
+SERVER_SILENT_S = 2.0
+
 
 class PodDeletion(Action, frozen=True):
     """Delete the pod; its processes have ``grace_s`` seconds to end. Shown: 1 when nothing of it is left."""

@@ -9,7 +9,14 @@ from chaoskit.errors import BadInput, HarnessError
 from chaoskit.substrate.kubernetes import manifests
 from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
-from chaoskit.substrate.kubernetes.pod_state import Pending, has_ended, pending, pull_failure, taken_away
+from chaoskit.substrate.kubernetes.pod_state import (
+    PULL_REASONS,
+    Pending,
+    has_ended,
+    pending,
+    pull_failure,
+    taken_away,
+)
 
 _SHOWN_LINES = 20
 
@@ -40,13 +47,19 @@ class PodDiagnosis:
             return [Pending(", ".join(sorted(wanted)), "ApiServer", str(error))]
         labels = [one["metadata"]["labels"] for one in found]
         told = [
-            pending(label.get(manifests.STATION, ""), one) or self._pull_failure(label.get(manifests.STATION, ""), one)
+            self._reason(label.get(manifests.STATION, ""), one)
             for label, one in zip(labels, found, strict=True)
             if places is None or label.get(manifests.PLACE, "") in places
         ]
         there = {label.get(manifests.PLACE, "") for label in labels}
         told += [taken_away(station, None) for place, station in (made or {}).items() if place not in there]
         return [one for one in told if one is not None and one.station in wanted]
+
+    def _reason(self, station: str, pod: manifests.Manifest) -> Pending | None:
+        found = pending(station, pod)
+        if found is not None and found.reason not in PULL_REASONS:
+            return found
+        return self._pull_failure(station, pod) or found  # events tell how often it was tried
 
     def _pull_failure(self, station: str, pod: manifests.Manifest) -> Pending | None:
         """That an image cannot be pulled. Its machine tells an event at once, and the pod's status 10 to 15 s later."""
@@ -56,7 +69,7 @@ class PodDiagnosis:
             events = self._api.events_about(pod["metadata"]["name"], "Failed")
         except ApiError:  # such as for want of the right to read events
             return None
-        return pull_failure(station, [str(one.get("message", "")) for one in events])
+        return pull_failure(station, events)
 
     def raise_not_running(
         self, told: Iterable[Pending], stations: Iterable[str], otherwise: str, *, is_late: bool = True
@@ -78,7 +91,8 @@ class PodDiagnosis:
         printed = "".join(f"\n{log}" for log in logs[:1])
         since = "" if not is_late or any(one.is_final for one in told) else f" after {self._options.startup_s:g} s"
         if any(one.reason in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName") for one in told):
-            raise BadInput("image", image, f"name one that machines can pull: {reasons}")
+            field, value = ("image", image) if image else ("template", self._options.template)
+            raise BadInput(field, value, f"name an image that machines can pull: {reasons}")
         raise (PodsBarred if told else HarnessError)(f"pods do not run{since}: {reasons}{printed}")
 
     def log(self, station: str) -> str:

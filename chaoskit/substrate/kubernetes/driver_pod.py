@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from chaoskit.errors import HarnessError
+from chaoskit.plaintext import same_but_ports
 from chaoskit.substrate.demand import RunDemand
 from chaoskit.substrate.kubernetes import manifests, port_forward, template
 from chaoskit.substrate.kubernetes.api import KubernetesApi
@@ -131,7 +132,7 @@ class DriverPod:
                 if one.get("status", {}).get("phase") == "Running":
                     return str(one["metadata"]["name"])
             told = self._diagnosis.pending([manifests.DRIVER_STATION])
-            if told and (text := "; ".join(map(str, told))) != shown:
+            if told and not same_but_ports(text := "; ".join(map(str, told)), shown):
                 self._tell(f"waiting for pods: {(shown := text)}")
             if not told:  # its pod may never come
                 self._require_session(api, has_run=False)

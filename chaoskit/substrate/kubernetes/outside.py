@@ -12,6 +12,7 @@ from chaoskit.substrate.actions import Action, Applied
 from chaoskit.substrate.errands import Errands
 from chaoskit.substrate.kubernetes.actions import (
     MACHINE_ACTIONS,
+    SERVER_SILENT_S,
     ApiServerStop,
     MachineDrain,
     MachineLoss,
@@ -24,7 +25,6 @@ from chaoskit.substrate.kubernetes.session import Session
 from chaoskit.substrate.network import COORDINATOR
 
 _ASK_AGAIN_S = 0.2
-_ANSWER_S = 2.0  # an API server that says nothing for so long has stopped
 
 
 class Outside:
@@ -181,9 +181,9 @@ class _StoppedServer(_Outcome):
         """Until nothing was answered for a while; a request that is refused at once is one of several then."""
         answered_s = time.monotonic()
         while not self._is_silent and not self._is_over.wait(_ASK_AGAIN_S):
-            if self._api.answers(_ANSWER_S):
+            if self._api.answers(SERVER_SILENT_S):
                 answered_s = time.monotonic()
-            self._is_silent = time.monotonic() > answered_s + _ANSWER_S
+            self._is_silent = time.monotonic() > answered_s + SERVER_SILENT_S
 
     def shown(self) -> int:
         self.is_done()  # raises where it failed

@@ -11,6 +11,10 @@ from chaoskit.substrate.kubernetes.disruption import disruption_of
 # Of a container that waits: the user has to change something, and nothing gets better by waiting.
 _FINAL = frozenset({"InvalidImageName"})
 _NOT_PULLED = "Failed to pull image"
+#: Reasons of a container whose image cannot be pulled: right after a failure, and while the kubelet waits.
+PULL_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff"})
+#: Failures after which an image is given up: the kubelet has waited 10 s after the first, and waits twice as long then.
+_PULLS_MAX = 2
 _USUAL = frozenset({"ContainerCreating", "PodInitializing"})
 
 
@@ -43,10 +47,16 @@ def taken_away(station: str, pod: Mapping[str, Any] | None) -> Pending | None:
     return None if why is None else Pending(station, why.cause, why.detail, is_final=True)
 
 
-def pull_failure(station: str, messages: Sequence[str]) -> Pending | None:
-    """Why an image cannot be pulled, by what events of a pod's failures say; None where they say nothing of it."""
-    told = [_line(message) for message in messages if message.startswith(_NOT_PULLED)]
-    return Pending(station, "ErrImagePull", told[-1]) if told else None
+def pull_failure(station: str, events: Sequence[Mapping[str, Any]]) -> Pending | None:
+    """Return why an image cannot be pulled, by the events ``Failed`` of a pod; None where they say nothing of it.
+
+    It is final when the kubelet has backed off twice.
+    """
+    failures = [event for event in events if str(event.get("message", "")).startswith(_NOT_PULLED)]
+    if not failures:
+        return None
+    pulls = sum(event.get("count") or (event.get("series") or {}).get("count") or 1 for event in failures)
+    return Pending(station, "ErrImagePull", _line(str(failures[-1]["message"])), pulls >= _PULLS_MAX)
 
 
 def why_not_preempting(pod: Mapping[str, Any], victim: Mapping[str, Any]) -> str:

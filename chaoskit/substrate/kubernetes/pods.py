@@ -16,13 +16,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from chaoskit.errors import HarnessError
+from chaoskit.plaintext import same_but_ports
 from chaoskit.substrate.kubernetes import manifests, placement
+from chaoskit.substrate.kubernetes.actions import ANSWER_S
 from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
 from chaoskit.substrate.kubernetes.diagnosis import PodDiagnosis
 from chaoskit.substrate.kubernetes.disruption import Disruption, disruption_of
 from chaoskit.substrate.kubernetes.hindrance import Hindrance, How
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
-from chaoskit.substrate.kubernetes.pod_state import Pending, has_ended, why_not_preempting
+from chaoskit.substrate.kubernetes.pod_state import PULL_REASONS, Pending, has_ended, why_not_preempting
 from chaoskit.substrate.network import COORDINATOR
 from chaoskit.substrate.supervisor.away import KernelAway
 from chaoskit.substrate.supervisor.link import SupervisorLink
@@ -36,8 +38,6 @@ ASK_AGAIN_S = 0.1  # the API server, of one pod
 _EXAMINE_AGAIN_S = 1.0  # a pod that has ended, and of which the API server does not say why yet
 #: The station of a pod that is made to take another one's place on its machine.
 PREEMPTOR = "preemptor"
-#: Within which a supervisor answers that has nothing else to do.
-ANSWER_S = 1.0
 
 
 class Pod:
@@ -333,9 +333,11 @@ class SessionPods:
             absent = {pod.station: pod for pod in missing.values()}
             told = self.diagnosis.pending(absent, missing, self._made(absent))
             hindered = _hear_hindrances(absent, told)
-            if told and (text := "; ".join(map(str, told))) != shown:
+            if told and not same_but_ports(text := "; ".join(map(str, told)), shown):
                 self._tell(shown := text)
-            if time.monotonic() > until_s or any(one.is_final for one in told):
+            # an image that a fault has spoilt is waited for: the fault may be lifted
+            is_final = any(one.is_final and not (hindered and one.reason in PULL_REASONS) for one in told)
+            if time.monotonic() > until_s or is_final:
                 if hindered:  # nothing is wrong with what the user gave
                     raise HarnessError(f"pods do not run: {shown}")
                 otherwise = f"no supervisor came to {self._runner}: can pods reach it?"

@@ -26,14 +26,14 @@ from chaoskit.substrate.demand import RunDemand
 from chaoskit.substrate.errands import Errands, ErrandsHere
 from chaoskit.substrate.job_cluster import JobCluster
 from chaoskit.substrate.kubernetes import template
-from chaoskit.substrate.kubernetes.actions import MACHINE_ACTIONS, POD_ACTIONS
+from chaoskit.substrate.kubernetes.actions import ANSWER_S, MACHINE_ACTIONS, POD_ACTIONS
 from chaoskit.substrate.kubernetes.api import ApiError
 from chaoskit.substrate.kubernetes.backends import PodApi
 from chaoskit.substrate.kubernetes.manifests import FILES, STANDBY
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.substrate.kubernetes.outside import Outside
 from chaoskit.substrate.kubernetes.pod_network import PodNetwork, why_not_in_pods
-from chaoskit.substrate.kubernetes.pods import ANSWER_S, Pod, SessionPods
+from chaoskit.substrate.kubernetes.pods import Pod, SessionPods
 from chaoskit.substrate.kubernetes.preflight import FirstRefusal, Preflight, require_possible
 from chaoskit.substrate.kubernetes.session import Session
 from chaoskit.substrate.network import COORDINATOR, Network
