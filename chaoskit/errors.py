@@ -100,9 +100,9 @@ def error_line(error: BaseException) -> str:
     A cause is left out where the error names it already.
     """
     lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
-    text = lines[0] if lines else type(error).__name__
+    text = lines[0].rstrip(":") if lines else type(error).__name__
     if len(lines) > 1:
-        text = f"{text.rstrip(':')}: {lines[-1]}"
+        text = f"{text}: {lines[-1]}"
     notes = [" ".join(note.split()) for note in getattr(error, "__notes__", ())]
     cause = error.__cause__
     if cause is not None and (reason := error_line(cause)) not in text:
