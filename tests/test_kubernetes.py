@@ -32,7 +32,7 @@ from chaoskit.messages import NodeLost
 from chaoskit.plaintext import tell_on_stderr
 from chaoskit.substrate.kubernetes.driver_pod import DriverPod
 from chaoskit.substrate.kubernetes.installation import ACCOUNT, installation
-from chaoskit.substrate.kubernetes.manifests import SESSION, STATION, TTL_S
+from chaoskit.substrate.kubernetes.manifests import GENERATION, RANKS, RUN, SESSION, STATION, TTL_S
 from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions
 from chaoskit.substrate.kubernetes.substrate import KubernetesSubstrate
 from chaoskit.substrate.supervisor.ferry import PATIENCE_S
@@ -110,7 +110,8 @@ def job(tmp_path: Path) -> Path:
     source = (pods.ROOT / "tests" / "jobs" / "troubled.py").read_text()
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "__init__.py").write_text(f"PLACE = {str(tmp_path)!r}\n")
-    (tmp_path / "train.py").write_text(f"{source}\nimport lib\n\nassert lib.PLACE\n")
+    own = "import lib\n\nassert lib.PLACE\nprint('the job was imported', flush=True)\n"
+    (tmp_path / "train.py").write_text(f"{source}\n{own}")
     (tmp_path / "large.bin").write_bytes(bytes(2**20))
     return tmp_path / "train.py"
 
@@ -137,6 +138,17 @@ def test_a_killed_rank_is_replaced_in_its_pod(harness: Harness, job: Path) -> No
         name: one["metadata"]["uid"] for name, one in before.items()
     }
     assert sum(map(pods.restarts, pods.pods().values())) == 0
+    (name,) = [name for name, one in pods.pods(f"{STATION}=node1").items() if name in before]
+    assert "the job was imported" in pods.log(name), "what a rank prints, kubectl logs shows"
+    last = max(outcome.records(Event.PLAN), key=lambda one: one["generation"])
+    ranks = "_".join(str(one["rank"]) for one in last["members"] if one["node"] == "node1")
+    world = {RUN: Path(outcome.directory).name, RANKS: ranks, GENERATION: str(last["generation"])}
+
+    def labels() -> dict[str, str]:
+        found = pods.pods()[name]["metadata"]["labels"]
+        return {label: found.get(label, "") for label in world}
+
+    wait_until(lambda: labels() == world, f"the labels {world}")
     assert not [one for one in read_journals(Path(outcome.directory) / "journal") if one.event == Event.NODE_LOST]
     journals = {path.stem for path in (Path(outcome.directory) / "journal").iterdir()}
     assert {"harness", "coordinator", "node0", "node1", "node0.0", "node1.0", "node1.1"} <= journals

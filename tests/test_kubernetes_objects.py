@@ -63,6 +63,21 @@ def test_everything_belongs_to_the_job(made: dict[str, Any]) -> None:
     assert made["metadata"]["labels"][manifests.SESSION] == "chaoskit-1"
 
 
+def test_pods_of_a_world_have_labels_that_the_server_takes() -> None:
+    made = manifests.world_labels("001-a test[é-0]" + "x" * 80, [3, 0], 7)
+    assert made[manifests.RANKS] == "0_3"
+    assert made[manifests.GENERATION] == "7"
+    assert made[manifests.RUN] == "001-a-test---0-" + "x" * 48
+    assert manifests.world_labels("001-a[0]", [0], 1)[manifests.RUN] == "001-a-0"
+    assert manifests.world_labels("001-a", [], 2)[manifests.RANKS] is None, "a pod whose rank went elsewhere"
+
+
+def test_a_pod_that_stood_by_says_what_it_has_become() -> None:
+    coordinator, node = manifests.station_labels("coordinator"), manifests.station_labels("node1")
+    assert coordinator == {manifests.STATION: "coordinator", "app.kubernetes.io/component": "coordinator"}
+    assert node == {manifests.STATION: "node1", "app.kubernetes.io/component": "node"}
+
+
 def test_the_job_ends_by_itself() -> None:
     """Whatever becomes of the process that made it; a deadline does not count while a job is suspended."""
     job = manifests.job("chaoskit-1", pod(), started_by="me@here", deadline_s=60)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -22,6 +23,7 @@ from chaoskit.errors import BadInput, HarnessError
 from chaoskit.osprocess import DirectoryWatch
 from chaoskit.substrate.supervisor import sources
 from chaoskit.substrate.supervisor.files import CHUNK_BYTES, FileMirror, RunFiles
+from chaoskit.substrate.supervisor.log_echo import LogEcho
 from chaoskit.substrate.supervisor.messages import FileChunk, FilesTaken
 from chaoskit.substrate.supervisor.sources import IGNORE_FILE, Source, SourceStore
 
@@ -454,3 +456,37 @@ def test_a_source_that_is_damaged_or_reaches_out_is_not_unpacked(tmp_path: Path)
         store.take(tmp_path, digest, 0, packed.getvalue(), is_last=True)
     assert not store.holds(tmp_path, digest)
     assert not (tmp_path.parent / "outside").exists()
+
+
+# -- logs that are printed, too ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    ends = os.pipe()
+    os.set_blocking(ends[0], False)
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+def test_lines_of_logs_are_printed_behind_the_name_of_their_process(pipe: tuple[int, int]) -> None:
+    echo = LogEcho(pipe[1])
+    echo.take("log/node0.0.log", b"one\ntw")
+    echo.take("log/node0.1.log", b"other\n")
+    echo.take("log/node0.0.log", b"o\nthr\xff")
+    assert os.read(pipe[0], 2**16) == b"[node0.0] one\n[node0.1] other\n[node0.0] two\n"
+    echo.finish()
+    assert os.read(pipe[0], 2**16) == b"[node0.0] thr\xff\n"
+
+
+def test_lines_are_left_out_while_nothing_reads_the_output(pipe: tuple[int, int]) -> None:
+    """Nothing waits for a reader, and lines that are longer than a pipe takes at once are cut."""
+    echo = LogEcho(pipe[1])
+    for _ in range(100):
+        echo.take("log/node0.0.log", b"x" * 10_000 + b"\n")
+    held = len(os.read(pipe[0], 2**20))
+    assert held <= 2**16
+    echo.take("log/node0.0.log", b"again\n")
+    told = os.read(pipe[0], 2**16).decode()
+    assert re.fullmatch(r"\[chaoskit\] \d+ lines were left out\n\[node0.0\] again\n", told)

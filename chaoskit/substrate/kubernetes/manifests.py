@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from ipaddress import ip_network
 from typing import Any
@@ -20,6 +20,9 @@ ALLOWED = "chaoskit.dev/chaos"
 ALLOWED_VALUE = "allowed"
 #: Labels of every object: the session; of a pod the node that it is now, and a name that no other pod ever has.
 SESSION, STATION, PLACE = "chaoskit.dev/session", "chaoskit.dev/station", "chaoskit.dev/place"
+#: Labels of a pod of a node in a run: the run's directory, the ranks there, and the generation of their world.
+RUN, RANKS, GENERATION = "chaoskit.dev/run", "chaoskit.dev/ranks", "chaoskit.dev/generation"
+_LABEL_LENGTH = 63
 #: An annotation of its Job.
 STARTED_BY = "chaoskit.dev/started-by"
 #: Where files of runs lie in a pod.
@@ -71,6 +74,27 @@ def labels(session: str, component: str) -> dict[str, str]:
         "app.kubernetes.io/instance": session,
         SESSION: session,
     }
+
+
+def station_labels(station: str) -> dict[str, str | None]:
+    """Return the labels of a pod that has become that of a station, such as one that stood by."""
+    component = COORDINATOR if station == COORDINATOR else "node"
+    return {STATION: station, "app.kubernetes.io/component": component}
+
+
+def world_labels(run: str, ranks: Sequence[int], generation: int) -> dict[str, str | None]:
+    """Return the labels of a pod in a run; None for the ranks of a pod that has none in this generation.
+
+    ``run``: name of the run's directory, which has the name of the test in it.
+    """
+    there = "_".join(map(str, sorted(ranks))) or None
+    return {RUN: _label_value(run), RANKS: there and _label_value(there), GENERATION: str(generation)}
+
+
+def _label_value(text: str) -> str:
+    """Return a text as a label may have it: letters, digits and ``-_.``, with letters or digits at its ends."""
+    plain = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "-_.") else "-" for letter in text)
+    return plain[:_LABEL_LENGTH].strip("-_.")
 
 
 def selector(session: str) -> str:
@@ -295,7 +319,8 @@ def _supervised(
     given: Mapping[str, Any],
 ) -> tuple[Manifest, Manifest]:
     """A pod whose first process is a supervisor, and its container. ``reached``: how runner and supervisor meet."""
-    command = [options.python, "-m", "chaoskit.substrate.supervisor", *reached, "--token-file", f"{_TOKEN}/token"]
+    supervisor = [options.python, "-m", "chaoskit.substrate.supervisor"]
+    command = [*supervisor, *reached, "--echo-logs", "--token-file", f"{_TOKEN}/token"]
     container = _container(command, options.image)
     spec: Manifest = {
         "restartPolicy": "Never",

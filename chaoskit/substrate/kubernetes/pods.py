@@ -400,7 +400,7 @@ class SessionPods:
                 standby.become(station)
                 standby.is_displaced = bool(self._options.breakable) and station != COORDINATOR
                 self.add(standby)
-                self._tidying.submit(self._label, standby)
+                self.label(station, manifests.station_labels(station))
                 return
             self.note_silent(standby)
         pod = self.new_pod(station)
@@ -448,10 +448,14 @@ class SessionPods:
         except ApiError:
             self._may_have_others = True
 
-    def _label(self, pod: Pod) -> None:
-        """Have people see what it is now."""
+    def label(self, station: str, labels: Mapping[str, str | None]) -> None:
+        """Have people see a pod's part in a run; None removes a label. Nothing waits for it, nor depends on it."""
+        if (pod := self.get(station)) is not None:
+            self._tidying.submit(self._label, pod, labels)
+
+    def _label(self, pod: Pod, labels: Mapping[str, str | None]) -> None:
         with contextlib.suppress(ApiError):
-            self._api.patch("Pod", pod.place, {"metadata": {"labels": {manifests.STATION: pod.station}}})
+            self._api.patch("Pod", pod.place, {"metadata": {"labels": labels}})
 
     # -- what faults do to them -----------------------------------------------------------------------------------
 

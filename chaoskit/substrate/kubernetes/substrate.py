@@ -19,7 +19,7 @@ from chaoskit.coordinator_files import RECORD, CoordinatorAddress, address_file
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.injection_line import InjectionDoor
 from chaoskit.journal import Journal
-from chaoskit.messages import NodeLost
+from chaoskit.messages import NodeLost, Plan
 from chaoskit.substrate.actions import Action, Backend
 from chaoskit.substrate.away import AwaySubstrate
 from chaoskit.substrate.demand import RunDemand
@@ -29,7 +29,7 @@ from chaoskit.substrate.kubernetes import template
 from chaoskit.substrate.kubernetes.actions import ANSWER_S, MACHINE_ACTIONS, POD_ACTIONS
 from chaoskit.substrate.kubernetes.api import ApiError
 from chaoskit.substrate.kubernetes.backends import PodApi
-from chaoskit.substrate.kubernetes.manifests import FILES, STANDBY
+from chaoskit.substrate.kubernetes.manifests import FILES, STANDBY, world_labels
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.substrate.kubernetes.outside import Outside
 from chaoskit.substrate.kubernetes.pod_network import PodNetwork, why_not_in_pods
@@ -223,6 +223,14 @@ class KubernetesSubstrate(AwaySubstrate):
             self._pods.kill(former, is_run_over)  # no agent is started while anything of the one before may run
         self._pods.replace(node, is_run_over, self._store_source)  # the directory of a large job takes a while
 
+    def label_world(self, plan: Plan, nodes: Sequence[str], run_directory: Path) -> None:
+        """Have the pods of a run's nodes say which ranks of a generation they have."""
+        ranks: dict[str, list[int]] = {node: [] for node in nodes}
+        for member in plan.members:
+            ranks.setdefault(member.node, []).append(member.rank)
+        for node, there in ranks.items():
+            self._pods.label(node, world_labels(run_directory.name, there, plan.generation))
+
     def _pod(self, station: str) -> Pod:
         """The pod of a station. Raises SupervisorGone if it was lost since the run was to begin."""
         if (pod := self._pods.get(station)) is None:
@@ -318,6 +326,8 @@ class PodCluster(JobCluster):
     def observe(self, message: Any) -> None:
         self._spoke_s = time.monotonic()
         super().observe(message)
+        if isinstance(message, Plan):
+            self._substrate.label_world(message, self.nodes, self.run_directory)
         if isinstance(message, NodeLost) and self._doubts is not None:
             self._doubts[message.node] = asyncio.get_running_loop().create_task(self._doubt(message.node))
 

@@ -29,6 +29,7 @@ from chaoskit.substrate.supervisor import ferry
 from chaoskit.substrate.supervisor.acts import Acts
 from chaoskit.substrate.supervisor.door import LineDoor
 from chaoskit.substrate.supervisor.files import CHUNK_BYTES, IN_FLIGHT_BYTES, RunFiles, replace_file
+from chaoskit.substrate.supervisor.log_echo import LogEcho
 from chaoskit.substrate.supervisor.messages import (
     ActionShown,
     ApplyAction,
@@ -89,6 +90,7 @@ class Supervisor:
         connection: to the runner. is_first: whether this is the first process of a container.
         grace_s: it has so long from SIGTERM to its end, where it is the first process.
         carrier: pid of the process that carries the connection, if one does.
+        echo: whether log files are printed, too, as they are shipped.
         network: whether it changes the network of its node, instead of what runs there.
 
     Attributes:
@@ -103,6 +105,7 @@ class Supervisor:
         grace_s: float,
         carrier: int | None = None,
         network: bool = False,
+        echo: bool = False,
     ) -> None:
         self._connection, self._is_first, self._grace_s = connection, is_first, grace_s
         self.status = 0
@@ -116,6 +119,7 @@ class Supervisor:
         self._door: LineDoor | None = None
         self._sources = SourceStore()
         self._files: dict[str, RunFiles] = {}  # by the directory of a run
+        self._echo = LogEcho(sys.stdout.fileno()) if echo else None
         self._in_flight_bytes = 0  # of files, that the runner has not said to have taken
         self._selector = selectors.DefaultSelector()
         self._wakes, self._woken = socket.socketpair()  # by SIGCHLD
@@ -224,6 +228,8 @@ class Supervisor:
             for chunk in files.unshipped():
                 self._in_flight_bytes += len(chunk.data)
                 self.tell(chunk)
+                if self._echo is not None and chunk.name.startswith("log/"):
+                    self._echo.take(chunk.name, chunk.data)
                 if self._in_flight_bytes > IN_FLIGHT_BYTES - CHUNK_BYTES:
                     break
             else:
@@ -236,6 +242,8 @@ class Supervisor:
             self._selector.unregister(files)
             files.close()
             files.remove()
+            if self._echo is not None:
+                self._echo.finish()
             self.tell(RequestDone(files.settles, self._acts.encode(files.sizes())))
 
     def _obey(self) -> None:
@@ -380,6 +388,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--machine", metavar="NAME", default="", help="on which this is")
     parser.add_argument("--grace-s", metavar="S", type=float, default=_GRACE_S, help="from SIGTERM to SIGKILL")
     parser.add_argument("--network", action="store_true", help="change the network of the node, and run nothing")
+    parser.add_argument("--echo-logs", action="store_true", help="print what processes write to their logs")
     parser.add_argument("--cold", action="store_true", help="import nothing beforehand")
     arguments = parser.parse_args()
     if bool(arguments.dial or arguments.listen) != bool(arguments.token_file):
@@ -434,7 +443,7 @@ def main() -> None:
             zygote.preload()
         gc.freeze()  # a collection in a child would touch, and so copy, every page of these objects
         is_first = bool(arguments.connect or arguments.dial or arguments.listen)
-        how = {"grace_s": arguments.grace_s, "network": arguments.network}
+        how = {"grace_s": arguments.grace_s, "network": arguments.network, "echo": arguments.echo_logs}
         supervisor = Supervisor(connection, is_first=is_first, carrier=carrier, **how)
         supervisor.serve()
         status = supervisor.status
