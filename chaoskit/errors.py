@@ -97,14 +97,19 @@ class Refused(ChaoskitError):
 def error_line(error: BaseException) -> str:
     """Return an error in one line: its first line, the last line of what was quoted behind it, its notes and its cause.
 
-    A cause is left out where the error names it already.
+    A cause is left out where the error names it already, and so are notes of several lines: :func:`long_notes`.
     """
     lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
     text = lines[0].rstrip(":") if lines else type(error).__name__
     if len(lines) > 1:
         text = f"{text}: {lines[-1]}"
-    notes = [" ".join(note.split()) for note in getattr(error, "__notes__", ())]
+    notes = [note.strip() for note in getattr(error, "__notes__", ()) if "\n" not in note.strip()]
     cause = error.__cause__
     if cause is not None and (reason := error_line(cause)) not in text:
         notes.append(f"caused by {type(cause).__name__}: {reason}")
     return "; ".join([text, *notes])
+
+
+def long_notes(error: BaseException) -> list[str]:
+    """Return the notes of an error that have several lines, such as the end of a log."""
+    return [note for note in getattr(error, "__notes__", ()) if "\n" in note.strip()]

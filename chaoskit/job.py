@@ -6,6 +6,7 @@ import ast
 import importlib
 import importlib.util
 import sys
+from collections import Counter
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +15,7 @@ from typing import Any
 import msgspec
 
 from chaoskit.errors import BadInput, closest_name, name_remedy
-from chaoskit.typed import typed_arguments
+from chaoskit.typed import require_short_names, typed_arguments
 
 #: Folders in which installed packages lie.
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -89,6 +90,7 @@ def resolve_job(target: str, options: dict[str, Any] | None = None) -> JobSpec:
     Raises:
         BadInput: if there is no such job, or it cannot be one.
     """
+    require_short_names("job", target)
     path, colon, function = target.partition(":")
     if colon and not function:
         raise BadInput("job", target, "name a function behind the colon, or leave the colon out")
@@ -367,30 +369,40 @@ def stated_batches(job: JobSpec) -> list[int]:
     """
     tree = ast.parse(Path(job.path).read_text(encoding="utf-8"))
     train = _function(tree, job)
-    constants = {
-        target.id: node.value
-        for node in tree.body
-        if isinstance(node, ast.Assign)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
+    constants = _constants(tree)
     defaults = {one.arg: default.value for one, default in _defaults(train) if isinstance(default, ast.Constant)}
     values = defaults | job.options
     found = []
     for function in _reached(train, tree):
         local = values if function is train else {}
-        assigned = {
-            node.id for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-        }
+        parameters = {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)} - local.keys()
+        assigned = {*_stored(function), *parameters}
         for expression in _batch_sizes(function):
             match expression:
                 case ast.Constant(value=value):
                     found.append(value)
                 case ast.Name(id=name) if name not in assigned:
                     found.append(local.get(name, getattr(constants.get(name), "value", None)))
-                case ast.Attribute(attr=name):  # such as of the size that a reference job has chosen
+                case ast.Attribute(attr=name) if "SIZES" in constants:  # of the size that a reference job has chosen
                     found.append(job.options.get(name) or _batch_of_size(constants.get("SIZES"), name, values))
     return [batch for batch in found if type(batch) is int]
+
+
+def _constants(tree: ast.Module) -> dict[str, ast.expr]:
+    """Return the values of module-level names that are assigned once in the whole file."""
+    stored = Counter(_stored(tree))
+    return {
+        target.id: node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name) and stored[target.id] == 1
+    }
+
+
+def _stored(tree: ast.AST) -> list[str]:
+    """Return the names that code assigns to, once for each assignment."""
+    return [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
 
 
 def _batch_sizes(function: ast.FunctionDef) -> list[ast.expr]:

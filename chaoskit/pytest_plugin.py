@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from chaoskit.config import DETECTION
-from chaoskit.errors import BadInput, HarnessError, error_line
+from chaoskit.errors import BadInput, HarnessError, error_line, long_notes
 from chaoskit.plaintext import printable
 from chaoskit.substrate.choice import names, unavailable
 from chaoskit.typed import convert
@@ -511,7 +511,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     elif isinstance(error, HarnessError):
         verdict = Verdict.ERROR
         if not item.config.getoption("chaos_traceback"):
-            report.longrepr = printable(f"chaoskit failed: {error_line(error)} (--chaos-traceback shows more)")
+            line = f"chaoskit failed: {error_line(error)} (--chaos-traceback shows more)"
+            report.longrepr = printable("\n".join([line, *long_notes(error)]))
     elif isinstance(error, BadInput):
         report.longrepr = _with_notes(f"bad input: {error}", error)
         report.user_properties.append((_VERDICT_PROPERTY + ".worst", _BAD_INPUT))

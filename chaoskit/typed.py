@@ -37,6 +37,7 @@ LimitS = Annotated[float, _MAY_BE_ENDLESS]
 
 _INT_LEAST, _INT_MOST = -(2**63), 2**64 - 1  # what a message or a file in JSON can hold
 _DEPTH_MAX = 100
+_NAME_BYTES_MAX, _PATH_BYTES_MAX = 255, 4095  # NAME_MAX and PATH_MAX of Linux, without the NUL
 _TEXT_REMEDY = "use a text of valid Unicode"
 _PLAIN = (bool, int, float, str, bytes, type(None))
 _CONTAINERS = (list, tuple, set, frozenset, collections.abc.Sequence, collections.abc.Collection)
@@ -63,7 +64,10 @@ def typed_arguments(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        bound = signature.bind(*args, **kwargs)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:
+            return function(*args, **kwargs)  # raises it with the name of the function
         hints = _hints(function)
         for name, value in bound.arguments.items():
             if name in several:
@@ -94,7 +98,8 @@ def convert_fields(instance: Any) -> dict[str, Any]:
         value, hint = getattr(instance, item.name), hints.get(item.name, Any)
         is_endless = isinstance(item.default, float) and not math.isfinite(item.default)
         converted = convert(item.name, value, hint, endless=is_endless)
-        is_same = converted is value or type(value) in _PLAIN or isinstance(value, enum.Enum)
+        is_plain = type(value) in _PLAIN and type(converted) in _PLAIN
+        is_same = converted is value or is_plain or isinstance(value, enum.Enum)
         if not is_same and (type(converted) is not type(value) or converted != value):
             changed[item.name] = converted
     return changed
@@ -152,6 +157,8 @@ def _converted(field: str, value: Any, hint: Any) -> Any:
     native = [choice for choice in choices if _is_native(choice)]
     if Path in choices and isinstance(value, (str, Path)) and "\0" in str(value):
         raise BadInput(field, value, "use a path without NUL")
+    if Path in choices and isinstance(value, (str, Path)):
+        require_short_names(field, str(value))
     if type(value) is str and str in choices:
         return value
     for choice in choices:
@@ -169,6 +176,14 @@ def _converted(field: str, value: Any, hint: Any) -> Any:
         if len(choices) > len(native) and not _PLACE.search(str(error)):
             raise BadInput(field, value, _remedy(value, choices)) from None
         raise _refusal(field, value, joined, str(error)) from None
+
+
+def require_short_names(field: str, path: str) -> None:
+    """Refuse a path that no file system takes: each look at it would raise OSError."""
+    names = [os.fsencode(name) for name in path.split("/")]
+    if max(map(len, names)) > _NAME_BYTES_MAX or len(os.fsencode(path)) > _PATH_BYTES_MAX:
+        remedy = f"use a path of up to {_PATH_BYTES_MAX} bytes, with names of up to {_NAME_BYTES_MAX}"
+        raise BadInput(field, path, remedy)
 
 
 def _bare(hint: Any) -> Any:
@@ -210,12 +225,23 @@ def _of_class(field: str, value: Any, hint: Any) -> tuple[Any] | None:
         is_list = isinstance(value, collections.abc.Collection) and not isinstance(value, (str, bytes, Mapping))
         if not is_list:
             return None
-        items = [convert(f"{field}[{place}]", item, parts[0]) for place, item in enumerate(value)]
-        return (tuple(items),)
+        return (_converted_items(field, value, origin, parts),)
     try:
         return (value,) if isinstance(value, origin or hint) else None
     except TypeError:  # a protocol: its methods are not looked at
         return (value,)
+
+
+def _converted_items(field: str, value: Any, origin: Any, parts: tuple[Any, ...]) -> Any:
+    """Convert each item of a container. A sequence becomes a tuple unless a list or a set is declared."""
+    kinds = list(parts[:1]) * len(value)
+    if origin is tuple and ... not in parts:
+        if len(value) != len(parts):
+            raise BadInput(field, value, f"give {len(parts)} values")
+        kinds = list(parts)
+    pairs = zip(value, kinds, strict=True)
+    items = [convert(f"{field}[{place}]", item, kind) for place, (item, kind) in enumerate(pairs)]
+    return origin(items) if origin in (list, set, frozenset) else tuple(items)
 
 
 class _NotPlain:

@@ -133,7 +133,7 @@ def train(trainer, steps=3, batch_size=8, wide=False):
         ("batch_size", {}, [8]),
         ("batch_size", {"batch_size": 10}, [10]),
         ("BATCH", {}, [12]),
-        ("shape.batch_size", {"batch_size": 10}, [10]),
+        ("shape.batch_size", {"batch_size": 10}, []),
         ("shape.batch_size", {}, []),
         ("2 * BATCH", {}, []),
         ("steps", {}, [3]),
@@ -146,6 +146,19 @@ def test_batches_that_the_source_of_a_job_states(
 ) -> None:
     (tmp_path / "train.py").write_text(JOB.format(batch=batch))
     assert stated_batches(JobSpec(str(tmp_path / "train.py"), options=options)) == stated
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "B = 6\nB *= 2\ndef train(trainer): loop(trainer, 8)\ndef loop(trainer): step.shards(x, batch_size=B)",
+        "B = 6\nif DEBUG:\n    B = 8\ndef train(trainer): step.shards(x, batch_size=B)",
+        "B = 6\ndef train(trainer): loop(trainer, 8)\ndef loop(trainer, B): step.shards(x, batch_size=B)",
+    ],
+)
+def test_a_batch_that_is_known_at_run_time_only_is_not_guessed(tmp_path: Path, source: str) -> None:
+    (tmp_path / "train.py").write_text(source)
+    assert stated_batches(JobSpec(str(tmp_path / "train.py"))) == []
 
 
 @pytest.mark.parametrize(

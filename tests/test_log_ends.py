@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from chaoskit import BadInput, Harness, HarnessError, LogPatterns, Outcome, Verdict
+from chaoskit.errors import error_line, long_notes
 from chaoskit.experiment.directory import judge_directory
 from chaoskit.report.html import write_html
 from chaoskit.report.junit import write_junit
@@ -79,6 +80,7 @@ OWN_ERROR = """[rank1]: Traceback (most recent call last):
         (" 10%|#   | 1/9\r 20%|##  | 2/9\rOSError: disk\n", "OSError: disk"),
         ("ValueError: first\nstep 2\nTypeError: second\nstep 3\n", "TypeError: second"),
         ("step 1 error: 0.25\nval_error: 0.5\nno errors so far\n", ""),
+        ("eval: validation_error: nan\nstep 3 error: inf\n", ""),
         ("", ""),
     ],
 )
@@ -253,3 +255,11 @@ def test_pytest_shows_why_a_command_failed(pytester: pytest.Pytester) -> None:
         assert "the last error on node0: KeyError: 17" in text
         assert "node0.log:" in text
         assert "  step 0" in text
+
+
+def test_a_log_in_the_note_of_an_error_stays_in_lines() -> None:
+    error = HarnessError("the unbroken run did not complete")
+    error.add_note("what was made is left: forbidden")
+    error.add_note("log of node0:\n  line 1\n  line 2")
+    assert error_line(error) == "the unbroken run did not complete; what was made is left: forbidden"
+    assert long_notes(error) == ["log of node0:\n  line 1\n  line 2"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
+import enum
 import inspect
 import math
 import os
@@ -47,8 +48,10 @@ from chaoskit import (
 from chaoskit.checkpoint import DiskTier, RemoteTier, Retention, SnapshotReader, SnapshotWriter, restore
 from chaoskit.data import Permutation, Positions
 from chaoskit.elastic.client import DOOR, Door, open_door
+from chaoskit.experiment.blackbox.plan import plan_command
 from chaoskit.experiment.plan import plan_experiment
 from chaoskit.job import resolve_job
+from chaoskit.typed import convert_fields
 from faults import CATALOGUE, Cut, Fault, Hang, Kill, Raise, at_rate
 from faults.strategies import fault_plans
 
@@ -399,6 +402,49 @@ def test_a_path_with_nul_is_refused() -> None:
     ):
         with pytest.raises(BadInput, match="use a path without NUL"):
             call()
+
+
+def test_a_path_that_no_file_system_takes_is_refused() -> None:
+    name = "x" * 5000
+    for call in (
+        lambda: resolve_job(name),
+        lambda: resolve_job(f"{name}.py"),
+        lambda: plan_command([name], watch=LogPatterns(step=r"(\d+)")),
+        lambda: plan_command(["true"], watch=LogPatterns(step=r"(\d+)"), working_directory=name),
+        lambda: judge_directory("a/" * 3000),
+        lambda: read_outcomes(name),
+    ):
+        with pytest.raises(BadInput, match="use a path of up to 4095 bytes, with names of up to 255"):
+            call()
+
+
+class Mode(enum.Enum):
+    FAST = "fast"
+
+
+@dataclasses.dataclass(frozen=True)
+class Declared:
+    """Fields of types that msgspec does not convert, as a fault of a user may have them."""
+
+    pair: tuple[Path, int] = (Path("a"), 1)
+    paths: list[Path] = dataclasses.field(default_factory=list)
+    places: set[Path] = dataclasses.field(default_factory=set)
+    mode: Mode = Mode.FAST
+
+
+def test_fields_keep_the_kinds_of_containers_that_are_declared() -> None:
+    assert convert_fields(Declared()) == {}
+    given = Declared(pair=["b", 2], paths=[Path("c")], places={Path("d")}, mode="fast")  # type: ignore[arg-type]
+    assert convert_fields(given) == {"pair": (Path("b"), 2), "mode": Mode.FAST}
+    with pytest.raises(BadInput, match="give 2 values"):
+        convert_fields(Declared(pair=(Path("b"),)))  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match=r"pair\[1\]='c'"):
+        convert_fields(Declared(pair=(Path("b"), "c")))  # type: ignore[arg-type]
+
+
+def test_a_missing_argument_is_told_as_python_does() -> None:
+    with pytest.raises(TypeError, match=r"plan_experiment\(\) missing 1 required positional argument: 'job'"):
+        plan_experiment(steps=5)  # type: ignore[call-arg]
 
 
 def test_an_empty_path_names_no_place(no_process: list[str]) -> None:

@@ -22,7 +22,7 @@ from chaoskit.cli.output import (
     print_json,
     refuse,
 )
-from chaoskit.errors import BadInput, HarnessError, closest_name
+from chaoskit.errors import BadInput, HarnessError, closest_name, error_line
 from chaoskit.osprocess import restore_signals, signal_name
 from chaoskit.plaintext import printable
 from chaoskit.vocabulary import Verdict
@@ -120,8 +120,10 @@ def run(arguments: list[str]) -> int:
         return refuse(error, arguments, _options_of(root, arguments), machine)
     except HarnessError as error:
         if machine:
-            print_json({"error": {"harness": str(error)}})
+            print_json({"error": {"harness": error_line(error)}})
         text = "\n".join([str(error), *getattr(error, "__notes__", ())])  # such as the end of a log
+        if error.__cause__ is not None and (reason := error_line(error.__cause__)) not in text:
+            text += f"\ncaused by {type(error.__cause__).__name__}: {reason}"
         sys.stderr.write(f"chaoskit: error: {printable(text)}\n")
         return Verdict.ERROR.exit_code
     except USAGE_ERROR as error:

@@ -46,6 +46,7 @@ WhenSilent = Callable[[Cluster], None]
 
 _SILENT_S = 0.2
 _SLOW_HEARTBEAT_S = 0.25  # of a node, once the faults of a run are over
+_SLOWEST_HEARTBEAT_S = 1.0
 _HEARTBEATS_PER_S = 8  # of all nodes together then
 _TOGETHER_S = 3.0  # how long a rank waits at its hook for another one that is due at the same moment of a step
 _TOGETHER_IN_RECOVERY_S = 1.0  # where some of the ranks may never come
@@ -155,7 +156,8 @@ class JobFollower:
         if not self.injections or self._is_slow or not self._injector.awaits_end:
             return
         self._is_slow = True
-        self._cluster.pace(max(_SLOW_HEARTBEAT_S, len(self._cluster.nodes) / _HEARTBEATS_PER_S))
+        pace_s = len(self._cluster.nodes) / _HEARTBEATS_PER_S
+        self._cluster.pace(min(max(_SLOW_HEARTBEAT_S, pace_s), _SLOWEST_HEARTBEAT_S))
 
     async def _next_message(self) -> Any | None:
         """The next message; None where something else is to be done first."""

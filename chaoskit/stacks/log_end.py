@@ -24,7 +24,8 @@ _PREFIX = re.compile(r"^(?:\[[^\]]*\]:?\s?|\d+: )+")  # of a rank: torch has "[r
 _TRACEBACK = "Traceback (most recent call last):"
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Expired)\b(?::|$)")
 _ERROR = re.compile(
-    r"\b(?:fatal|panic|exception|\w*error)\s*:(?!\s*[-+.\d])|^(?:error|fatal)\b|\bfatal (?:python )?error\b"
+    r"\b(?:fatal|panic|exception|\w*error)\s*:(?!\s*(?:[-+.\d]|nan\b|inf\b))"
+    r"|^(?:error|fatal)\b|\bfatal (?:python )?error\b"
     r"|command not found|no such file or directory|can't open file|permission denied|no space left on device"
     r"|no module named|out of memory|\boom[- ]kill|segmentation fault|bus error|core dumped|\baborted\b"
     r"|\bterminate called\b|^killed\b|line \d+:\s+\d+ killed\b",

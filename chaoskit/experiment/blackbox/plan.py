@@ -19,7 +19,7 @@ from chaoskit.logrule import LogRule
 from chaoskit.rules import load_rules
 from chaoskit.stacks import LogPatterns
 from chaoskit.stacks.command import require_command
-from chaoskit.typed import LimitS, typed_arguments
+from chaoskit.typed import LimitS, require_short_names, typed_arguments
 
 _DEADLINE_S = 300.0
 _NAME_LENGTH = 40
@@ -165,6 +165,7 @@ def _require_stalled_s(seconds: object) -> None:
 def _require_program(program: str, directory: Path) -> None:
     if "{" in program:
         return  # known on the node only
+    require_short_names("command", program)
     found = directory / program if "/" in program else Path(shutil.which(program) or "")
     if not found.is_file():
         beside = Path(sys.executable).with_name(program)  # of an environment that is not activated

@@ -49,5 +49,8 @@ class LogEcho:
         writable.register(self._output, select.POLLOUT)
         if not any(events & select.POLLOUT for _, events in writable.poll(0)):
             return False
-        os.write(self._output, line[: _WRITE_BYTES - 1] + b"\n")
+        try:
+            os.write(self._output, line[: _WRITE_BYTES - 1] + b"\n")
+        except OSError:  # the reader has gone: nothing here may end the supervisor
+            return False
         return True
