@@ -502,16 +502,22 @@ def test_a_rank_that_missed_the_last_step_waits_for_no_step_boundary() -> None:
 @pytest.mark.parametrize("joiner_waits", [False, True])
 def test_the_only_rank_of_a_world_has_no_other_to_wait_for(phase: Phase, joiner_waits: bool) -> None:
     detector, limit_s = HangDetector(CONFIG), max(CONFIG.startup_s, CONFIG.collective_timeout_s)
+    world_of_one = True
 
     def hangs(now_s: float, age_s: float, generation: int = 1) -> list[str]:
         rank = beat("a", phase, age_s, generation=generation)
-        found = detector.observe([rank], now_s, planned=generation, joiner_waits=joiner_waits)
+        found = detector.observe(
+            [rank], now_s, planned=generation, joiner_waits=joiner_waits, world_of_one=world_of_one
+        )
         return [hang.worker for hang in found]
 
     assert hangs(0.0, 2 * limit_s) == [], "its phase began before this coordinator"
     assert hangs(limit_s - 1, 3 * limit_s) == []
     assert hangs(limit_s + 1, 3 * limit_s) == ["a"]
     assert hangs(limit_s + 2, 3 * limit_s, generation=2) == [], "it was given another plan"
+    world_of_one = False
+    assert hangs(0.0, limit_s, generation=3) == []
+    assert hangs(2 * limit_s, 3 * limit_s, generation=3) == [], "the last of two waits for a spare"
 
 
 def test_a_stall_that_a_new_generation_did_not_cure_is_given_twice_the_time() -> None:

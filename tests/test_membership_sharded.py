@@ -281,6 +281,20 @@ def test_a_piece_that_was_sealed_after_its_node_had_answered_is_found() -> None:
     assert job.restored == 7
 
 
+def test_a_piece_that_was_sealed_after_its_node_was_asked_is_found() -> None:
+    """The answers were put together before the last members ended, and come after that."""
+    job = Job(replacement_s=0.0)
+    job.tell(WorkerLost("b.0"))
+    job.now_s += LIMITS.fresh_s / 2
+    job.tell(WorkerLost("a.0"), WorkerLost("c.0"))
+    job.now_s += 0.01
+    job.answer(a=[piece("a", 0, 7)], b=[piece("b", 1, 7)])
+    assert not job.finish
+    job.become_ready()
+    job.answer_all(7)
+    assert job.restored == 7
+
+
 def test_without_all_pieces_a_job_whose_members_have_ended_is_lost_at_once() -> None:
     job = Job(replacement_s=0.0)
     job.tell(*(WorkerLost(f"{node}.0") for node in NODES))

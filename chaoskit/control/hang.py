@@ -123,6 +123,7 @@ class HangDetector:
         replacement_starts: bool = False,
         gathers: bool = False,
         incomplete: bool = False,
+        world_of_one: bool = False,
     ) -> list[Hang]:
         """Return the members that hang and are to be ended now, given the latest beat of every current member.
 
@@ -132,10 +133,11 @@ class HangDetector:
             replacement_starts: a worker was started and is not ready yet.
             gathers: a plan has just broken off a generation, and its joiners may be about to take the state over.
             incomplete: there is no beat of some member yet.
+            world_of_one: the newest plan has one member. The last member of a larger world waits for replacements.
         """
         self._learn(beats, now_s)
         self._beats, self._observed_s = beats, now_s
-        is_sole = len(beats) == 1 and beats[0].generation >= planned and not incomplete
+        is_sole = world_of_one and len(beats) == 1 and beats[0].generation >= planned and not incomplete
         if stuck := self._stuck_alone(beats[0] if is_sole else None, now_s):
             return [stuck]
         is_alone = len(beats) == 1 and beats[0].generation >= planned and not joiner_waits

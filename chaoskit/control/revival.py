@@ -79,6 +79,7 @@ class Revival:
         self._number = -1  # of the last question
         self._asked_s = math.inf
         self._asked_before = False  # since the last holder was lost
+        self._questions_s: dict[str, float] = {}  # when the nodes were asked
         self._told_s: dict[str, float | None] = {}  # when the nodes that were asked have answered
         self._known: set[str] = set()  # nodes that were ever asked, since the last holder was lost
         self._late: set[str] = set()  # of these, who came later than others and has never answered
@@ -132,6 +133,7 @@ class Revival:
         if fresh or self._asked_s == math.inf:
             self._asked_s = now_s
         self._told_s.update((node, None) for node in fresh)
+        self._questions_s.update((node, now_s) for node in fresh)
         if self._known:
             self._late.update(node for node in fresh if node not in self._known)
         self._known.update(fresh)
@@ -154,8 +156,9 @@ class Revival:
 
     @property
     def misses_pieces(self) -> bool:
-        """Whether nothing complete is known, and some node answered before the last member ended."""
-        return not self.snapshots and any(told_s < self._sealed_s for told_s in self._answers_s)
+        """Return whether nothing complete is known, and some node was asked before the last member ended."""
+        asked_s = [self._questions_s[node] for node, told_s in self._told_s.items() if told_s is not None]
+        return not self.snapshots and any(question_s < self._sealed_s for question_s in asked_s)
 
     def end(self) -> None:
         """Somebody has the state. Copies that are known are soon too old; corrupt ones are remembered."""

@@ -110,6 +110,7 @@ class Watch:
             replacement_starts=starts,
             gathers=self._planned_s is not None and now_s < self._planned_s + FOLLOW_S,
             incomplete=len(beats) < len(members),
+            world_of_one=len(plan.members) == 1 and not over,
         )
         # Whoever has no copy to restore from waits there for the next plan.
         hangs |= {hang.worker: hang for hang in hanging if not (over and hang.phase == Phase.RESTORE)}

@@ -464,7 +464,6 @@ class ShardedTrainer(BaseTrainer):
         gradients = state.gradients()
         worker.hooks.injected.received(gradients)
         rows = share(self._group, self._row(formation, gradients))
-        self._all_halt = all(row.halts for row in rows)
         if writes := Writes.of([row.written for row in rows]):
             raise writes.refusal(self.step)
         decision = self._suspicion.decide(self.step, owners, rows)
@@ -502,6 +501,7 @@ class ShardedTrainer(BaseTrainer):
             self._stop_for_fault("recommit")
         self._committer.commit(formation, rows)
         self._shift, self._committed = 0, True
+        self._all_halt = all(row.halts for row in rows)
 
     # -- numbers that are not finite, or corrupt --------------------------------------------------------------------
 
