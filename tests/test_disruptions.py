@@ -118,6 +118,7 @@ def test_what_ends_a_session_is_told_as_that(
 def test_a_session_ends_by_its_deadline_or_by_itself() -> None:
     late = job(reason="DeadlineExceeded")
     assert end_of_session("s", NAMESPACE, late) == "the Job of the session has reached its deadline of 86400 s"
+    assert end_of_session("s", NAMESPACE, late, TAKEN) == "the Job of the session has reached its deadline of 86400 s"
     assert end_of_session("s", NAMESPACE, job()) == ""
     assert end_of_session("s", NAMESPACE, job(reason="BackoffLimitExceeded")) == ""
 

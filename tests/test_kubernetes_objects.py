@@ -521,11 +521,11 @@ def waiting(reason: str, message: str = "") -> dict[str, Any]:
         ),
         (
             {"status": {"phase": "Failed", "reason": "Evicted", "message": "low"}},
-            Pending("n", "ended by its machine", "Evicted, low", is_final=True),
+            Pending("n", "ended by its machine", "Evicted, low", is_final=True, is_passing=True),
         ),
         (
             {"metadata": {"deletionTimestamp": "2026-08-01T12:00:30Z"}, "status": {"phase": "Pending"}},
-            Pending("n", "deleted", "deletionTimestamp 2026-08-01T12:00:30Z", is_final=True),
+            Pending("n", "deleted", "deletionTimestamp 2026-08-01T12:00:30Z", is_final=True, is_passing=True),
         ),
     ],
 )

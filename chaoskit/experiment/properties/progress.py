@@ -98,6 +98,7 @@ def _kept(trace: RunTrace, strikes: list[InjectionRecord], causes: tuple[str, ..
 def _on_struck_node(trace: RunTrace, worker: str) -> bool:
     nodes = [one for one in trace.run.injections if one.fault.whole_node and not one.missed]
     struck = {node for one in nodes if one.target is not None for node in one.target.struck_nodes}
+    struck.update(record["node"] for record in trace.of(Event.POD_TAKEN))
     return worker.rpartition(".")[0] in struck
 
 

@@ -44,7 +44,7 @@ class PodDiagnosis:
         try:
             found = list(self._api.find("Pod", manifests.selector(self._session)))
         except ApiError as error:
-            return [Pending(", ".join(sorted(wanted)), "ApiServer", str(error))]
+            return [Pending(", ".join(sorted(wanted)), "ApiServer", str(error), is_passing=True)]
         labels = [one["metadata"]["labels"] for one in found]
         told = [
             self._reason(label.get(manifests.STATION, ""), one)
@@ -93,7 +93,8 @@ class PodDiagnosis:
         if any(one.reason in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName") for one in told):
             field, value = ("image", image) if image else ("template", self._options.template)
             raise BadInput(field, value, f"name an image that machines can pull: {reasons}")
-        raise (PodsBarred if told else HarnessError)(f"pods do not run{since}: {reasons}{printed}")
+        is_lasting = bool(told) and not any(one.is_passing for one in told)
+        raise (PodsBarred if is_lasting else HarnessError)(f"pods do not run{since}: {reasons}{printed}")
 
     def log(self, station: str) -> str:
         """The end of what a station's pods have printed."""

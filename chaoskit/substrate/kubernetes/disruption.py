@@ -28,6 +28,7 @@ _BY_EVENT = {
     "NodeShutdown": "ended by its machine",
     "DeletingPod": "deleted with its machine",
 }
+_JOB_FAILURES = ("Failed", "FailureTarget")  # the second one is there before its pods have ended
 #: Reasons in the status of a pod that its kubelet has ended: pressure on its machine, or the machine's shutdown.
 _BY_STATUS = ("Evicted", "NodeShutdown", "Shutdown", "Terminated", "Preempting")
 
@@ -94,12 +95,10 @@ def end_of_session(
         return f"{ended_by} has ended the session with chaoskit cluster end"
     if _goes(job):
         return f"the Job {session} of the session was deleted"
-    if first_pod is not None:  # before the conditions of the Job, which fails for that
-        return f"the pod of the session's Job was {first_pod}"
-    for condition in job.get("status", {}).get("conditions") or ():
-        if condition.get("type") == "Failed" and condition.get("reason") == "DeadlineExceeded":
+    for condition in job.get("status", {}).get("conditions") or ():  # before its pod, which is deleted then
+        if condition.get("type") in _JOB_FAILURES and condition.get("reason") == "DeadlineExceeded":
             return f"the Job of the session has reached its deadline of {job['spec'].get('activeDeadlineSeconds')} s"
-    return ""
+    return "" if first_pod is None else f"the pod of the session's Job was {first_pod}"
 
 
 def _by_event(events: Iterable[Mapping[str, Any]]) -> Disruption | None:

@@ -108,10 +108,16 @@ class Examination:
         return ClusterFinding("objects", "the server accepts those of a session")
 
     def _try(self, manifest: Manifest) -> Manifest:
-        """Return an object as the server would have it. Raises BadInput."""
+        """Return an object as the server would have it.
+
+        Raises:
+            BadInput: if the server refuses it. ApiError: if it may answer otherwise later.
+        """
         try:
             return self._api.create(manifest, dry_run=True)
         except ApiError as error:
+            if not error.is_refusal:
+                raise
             raise refusal_of(str(error), self._options, self._api.namespace) from None
 
     def of_run(self, demand: RunDemand, session: str = "") -> Iterator[ClusterFinding]:

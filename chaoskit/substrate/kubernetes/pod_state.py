@@ -20,12 +20,18 @@ _USUAL = frozenset({"ContainerCreating", "PodInitializing"})
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A reason for which a pod does not run. ``is_final``: whether it will not either."""
+    """A reason for which a pod does not run.
+
+    Attributes:
+        is_final: the pod will not run later either.
+        is_passing: another pod, made later, may not meet this reason.
+    """
 
     station: str
     reason: str
     message: str = ""
     is_final: bool = False
+    is_passing: bool = False
 
     def __str__(self) -> str:
         return f"{self.station}: {self.reason}" + (f" ({self.message})" if self.message else "")
@@ -44,7 +50,7 @@ def pending(station: str, pod: Mapping[str, Any]) -> Pending | None:
 def taken_away(station: str, pod: Mapping[str, Any] | None) -> Pending | None:
     """Return that something else takes a pod away; None if nothing does. ``pod``: None if it is gone."""
     why = disruption_of(pod)
-    return None if why is None else Pending(station, why.cause, why.detail, is_final=True)
+    return None if why is None else Pending(station, why.cause, why.detail, is_final=True, is_passing=True)
 
 
 def pull_failure(station: str, events: Sequence[Mapping[str, Any]]) -> Pending | None:

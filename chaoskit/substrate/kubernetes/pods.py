@@ -19,7 +19,7 @@ from chaoskit.errors import HarnessError
 from chaoskit.plaintext import same_but_ports
 from chaoskit.substrate.kubernetes import manifests, placement
 from chaoskit.substrate.kubernetes.actions import ANSWER_S
-from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
+from chaoskit.substrate.kubernetes.api import ApiError, EvictionRefused, KubernetesApi
 from chaoskit.substrate.kubernetes.diagnosis import PodDiagnosis
 from chaoskit.substrate.kubernetes.disruption import Disruption, disruption_of
 from chaoskit.substrate.kubernetes.hindrance import Hindrance, How
@@ -461,7 +461,7 @@ class SessionPods:
 
     def delete(self, pod: Pod, grace_s: int) -> None:
         """Delete a pod, and give its processes this time to end. Raises ApiError."""
-        self.examine(pod)  # of one that has ended by itself nothing tells why afterwards
+        self.examine(pod, at_once=True)  # of one that has ended by itself nothing tells why afterwards
         with self._ending(pod):
             self._api.delete("Pod", pod.place, grace_s=grace_s)
 
@@ -476,19 +476,24 @@ class SessionPods:
         before, pod.ends_by_plan = pod.ends_by_plan, True
         try:
             yield
-        except ApiError:
-            pod.ends_by_plan = before
+        except ApiError as error:
+            if error.is_refusal or isinstance(error, EvictionRefused):  # else the server may have done it
+                pod.ends_by_plan = before
             raise
         pod.goes = True
 
     # -- what others do to them -----------------------------------------------------------------------------------
 
-    def examine(self, pod: Pod) -> None:
-        """Ask the API server why a pod goes that this session has not told to go. Raises ApiError."""
+    def examine(self, pod: Pod, *, at_once: bool = False) -> None:
+        """Ask the API server why a pod goes that this session has not told to go. Raises ApiError.
+
+        ``at_once``: also if it has just been asked, and did not know.
+        """
         if not pod.is_unexplained():
             return
         with pod.examining:
-            if not pod.is_unexplained() or time.monotonic() < pod.examined_s + _EXAMINE_AGAIN_S:
+            asked_lately = time.monotonic() < pod.examined_s + _EXAMINE_AGAIN_S
+            if not pod.is_unexplained() or (asked_lately and not at_once):
                 return
             found = next(self._api.find("Pod", f"{manifests.PLACE}={pod.place}"), None)
             name = pod.place if found is None else found["metadata"]["name"]

@@ -121,7 +121,8 @@ class KubernetesSubstrate(AwaySubstrate):
         except BadInput:
             raise
         except HarnessError:
-            self._pods.require_there([self._pod(COORDINATOR), *map(self._pod, node_names(config.nodes))])
+            needed = map(self._pods.get, (COORDINATOR, *node_names(config.nodes)))
+            self._pods.require_there([pod for pod in needed if pod is not None])
             raise
 
     def start_agent(
@@ -358,7 +359,7 @@ class PodCluster(JobCluster):
         while True:
             await asyncio.sleep(_LOOK_S)
             quiet_s = time.monotonic() - self._spoke_s
-            if quiet_s > _LOOK_S and await self._substrate.is_silent(COORDINATOR):
+            if quiet_s > max(_LOOK_S, 2 * self._hello.heartbeat_s) and await self._substrate.is_silent(COORDINATOR):
                 self._substrate.note_silent(COORDINATOR)
                 with contextlib.suppress(OSError):
                     self._observer.shutdown(socket.SHUT_RDWR)
@@ -381,8 +382,10 @@ class PodCluster(JobCluster):
         return super()._how_it_ended() + (f": {why}" if why else "")
 
     def end(self) -> None:
-        self._substrate.settle_taken(self._stations(), self.run_directory)
-        super().end()
+        try:
+            self._substrate.settle_taken(self._stations(), self.run_directory)
+        finally:
+            super().end()
 
     def together(self, node: str) -> tuple[str, ...]:
         return self._substrate.together(node, self.nodes)
