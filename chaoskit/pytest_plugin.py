@@ -140,11 +140,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_Tally(settings, _records(config)), "chaoskit-tally")
 
 
-_TEXT_OPTIONS = ("substrate", "docker_image", "history", "save", "compare", "summary", "report")
+_TEXT_OPTIONS = ("substrate", "docker_image", "save", "compare", "summary", "report")
 
 
 def _require_values(config: pytest.Config) -> None:
-    """Refuse empty options, such as ``--chaos-report "$DIR"`` with an unset variable: they would mean nothing."""
+    """Refuse empty options, such as ``--chaos-report "$DIR"`` with an unset variable: they would mean nothing.
+
+    An empty ``--chaos-history`` turns off the store that an ini file names.
+    """
     for name in _TEXT_OPTIONS:
         if config.getoption(f"chaos_{name}") == "":
             raise pytest.UsageError(f"--chaos-{name.replace('_', '-')}='': give it a value, or leave it out")

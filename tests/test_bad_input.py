@@ -420,7 +420,6 @@ def test_a_test_fails_with_one_line(pytester: pytest.Pytester) -> None:
     [
         (["--chaos-substrate", "moon"], "", "chaos_substrate='moon': use one of local, netns, docker, kubernetes, or"),
         (["--chaos-report", ""], "", "--chaos-report='': give it a value, or leave it out"),
-        (["--chaos-history="], "", "--chaos-history='': give it a value, or leave it out"),
         (["--chaos-save", ""], "", "--chaos-save='': give it a value, or leave it out"),
         (["--chaos-seed", "x"], "", "argument --chaos-seed: invalid int value: 'x'"),
         (["--chaos-repeats", "0"], "", "chaos_repeats=0: use 1 or more"),

@@ -211,16 +211,22 @@ CHECKS: dict[str, tuple[InjectionRecord, Verdict, str]] = {
 }
 
 
+#: Long after the strike: evidence had its time.
+ENDED_NS = 10**15
+
+
 @pytest.mark.parametrize("name", CHECKS)
 def test_a_fault_passes_with_evidence_only(name: str) -> None:
     came, verdict, detail = CHECKS[name]
-    assert fault_check(came) == Check(name=f"evidence of {FAULT}", verdict=verdict, detail=detail)
+    assert fault_check(came, ENDED_NS) == Check(name=f"evidence of {FAULT}", verdict=verdict, detail=detail)
 
 
 def test_a_fault_that_the_job_did_not_show_is_unknown() -> None:
     causes = ", ".join(sorted(FAULT.must_show))
     detail = f"but nothing followed that must follow it: a loss, or bad numbers ({causes})"
-    shown = fault_check(STRIKE, shown=False)
+    shown = fault_check(STRIKE, ENDED_NS, shown=False)
     assert (shown.verdict, shown.detail) == (Verdict.UNKNOWN, f"pid 101 was killed by SIGKILL; {detail}")
     assert shown.name == f"evidence of {FAULT}"
-    assert fault_check(strike(effective_ns=None), shown=False) == fault_check(strike(effective_ns=None))
+    assert fault_check(strike(effective_ns=None), ENDED_NS, shown=False) == fault_check(
+        strike(effective_ns=None), ENDED_NS
+    )

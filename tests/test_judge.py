@@ -87,12 +87,12 @@ def test_a_whole_run_passes() -> None:
         "61 records in 7 files",
         "4 steps",
         "pid 101 was killed by SIGKILL",
-        "1 recoveries",
+        "1 recovery",
         "0 lost, beside the step in flight",
         "each step once, with one result on every rank",
         "16 samples in 4 steps",
         "every detection belongs to a fault",
-        "1 tensors of weights and optimizer",
+        "1 tensor of weights and optimizer",
     ]
 
 
@@ -310,7 +310,7 @@ def test_training_without_a_number_of_steps_takes_one() -> None:
 # -- recovered ----------------------------------------------------------------------------------------------------
 
 LOST = without(without(WHOLE, Event.PLAN, "", generation=2), Event.COMMIT, "", generation=2)
-NOT_RECOVERED = "no step was finished by a new membership after 1 of 1 incidents"
+NOT_RECOVERED = "no step was finished by a new membership after 1 of 1 incident"
 
 
 def test_a_loss_without_a_new_membership_is_no_recovery() -> None:

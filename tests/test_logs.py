@@ -31,8 +31,8 @@ PATTERNS = LogPatterns(step=r"step (\d+)", loss=r"loss ([\d.eE+-]+|nan)")
         ({"step": None}, "step", "regular expression"),
         ({"step": r"(\d+)", "loss": "loss"}, "loss", "one group"),
         ({"step": r"(\d+)", "tolerance": -1.0}, "tolerance", "0 or more"),
-        ({"step": r"(\d+)", "tolerance": math.nan}, "tolerance", "0 or more"),
-        ({"step": r"(\d+)", "tolerance": True}, "tolerance", "use a number"),
+        ({"step": r"(\d+)", "tolerance": math.nan}, "tolerance", "use a finite number"),
+        ({"step": r"(\d+)", "tolerance": True}, "tolerance", "use a value of type float"),
     ],
 )
 def test_patterns_that_cannot_work_are_refused(wrong: dict[str, object], field: str, remedy: str) -> None:

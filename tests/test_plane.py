@@ -1038,7 +1038,7 @@ def test_the_next_coordinator_knows_the_suspects_of_the_one_before() -> None:
     heir.attach(back("a", generation=2), back("b", generation=2, workers=()))
     heir.hear(ready("b.1"))
     heir.go_on(0.3, *NODES)
-    sent, _ = hang(heir, 8, 1.1e4)
+    sent, _ = hang(heir, 8, 1e4)
     assert [order.worker for _, order in sent if isinstance(order, StopWorker)] == []
     told = [one.fields["suspects"] for one in heir.outputs if isinstance(one, Note) and one.event == Event.HANG_LIMITS]
     assert told == [1]

@@ -425,7 +425,7 @@ def test_a_test_that_fails_after_a_run_that_passed_is_no_pass_in_the_report(pyte
     ("marker", "problem"),
     [
         ("repeats=0", "repeats=0: use a whole number, 1 or more"),
-        ("repeats='x'", "repeats='x': use a whole number, 1 or more"),
+        ("repeats='x'", "repeats='x': use a value of type int"),
         ("substrate='cloud'", "substrate='cloud': use one of local, netns, docker"),
         ("detection='lax'", "detection='lax': use one of "),
     ],

@@ -117,7 +117,7 @@ def interruptions(run: RawRun, history: History) -> list[str]:
 
 
 def _about(record: Record) -> str:
-    return str(record.get("worker") or record.get("node") or record.source)
+    return str(record.get("worker") or (record["node"] if record.event == Event.POD_TAKEN else record.source))
 
 
 def mistakes(run: RawRun, history: History) -> list[str]:

@@ -272,9 +272,13 @@ class Laws:
     def _newest_is_gone(self) -> bool:
         """Whether the ranks that went on alone are lost, with their word of it; a rank that was to leave is not.
 
-        A rank whose node was given up is lost, too: its agent is stopped for good, and nobody can read its state.
+        A rank that was given up with its node is lost, too, if its agent is stopped: nothing can read its state.
         """
-        living = [worker for worker in self._world.workers.values() if worker.alive and worker.name not in self.lost_s]
+        living = [
+            worker
+            for worker in self._world.workers.values()
+            if worker.alive and not (worker.name in self.lost_s and worker.agent.frozen)
+        ]
         return not self._world.haven and all(worker.step < self.high - 1 for worker in living)
 
     def reduced(self, mesh: Mesh, step: int, one: Round) -> None:
