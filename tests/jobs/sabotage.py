@@ -121,8 +121,8 @@ def forgets_momentum(trainer: Any) -> None:
     """A replacement takes over the weights, and not what the optimizer remembers of them."""
     pull = trainer_module.pull
 
-    def half(replica: Any, *arguments: Any) -> Any:
-        pulled = pull(replica, *arguments)
+    def half(replica: Any, *arguments: Any, **more: Any) -> Any:
+        pulled = pull(replica, *arguments, **more)
         for path, tensor in replica.tensors():
             if path.endswith("/exp_avg"):
                 tensor.zero_()
@@ -135,12 +135,12 @@ def trusts_any_copy(trainer: Any) -> None:
     """A copy with the wrong checksum is loaded all the same."""
     pull = trainer_module.pull
 
-    def careless(replica: Any, endpoint: Any, token: str, transport: str, sealed: str) -> Any:
+    def careless(replica: Any, endpoint: Any, token: str, transport: str, sealed: str, **more: Any) -> Any:
         time.sleep(0.3 if sealed else 0.0)  # the vandal comes first
         try:
-            return pull(replica, endpoint, token, transport, sealed)
+            return pull(replica, endpoint, token, transport, sealed, **more)
         except Corrupt:
-            return pull(replica, endpoint, token, transport, "")
+            return pull(replica, endpoint, token, transport, "", **more)
 
     trainer_module.pull = careless
 
