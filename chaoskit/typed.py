@@ -324,7 +324,7 @@ def named_path(field: str, value: object) -> Path:
 
 
 def _remedy(value: Any, choices: list[Any]) -> str:
-    """What to write instead of a value that is of none of these types."""
+    """Return what to write instead of a value that is of none of these types."""
     for choice in choices:
         inner = get_args(choice)[0] if get_origin(choice) in _CONTAINERS and get_args(choice) else None
         if isinstance(inner, type) and inner not in (Any, object) and isinstance(value, inner):
@@ -356,7 +356,7 @@ def _or(words: typing.Iterable[str]) -> str:
 
 
 def _refusal(field: str, value: Any, hint: Any, error: str) -> BadInput:
-    """What msgspec says of a value, or of a part of one such as ``disk.keep_last``."""
+    """Return the refusal of a value, or of a part of one such as ``disk.keep_last``, from an error of msgspec."""
     place = _PLACE.search(error)
     for name, index in _PART.findall(place[1]) if place else ():
         field += f".{name}" if name else f"[{index}]"

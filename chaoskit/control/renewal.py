@@ -51,7 +51,7 @@ class Renewal(Succession):
         """Whether what is known of a sharded state is too little, or too old to go back to.
 
         Members of a world that grows train on while they are asked, and may have answered between different steps; so
-        may those with whom a lost one is still in contact. Copies that were under way are complete a little later,
+        may members with which a lost rank is still in contact. Copies that were under way are complete a little later,
         also those of members that have ended since the nodes answered.
         """
         revival = self._revival

@@ -270,7 +270,7 @@ class Laws:
 
     @property
     def _newest_is_gone(self) -> bool:
-        """Whether the ranks that went on alone are lost, with their word of it; a rank that was to leave is not.
+        """Return whether all ranks that went on alone are lost. A rank that was to leave is not.
 
         A rank that was given up with its node is lost, too, if its agent is stopped: nothing can read its state.
         """

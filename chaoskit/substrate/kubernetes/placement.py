@@ -96,7 +96,7 @@ def _barred(pod: Mapping[str, Any], machine: Mapping[str, Any]) -> str:
 
 
 def is_ready(node: Mapping[str, Any]) -> bool:
-    """Whether a node of the cluster is ready, and has none of the taints by which the cluster keeps pods off it."""
+    """Return whether a node of the cluster is ready, and has no taint by which the cluster keeps pods off it."""
     conditions = node.get("status", {}).get("conditions", ())
     taints = node.get("spec", {}).get("taints", ())
     says_ready = any((one["type"], one["status"]) == ("Ready", "True") for one in conditions)
