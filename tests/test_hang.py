@@ -115,6 +115,19 @@ def test_a_copy_of_the_state_has_as_long_as_a_start() -> None:
     assert blamed(trained(), beat("a", Phase.RESTORE, CONFIG.startup_s + 1, step=0), waiting) == ["a"]
 
 
+def test_a_copy_of_the_state_is_not_waited_for_once_a_newer_plan_broke_it_off() -> None:
+    """The only rank with the state hangs in a restore, its source was lost, and fresh ranks wait for it at step 0."""
+    fresh = [beat(worker, Phase.REGROUP, 1e6, generation=0, step=0, commits=0) for worker in "bc"]
+    fresh[0] = beat("b", Phase.REGROUP, 1e6, step=0, commits=0)
+    for age_s, planned, ended in (
+        (CONFIG.startup_s - 1, 2, []),
+        (CONFIG.startup_s + 1, 2, ["a"]),
+        (CONFIG.startup_s + 1, 1, []),
+    ):
+        hangs = trained().observe([beat("a", Phase.RESTORE, age_s), *fresh], 0.01, planned=planned)
+        assert [hang.worker for hang in hangs] == ended
+
+
 def test_a_rank_that_is_stuck_in_the_last_reduction_stalls_those_that_are_done() -> None:
     detector = trained()
     detector.observe([beat("a", Phase.REDUCE, 60), beat("b", Phase.DONE, 60, step=11)], 0.01)

@@ -30,7 +30,7 @@ from chaoskit.observe.live import FILE_NAME, Live, LiveFile, read_live
 from chaoskit.observe.metrics import RunMetrics
 from chaoskit.observe.picture import sparkline
 from chaoskit.observe.spans import Clock, Span, all_spans
-from chaoskit.vocabulary import RECOVERY_PHASES, Event
+from chaoskit.vocabulary import RECOVERY_PHASES, Event, Phase
 from faults import Kill
 
 LIMIT_S = 60.0
@@ -215,7 +215,7 @@ def check_scrape(early: dict[Any, float], later: dict[Any, float]) -> None:
         doing = [
             value for (name, labels), value in later.items() if name == "chaoskit_phase" and ("rank", rank) in labels
         ]
-        assert (len(doing), sum(doing)) == (10, 1)
+        assert (len(doing), sum(doing)) == (len(Phase), 1)
 
 
 def check_trace(spans: list[Any]) -> None:

@@ -77,7 +77,7 @@ def test_segments_are_answered_with_a_reset(fabric: Fabric, received: ReceivedPa
 
 
 def test_what_comes_from_an_address_is_held_up(fabric: Fabric, received: ReceivedPackets) -> None:
-    before_ms = min(echoes_ms(fabric, "far"))
+    before_ms = min(wait_until(lambda: echoes_ms(fabric, "far"), "an answer"))
     held = received.apply("near", HoldReceived(sources=(address(fabric, "far"),), delay_ms=40.0))
     assert min(echoes_ms(fabric, "far")) > before_ms + 35.0
     assert min(echoes_ms(fabric, "other")) < 35.0

@@ -147,7 +147,7 @@ class HangDetector:
             return found
         rest = [] if incomplete else [beat for beat in beats if beat.worker not in awaited]
         still = [beat for beat in rest if self._all_stand_still(beat, is_alone)]
-        unwaited = [self._hang(beat, self._unwaited_limit_s(beat, is_alone), waited=False) for beat in still]
+        unwaited = [self._hang(beat, self._abandoned_limit_s(beat, is_alone, planned), waited=False) for beat in still]
         hangs = [hang for hang in unwaited if hang.age_s > hang.limit_s]
         return self._one_of(hangs, gathers or replacement_starts, now_s)
 
@@ -250,6 +250,16 @@ class HangDetector:
             return True
         is_joining = beat.phase in (Phase.START, Phase.RESTORE)
         return _age_s(beat) > (self._config.startup_s if is_joining else self._unwaited_limit_s(beat, is_alone))
+
+    def _abandoned_limit_s(self, beat: Beat, is_alone: bool, planned: int) -> float:
+        """Age at which a phase is a hang while no rank waits for it and no other rank goes on.
+
+        A rank that restores a state waits for its source, but in a generation that a newer plan has replaced no source
+        is left to wait for: the plan breaks the restore off.
+        """
+        if beat.phase == Phase.RESTORE and 0 < beat.generation < planned:
+            return self._config.startup_s
+        return self._unwaited_limit_s(beat, is_alone)
 
     def _unwaited_limit_s(self, beat: Beat, is_alone: bool) -> float:
         """Age at which the phase of a rank that no rank waits for is a hang.
