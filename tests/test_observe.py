@@ -115,9 +115,11 @@ def chaoskit(directory: Path, *arguments: str) -> list[str]:
 
 
 def run(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"COLUMNS": "120"}  # readline of this process may have exported the width of a terminal
     return subprocess.run(
-        chaoskit(directory, *arguments), cwd=directory, capture_output=True, text=True, timeout=LIMIT_S, check=False
-    )
+        chaoskit(directory, *arguments), cwd=directory, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+        env=environment,
+    )  # fmt: skip
 
 
 def scrape(url: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
