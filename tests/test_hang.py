@@ -544,6 +544,22 @@ def test_a_stall_that_a_new_generation_did_not_cure_is_given_twice_the_time() ->
     assert detector.stalled(3.0)
 
 
+def test_ranks_that_waited_for_their_group_do_not_stall_as_soon_as_it_is_built() -> None:
+    """Their coordinator was lost before they could meet, so the phase of their first reduction is old already."""
+    watch, plan = Watch(CONFIG), plan_of(2)
+
+    def stalls(now_s: float, waited_s: float, worked: int) -> bool:
+        watch.hear([beat(worker, Phase.REDUCE, waited_s, generation=2) for worker in "ab"], now_s)
+        hangs, is_stalled = watch.look(plan, ["a", "b"], ["a", "b"], now_s, worked=worked)
+        assert hangs == []
+        return is_stalled
+
+    assert not stalls(3.8, 0.5, worked=1)
+    assert not stalls(3.9, 60.0, worked=2)
+    assert not stalls(4.0, 60.1, worked=2)
+    assert stalls(9.0, 65.1, worked=2)
+
+
 # -- what a recovery takes ----------------------------------------------------------------------------------------
 
 

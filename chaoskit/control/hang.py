@@ -200,11 +200,14 @@ class HangDetector:
 
         return [beat for beat in beats if beat.step <= reached or is_alone or is_behind(beat)]
 
-    def stalled(self, now_s: float) -> bool:
+    def stalled(self, now_s: float, *, formed_s: float = -math.inf) -> bool:
         """Return whether every member has waited for the others for so long that no end is to be expected.
 
         Every time that it is so without a step in between, the next needs twice the patience: what is merely slow must
         come to its end.
+
+        Args:
+            formed_s: when the group of the newest generation was built. Its members may have waited for that, too.
         """
         limit_s = max(self._config.hang_floor_ms / 1000, self._config.hang_steps * self.step_s)
         patience_s = max(STALL_S, STALL_FACTOR * limit_s) * 2.0**self._stalls
@@ -216,7 +219,8 @@ class HangDetector:
         are_done = any(beat.phase == Phase.DONE for beat in self._beats)
         others_wait = bool(placed) and (are_done or any(beat.phase == Phase.REDUCE for beat in placed))
         stalled = others_wait and all(
-            beat.phase in (Phase.REDUCE, Phase.REGROUP) and _age_s(beat) + since_s > patience_s for beat in placed
+            beat.phase in (Phase.REDUCE, Phase.REGROUP) and min(_age_s(beat) + since_s, now_s - formed_s) > patience_s
+            for beat in placed
         )
         self._stalls += stalled
         return stalled

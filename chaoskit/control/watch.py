@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -120,8 +121,9 @@ class Watch:
             gathered = all(beat.generation == plan.generation for beat in beats)
         else:
             gathered = all(self._heard_s[beat.worker] > self._worked_s + _BELATED_S for beat in beats)
-        stalled = not hangs and gathered and len(beats) == len(members) and self._hangs.stalled(now_s)
-        return list(hangs.values()), stalled
+        formed_s = self._worked_s if worked == plan.generation else -math.inf
+        is_candidate = not hangs and gathered and len(beats) == len(members)
+        return list(hangs.values()), is_candidate and self._hangs.stalled(now_s, formed_s=formed_s)
 
     def _measure_recovery(self, plan: Plan, beats: Sequence[Beat], now_s: float) -> None:
         """From a plan that interrupts a step to the first commit of its generation."""
