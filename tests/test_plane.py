@@ -590,6 +590,21 @@ def test_a_worker_that_was_never_started_is_and_one_that_ended_is_not() -> None:
     assert not [one for one in heir.attach(back("b", workers=(), ended=("b.0", "b.1"))) if "Start" in str(one)]
 
 
+def test_a_start_that_a_node_is_told_again_has_its_whole_time_from_then_on() -> None:
+    """The first order was lost with the coordinator that gave it."""
+    bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=0, startup_s=20.0)).begin()
+    bench.hear(lost("b.0"))
+    bench.go_on(10.0, "a", "b")
+    bench.hear(Healed("a.0", 2))  # the record tells that time has passed
+    heir = bench.successor()
+    sent = heir.attach(back("a"), back("b", workers=(), ended=("b.0",)))
+    assert ("b", StartWorker("b.1")) in sent
+    sent = heir.go_on(18.0, "a", "b")
+    assert not [message for _, message in sent if isinstance(message, StopWorker)]
+    sent = heir.go_on(3.0, "a", "b")
+    assert ("b", StopWorker("b.1", "hung")) in sent
+
+
 def test_a_worker_that_is_to_wait_for_the_repeated_step_is_started_once() -> None:
     """Its node connects again meanwhile. A second order may come when the worker has ended already."""
     bench = Bench().begin()

@@ -13,7 +13,7 @@ from chaoskit.control.limits import Limits
 from chaoskit.control.losses import news
 from chaoskit.control.outputs import Disconnect, Note, Output, Send
 from chaoskit.control.policies import Policies
-from chaoskit.messages import AgentHello, Recall, StartWorker, StopWorker
+from chaoskit.messages import AgentHello, Recall, StopWorker
 from chaoskit.vocabulary import Event
 
 #: A new coordinator gives the nodes that the one before it knew so long to attach to it.
@@ -93,7 +93,7 @@ class Nodes(Attention):
         missed = plan if plan is not None and hello.generation < plan.generation else None
         return [
             *(Send(node, StopWorker(worker, "fenced")) for worker in strangers),
-            *(Send(node, StartWorker(worker)) for worker in unstarted),
+            *self._start(unstarted, now_s),  # their time to become ready counts from here
             *([Send(node, missed)] if missed is not None else []),
             *([Send(node, Recall(self._membership.question))] if self._membership.asks(node) else []),
         ]
