@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from operator import is_
+from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from chaoskit.runtime.held_numbers import hold_same
 
 
 class Homes:
@@ -21,8 +23,10 @@ class Homes:
     """
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], committed: Mapping[str, Tensor]) -> None:
-        self._held: list[tuple[Collection[Any], list[Any]]] = []
-        self._optimizers = [(one, one.state, one.param_groups, _parameters(one)) for one in optimizers]
+        self._held: list[Collection[Any]] = []
+        self._optimizers = [
+            (one, one.state, one.param_groups, list(chain.from_iterable(_parameters(one)))) for one in optimizers
+        ]
         for module in model.modules():
             for held in (module._parameters, module._buffers, module._modules):
                 self._hold(held)
@@ -31,12 +35,12 @@ class Homes:
             self._hold(optimizer.state)
             for state in optimizer.state.values():
                 self._hold_nested(state)
-        self.tensors = [value for _, values in self._held for value in values if isinstance(value, Tensor)]
+        self._objects = list(chain.from_iterable(self._held))
+        self.tensors = [value for value in self._objects if isinstance(value, Tensor)]
         self.addresses = _addresses(self.tensors)
 
     def _hold(self, held: Mapping[Any, Any] | Sequence[Any]) -> None:
-        values = _values(held)  # of a mapping a view, which follows it
-        self._held.append((values, list(values)))
+        self._held.append(_values(held))  # of a mapping a view, which follows it
 
     def _hold_nested(self, held: Any) -> None:
         """Hold a value of an optimizer's state, and the containers in it."""
@@ -49,25 +53,21 @@ class Homes:
         """Whether all objects are still the same, at the same addresses. False does not mean that one has moved."""
         return (
             all(
-                one.state is state and one.param_groups is groups and _same(_parameters(one), parameters)
+                one.state is state and one.param_groups is groups and hold_same(_parameters(one), parameters)
                 for one, state, groups, parameters in self._optimizers
             )
-            and all(_same(values, remembered) for values, remembered in self._held)
+            and hold_same(self._held, self._objects)
             and _addresses(self.tensors) == self.addresses
         )
 
 
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+def _parameters(optimizer: Optimizer) -> list[list[Tensor]]:
+    return [group["params"] for group in optimizer.param_groups]
 
 
 def _values(held: Mapping[Any, Any] | Sequence[Any]) -> Collection[Any]:
     return held.values() if isinstance(held, Mapping) else held
 
 
-def _same(found: Any, remembered: Sequence[Any]) -> bool:
-    return len(found) == len(remembered) and all(map(is_, found, remembered))
-
-
 def _addresses(tensors: Iterable[Tensor]) -> list[int]:
-    return [tensor.data_ptr() for tensor in tensors]
+    return list(map(Tensor.data_ptr, tensors))

@@ -23,6 +23,7 @@ from chaoskit.errors import BadInput, ChaoskitError
 
 _TENSOR, _TUPLE, _NUMPY = "__tensor__", "__tuple__", "__numpy__"
 _CONTAINERS = (dict, list, tuple)
+_PLAIN = (float, int, bool, str, type(None))
 _LOOSE = "state/"  # begins the name of an entry of the state that belongs to no parameter
 
 #: Attributes that torch gives to each optimizer.
@@ -83,6 +84,8 @@ def encode_numbers(value: Any, *, tensors: bool = True) -> Any:
     Raises:
         ChaoskitError: if something in it is no number, string, list or dict.
     """
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, np.generic) and value.dtype.kind in "biuf" and value.dtype.itemsize <= 8:
         return {_NUMPY: value.dtype.name, "value": value.item()}
     if isinstance(value, (list, tuple)):
@@ -165,7 +168,14 @@ class OwnNumbers:
         self._before: dict[str, Any] = {}
         self._size = 0  # entries of the state, when it was searched for loose ones
         self._loose: list[str] = []
+        self._attributes: list[str] = []  # all of the optimizer, and which of them are not torch's
+        self._kept: list[str] = []
         self._initial = self.all_plain()
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether steps have changed any."""
+        return bool(self._names)
 
     def begin(self) -> None:
         """Remember everything: the optimizer takes a step."""
@@ -228,9 +238,13 @@ class OwnNumbers:
         return state
 
     def _values(self) -> Iterator[tuple[str, Any]]:
-        for name, value in vars(self._optimizer).items():
-            if name not in _TORCH and not name.startswith(_TORCH_PREFIXES):
-                yield name, value
+        attributes = vars(self._optimizer)
+        if list(attributes) != self._attributes:  # a look at all names takes long
+            self._attributes = list(attributes)
+            own = (name for name in attributes if name not in _TORCH)
+            self._kept = [name for name in own if not name.startswith(_TORCH_PREFIXES)]
+        for name in self._kept:
+            yield name, attributes[name]
         if len(self._state) != self._size:  # a look at all keys takes long
             self._size = len(self._state)
             self._loose = [key for key in self._state if isinstance(key, str)]

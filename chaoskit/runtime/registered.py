@@ -128,8 +128,12 @@ class Registered:
         tensors = self.versioned()
         return tensors, [tensor.data_ptr() for tensor in tensors]
 
-    def noted_scalars(self) -> bytes:
-        """Return :meth:`scalars`, as they were published with the newest commit where they were."""
+    def noted_scalars(self, *, fresh: bool) -> bytes:
+        """Return :meth:`scalars`, by what was published with the newest commit where nothing has changed since.
+
+        Args:
+            fresh: the step was just committed, so nothing has.
+        """
         return self.scalars()
 
     def memories(self) -> list[Tensor]:
@@ -178,9 +182,13 @@ class Registered:
         Raises:
             ChaoskitError: if some of it is not made of numbers, strings, lists and dicts.
         """
+        return self._encode(self._compared_numbers())
+
+    def _encode(self, compared: dict[str, Any]) -> bytes:
+        """Return :meth:`scalars`, given what all ranks must agree on in them."""
         own = [self._own[id(optimizer)].numbers() for optimizer in self.optimizers]
         writes = {"script_writes": True} if self.script_writes else {}
-        return msgspec.msgpack.encode(self._compared_numbers() | {"own": own} | writes)
+        return msgspec.msgpack.encode(compared | {"own": own} | writes)
 
     def _compared_numbers(self) -> dict[str, Any]:
         """What all ranks must agree on."""
@@ -232,7 +240,7 @@ class Registered:
 
     def scalars_checksum(self) -> int:
         """Of what all ranks must agree on in :meth:`scalars`."""
-        return zlib.crc32(msgspec.msgpack.encode(self._compared_numbers()))
+        return checksum_of(self._compared_numbers())
 
     def scalars_digest(self) -> str:
         """BLAKE2b of :meth:`scalars`, without the sizes of a batch that follows the world: its twin is told these."""
@@ -264,6 +272,11 @@ class Registered:
         elif "following" in scalars:
             raise BadInput("follow", None, "give it as before: the batches of this state followed their world")
         self.step = step
+
+
+def checksum_of(numbers: dict[str, Any]) -> int:
+    """Return a checksum of numbers, by which ranks compare them."""
+    return zlib.crc32(msgspec.msgpack.encode(numbers))
 
 
 def _refusal(where: str, kinds: str, error: ChaoskitError) -> BadInput:

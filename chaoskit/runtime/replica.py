@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from chaoskit.checkpoint.arena import Arena, Slot, aligned, decode_index, dtype_named
 from chaoskit.errors import BadInput
 from chaoskit.runtime.buffers import MovingBuffers
+from chaoskit.runtime.held_numbers import HeldNumbers
 from chaoskit.runtime.homes import Homes
 from chaoskit.runtime.optimizer_state import rehome
 from chaoskit.runtime.prefetch import generator_states
-from chaoskit.runtime.registered import MODEL, OPTIMIZER, Registered, Scheduler
+from chaoskit.runtime.registered import MODEL, OPTIMIZER, Registered, Scheduler, checksum_of
 from chaoskit.sketch import TensorBox
 
 
@@ -50,7 +51,8 @@ class Replica(Registered):
         self._at_entry, self._in_call, self._entered = False, False, 0
         self._homed: list[str] = []
         self._homes: Homes | None = None
-        self._published = b""  # scalars of the newest commit
+        self._published, self._published_checksum = b"", 0  # of the scalars of the newest commit
+        self._held_numbers = HeldNumbers(self.optimizers, self.schedulers)  # of the newest commit
         self.rehome()
 
     # -- inventory --------------------------------------------------------------------------------------------
@@ -67,9 +69,13 @@ class Replica(Registered):
             return self._homes.tensors, self._homes.addresses  # without a walk through all modules
         return super().placed(fresh=fresh)
 
-    def noted_scalars(self) -> bytes:
+    def noted_scalars(self, *, fresh: bool) -> bytes:
         """See :meth:`Registered.noted_scalars`."""
-        return self._published or self.scalars()
+        return self._published if self._published and (fresh or self._held_numbers.are_unchanged()) else self.scalars()
+
+    def scalars_checksum(self) -> int:
+        """See :meth:`Registered.scalars_checksum`."""
+        return self._published_checksum if self._held_numbers.are_unchanged() else super().scalars_checksum()
 
     def memories(self) -> list[Tensor]:
         """See :meth:`Registered.memories`. Buffers that move are here as they were committed."""
@@ -138,11 +144,20 @@ class Replica(Registered):
         self.end_write()
 
     def _publish(self) -> None:
+        self._read_numbers()
         if self.arena is not None:
             if not self._is_at_home(self.arena):
                 self._move_in()
-            self._published = self.scalars()
             self.arena.publish(self._homed, self._published, self.step)
+
+    def _read_numbers(self) -> None:
+        """Walk through all numbers, once a commit."""
+        numbers = self._compared_numbers()
+        self._published, self._published_checksum = self._encode(numbers), checksum_of(numbers)
+        if numbers["state"] or self.following is not None or any(own.has_numbers for own in self._own.values()):
+            self._held_numbers.forget()  # some of them are elsewhere
+        else:
+            self._held_numbers.remember()
 
     def publish_again(self) -> None:
         """Show peers what the script has written since the commit. They read again what they have read."""
@@ -302,6 +317,7 @@ class Replica(Registered):
         super().load_scalars(data, step)
         self.buffers.reset()
         self._published = b""
+        self._held_numbers.forget()
         self._entered = -1
         if self.arena is not None:
             self.arena.enter(-1)  # that of the state before says nothing about this one

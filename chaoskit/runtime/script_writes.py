@@ -125,7 +125,7 @@ class ScriptWrites:
         return _Marks(
             places,
             _versions(tensors),
-            self._state.noted_scalars() if fresh else self._state.scalars(),
+            self._state.noted_scalars(fresh=fresh),
             self._sample.read() if self._sample is not None else None,
             checksum(self._state.memories()) if whole else 0,
         )
