@@ -226,6 +226,8 @@ class Arena(ArenaView):
         self.capacity_bytes = capacity_bytes
         self._tensor = torch.frombuffer(self.map, dtype=torch.uint8, offset=DATA_OFFSET)
         self._slots: dict[str, Slot] = {}
+        self._index_slots: list[Slot] = []  # of the index that was published last
+        self._index = b""
 
     def slot(self, path: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Slot:
         """The place of a tensor; the same for the same path, type and shape."""
@@ -255,7 +257,10 @@ class Arena(ArenaView):
 
     def publish(self, paths: list[str], scalars: bytes, step: int) -> None:
         """Write index, scalars and step. To be called between :meth:`begin_write` and :meth:`end_write`."""
-        index = msgspec.msgpack.encode([self._slots[path] for path in paths])
+        slots = [self._slots[path] for path in paths]
+        if slots != self._index_slots:
+            self._index_slots, self._index = slots, msgspec.msgpack.encode(slots)
+        index = self._index
         if len(index) > _INDEX_BYTES or len(scalars) > _SCALARS_BYTES:
             raise ChaoskitError("the index or the scalars of the training state are too large to share")
         self.bytes[HEADER_BYTES : HEADER_BYTES + len(index)] = index
@@ -263,6 +268,10 @@ class Arena(ArenaView):
         self.bytes[start : start + len(scalars)] = scalars
         self._header[_INDEX_SIZE], self._header[_SCALARS_SIZE] = len(index), len(scalars)
         self._header[_STEP] = step
+
+    def index_bytes(self) -> bytes:
+        """The index that was published last, which only this process writes."""
+        return self._index
 
     def stand_in(self, generation: int) -> None:
         """The state is the one that ``generation`` trains on."""

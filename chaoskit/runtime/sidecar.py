@@ -9,6 +9,7 @@ set if one of this rank's shards gave it a gradient. ``seal``: int64 words, as b
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -69,16 +70,17 @@ class SidecarLayout:
         seal: Sequence[int] = (),
     ) -> Tensor:
         """One rank's sidecar, float64 of shape (size,). ``losses``: by shard. ``present``: bit i is parameter i."""
-        sidecar = torch.zeros(self.size, dtype=torch.float64)
+        numbers = [0.0] * self.shard_count
         for shard, loss in losses.items():
-            sidecar[shard] = loss
-        sidecar[self.frozen_at], sidecar[self.integers_at] = frozen, integers
-        for place in range(self.presence_at, self.vote_at):
-            sidecar[place] = present % (1 << _BITS)
+            numbers[shard] = loss
+        numbers += (frozen, integers)
+        for _ in range(self.presence_at, self.vote_at):
+            numbers.append(present % (1 << _BITS))
             present >>= _BITS
-        sidecar[self.vote_at] = vote
-        sidecar.view(torch.int64)[self.vote_at + 1 :] = torch.tensor(seal, dtype=torch.int64)
-        return sidecar
+        numbers.append(vote)
+        words = [*seal, *[0] * (self.seal_size - len(seal))]
+        data = bytearray(struct.pack(f"={len(numbers)}d{len(words)}q", *numbers, *words))
+        return torch.frombuffer(data, dtype=torch.float64)
 
     def present(self, sidecars: Tensor) -> int:
         """The parameters that got a gradient on any rank, as bits. ``sidecars``: (ranks, size)."""
