@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import socket
+from collections.abc import Callable
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support.api_server import api_server, kubeconfig, refusal
 
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.substrate.demand import RunDemand
 from chaoskit.substrate.kubernetes import placement, quotas, rights
-from chaoskit.substrate.kubernetes.api import ApiError
+from chaoskit.substrate.kubernetes.actions import MachineDrain
+from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
 from chaoskit.substrate.kubernetes.diagnosis import PodsBarred
 from chaoskit.substrate.kubernetes.examination import (
     ClusterFinding,
+    Examination,
+    examine_cluster,
     refusal_of,
     refusal_of_rights,
     session_objects,
@@ -23,7 +30,8 @@ from chaoskit.substrate.kubernetes.examination import (
 from chaoskit.substrate.kubernetes.machines import BROKEN, PROTECTED, why_not_breakable
 from chaoskit.substrate.kubernetes.manifests import SESSION
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
-from chaoskit.substrate.kubernetes.preflight import FirstRefusal, require_all, require_possible
+from chaoskit.substrate.kubernetes.preflight import FirstRefusal, Preflight, require_all, require_possible
+from chaoskit.substrate.kubernetes.session import require_allowed
 
 OPTIONS = KubernetesOptions(image="registry/train:1", namespace="chaos", harness="pod")
 
@@ -310,3 +318,90 @@ def test_a_smaller_run_is_tried_after_one_that_had_no_room() -> None:
     assert attempt(refusal, PodsBarred("node3: Unschedulable"), size=4)
     assert not attempt(refusal, None, size=5)
     assert attempt(refusal, None, size=2)
+
+
+# -- a server that does not answer ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def silent(tmp_path: Path) -> str:
+    """A kubeconfig that names a port of this machine on which nothing listens."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        return kubeconfig(tmp_path, closed.getsockname()[1])
+
+
+def of_session(api: KubernetesApi) -> None:
+    list(Examination(api, OPTIONS, {}).of_session())
+
+
+def of_machines(api: KubernetesApi) -> None:
+    options = KubernetesOptions(image="a:1", machines="node1", harness="pod")
+    examination = Examination(api, options, {})
+    list(examination.of_run(RunDemand(1, actions=frozenset({MachineDrain})), "chaoskit-1"))
+
+
+@pytest.mark.parametrize("question", [require_allowed, of_session, of_machines])
+def test_a_question_that_was_not_answered_is_neither_bad_input_nor_remembered(
+    silent: str, question: Callable[[KubernetesApi], None]
+) -> None:
+    refusal, api = FirstRefusal(), KubernetesApi(kubeconfig=silent)
+    for _ in range(2):
+        with pytest.raises(ApiError, match="does not answer"), refusal.remembered():
+            question(api)
+    assert attempt(refusal, None)
+
+
+def test_a_machine_that_is_not_answered_for_is_no_bad_input(tmp_path: Path) -> None:
+    """The rights are answered, and then the server is overloaded or gone; one that may not be read is bad input."""
+    told: dict[str, tuple[int, Any]] = {"node": (501, {})}
+
+    def answer(method: str, path: str, body: Any) -> tuple[int, Any]:
+        if method == "POST":
+            return 201, {"status": {"allowed": True}}
+        return (200, {"items": []}) if path.endswith("/pods") else told["node"]
+
+    with api_server(tmp_path, answer) as server, contextlib.closing(KubernetesApi(kubeconfig=server.kubeconfig)) as api:
+        with pytest.raises(ApiError, match="501"):
+            of_machines(api)
+        told["node"] = refusal(403, "nodes is forbidden")
+        options = KubernetesOptions(image="a:1", machines="node1", harness="pod")
+        demand = RunDemand(0, actions=frozenset({MachineDrain}))
+        *_, finding = Examination(api, options, {}).of_run(demand, "chaoskit-1")
+        assert finding.refusal is not None
+        assert finding.refusal.field == "machines"
+
+
+def test_a_session_is_asked_for_again_once_the_server_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first attempt meets no server, the second one a server that refuses: only that is remembered."""
+    preflight = Preflight(OPTIONS, {})
+    with api_server(tmp_path, lambda *request: refusal(403, "namespaces is forbidden")) as server:
+        monkeypatch.setenv("KUBECONFIG", server.kubeconfig)
+    with pytest.raises(ApiError, match="does not answer"):
+        preflight.require_session()
+    with api_server(tmp_path, lambda *request: refusal(403, "namespaces is forbidden")) as server:
+        monkeypatch.setenv("KUBECONFIG", server.kubeconfig)
+        with pytest.raises(BadInput, match="use a cluster that lets you in: namespaces is forbidden"):
+            preflight.require_session()
+        asked = len(server.requests)
+        with pytest.raises(BadInput, match="use a cluster that lets you in"):
+            preflight.require_session()
+        assert len(server.requests) == asked
+
+
+def test_a_server_that_stops_answering_is_the_last_finding_of_the_doctor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The version is answered, the namespace is not: no right and no namespace is called missing."""
+
+    def answer(method: str, path: str, body: Any) -> tuple[int, Any]:
+        return (200, {"gitVersion": "v1.36.3"}) if path == "/version" else (501, {})
+
+    with api_server(tmp_path, answer) as server:
+        monkeypatch.setenv("KUBECONFIG", server.kubeconfig)
+        findings = list(examine_cluster(KubernetesOptions(image="a:1", harness="pod")))
+    assert [(finding.name, finding.is_there) for finding in findings] == [
+        ("options", True),
+        ("API server", True),
+        ("API server", False),
+    ]

@@ -41,6 +41,8 @@ class ClusterFinding:
 def examine_cluster(options: KubernetesOptions) -> Iterator[ClusterFinding]:
     """Examine what a session and a run of one node need, one thing after the other, until the rest cannot be asked.
 
+    A server that stops answering is a finding, and the last one: what it was asked then is not known to be missing.
+
     Raises:
         BadInput: if there is no such cluster, or the template cannot be read.
     """
@@ -50,22 +52,25 @@ def examine_cluster(options: KubernetesOptions) -> Iterator[ClusterFinding]:
     given = template.read(options.template) if options.template else {}
     api = KubernetesApi(options.context, options.namespace)
     try:
-        try:
-            yield ClusterFinding("API server", f"{api.server}, {api.version()}")
-        except ApiError as error:
-            refusal = BadInput("context", api.server, f"use a cluster that answers: {error}")
-            yield ClusterFinding("API server", str(error), refusal)
-            return
-        examination = Examination(api, options, given)
-        lacks_any = False
-        for finding in examination.of_session():
-            lacks_any = lacks_any or not finding.is_there
-            yield finding
-        if not lacks_any:
-            actions = frozenset(_ON_MACHINES) if options.breakable else frozenset[type[Action]]()
-            yield from examination.of_run(RunDemand(1, actions=actions))
+        yield from _examine(api, options, given)
+    except ApiError as error:
+        refusal = BadInput("context", api.server, f"use a cluster that answers: {error}")
+        yield ClusterFinding("API server", str(error), refusal)
     finally:
         api.close()
+
+
+def _examine(api: KubernetesApi, options: KubernetesOptions, given: Manifest) -> Iterator[ClusterFinding]:
+    """Yield findings about the server, then about sessions and runs. Raises ApiError."""
+    yield ClusterFinding("API server", f"{api.server}, {api.version()}")
+    examination = Examination(api, options, given)
+    lacks_any = False
+    for finding in examination.of_session():
+        lacks_any = lacks_any or not finding.is_there
+        yield finding
+    if not lacks_any:
+        actions = frozenset(_ON_MACHINES) if options.breakable else frozenset[type[Action]]()
+        yield from examination.of_run(RunDemand(1, actions=actions))
 
 
 class Examination:
@@ -184,12 +189,15 @@ class Examination:
         return [self._api.get("Node", name) for name in self._options.breakable]
 
     def _why_not_breakable(self, marks_or_levers: Iterable[str], session: str) -> str:
+        """Return why a machine cannot be broken; "" if all can. Raises ApiError if the server does not answer."""
         namespace, is_open = self._api.namespace, self._options.strangers == "allow"
         for name in self._options.breakable:
             try:
                 node = self._api.get("Node", name)
                 pods = [] if is_open else self._api.pods_on(name)
             except ApiError as error:
+                if not error.is_refusal:
+                    raise
                 return f"{name} cannot be looked at: {error}"
             for how in marks_or_levers:
                 if reason := machines.why_not_breakable(node, how, pods, namespace, session):

@@ -207,15 +207,22 @@ def new_name() -> str:
 
 
 def require_allowed(api: KubernetesApi) -> None:
-    """Refuse a namespace whose owners have not said that runs may take place in it."""
+    """Refuse a namespace whose owners have not said that runs may take place in it.
+
+    Raises:
+        BadInput: if the namespace is not there, or does not allow runs, or may not be read.
+        ApiError: if the server did not answer: a later attempt may succeed.
+    """
     name = api.namespace
     if name.startswith("kube-"):
         raise BadInput("namespace", name, "use one of your own: this one is the cluster's")
     try:
         found = api.get("Namespace", name)
     except ApiError as error:
-        if error.status == 404:
+        if error.status == HTTPStatus.NOT_FOUND:
             raise BadInput("namespace", name, f"create it: kubectl create namespace {name}") from None
+        if not error.is_refusal:
+            raise
         raise BadInput("context", api.server, f"use a cluster that lets you in: {error}") from None
     if found["metadata"].get("labels", {}).get(manifests.ALLOWED) != manifests.ALLOWED_VALUE:
         remedy = f"kubectl label namespace {name} {manifests.ALLOWED}={manifests.ALLOWED_VALUE}"
