@@ -534,6 +534,8 @@ def test_a_run_goes_on_with_a_coordinator_in_another_pod(driven: Harness, job: P
     resumed = [one for one in read_journals(Path(outcome.directory) / "journal") if one.event == Event.RESUMED]
     assert len(resumed) == 1
     assert len(outcome.steps) == 200
+    log = pods.log(coordinators_pod())
+    assert "[coordinator] this coordinator took over from the one before it: term 2" in log, "the pod that stood by"
 
 
 @pytest.mark.costly

@@ -470,6 +470,9 @@ def test_who_goes_on_says_so_and_who_cannot_does_not(
     assert [record["detail"] for record in records if record.event == Event.RECORD_LOST] == lost
     assert ("term 2 is over" in ended.stderr) == (how == "taken over")
     assert ("it counts as lost" in ended.stderr) == (how == "damaged")
+    lines = [line.partition(", generation")[0] for line in ended.stderr.splitlines() if "took over" in line]
+    takeover = "this coordinator took over from the one before it: term 2"
+    assert lines == [takeover] * len(resumed), "the log of its pod says the same as the journal"
 
 
 # -- a real run ---------------------------------------------------------------------------------------------------

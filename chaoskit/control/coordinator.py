@@ -55,6 +55,7 @@ from chaoskit.osprocess import (
     raise_priority,
     set_name,
 )
+from chaoskit.plaintext import plural
 from chaoskit.runclock import heard_ns, to_run
 from chaoskit.vocabulary import Event
 
@@ -148,13 +149,18 @@ class Coordinator:
             self._carry_out(self._plane.hear(EndJob(False, f"cannot be resumed: {error}"), time.monotonic()))
 
     def _say_resumed(self) -> None:
-        """That this coordinator goes on where another one was: not if a node, or the record, knows of a later one."""
+        """Write to journal and log that this coordinator goes on where another one was.
+
+        It does not go on if a node, or the record, knows of a later coordinator.
+        """
         if not self._resumes:
             return
         self._resumes, now_ns = False, time.monotonic_ns()
         self._hold(self._record.check)  # whoever has taken over says so with a later time
         generation, events = self._plane.membership.newest_known, len(self._record.memory)
         self._journal.write(Event.RESUMED, t_ns=now_ns, term=self._record.term, generation=generation, events=events)
+        what = f"term {self._record.term}, generation {generation}, {plural(events, 'event')} remembered"
+        sys.stderr.write(f"this coordinator took over from the one before it: {what}\n")
 
     async def _await_observer(self) -> None:
         """Who watched the coordinator before this one may not have found this one yet, and must hear of the end."""
