@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from chaoskit.errors import HarnessError
@@ -20,6 +21,7 @@ from chaoskit.plaintext import same_but_ports
 from chaoskit.substrate.kubernetes import manifests, placement
 from chaoskit.substrate.kubernetes.actions import ANSWER_S
 from chaoskit.substrate.kubernetes.api import ApiError, EvictionRefused, KubernetesApi
+from chaoskit.substrate.kubernetes.background import BackgroundRequests
 from chaoskit.substrate.kubernetes.diagnosis import PodDiagnosis
 from chaoskit.substrate.kubernetes.disruption import Disruption, disruption_of
 from chaoskit.substrate.kubernetes.hindrance import Hindrance, How
@@ -139,6 +141,7 @@ class SessionPods:
         session: its name. reception: where supervisors come to. runner: the address that they dial.
         manifest: the object of a pod, before it is said on which machines it may be.
         tell: told in a line why pods are waited for.
+        background: makes requests that nothing waits for: labels and annotations. Deletions do not go through it.
     """
 
     def __init__(
@@ -150,16 +153,18 @@ class SessionPods:
         runner: str,
         manifest: Callable[[str, str], manifests.Manifest],
         tell: Callable[[str], None],
+        background: BackgroundRequests,
     ) -> None:
         self._api, self._session, self._options = api, session, options
         self._reception, self._runner, self._manifest, self._tell = reception, runner, manifest, tell
+        self._background = background
         self.diagnosis = PodDiagnosis(api, session, options)
         self._by_station: dict[str, Pod] = {}
         self._lost, self._returning = placement.LostMachines(), set[str]()
         self._hindrance: Hindrance | None = None
         self._taken: list[Pod] = []  # by something else, and not written down yet
         self._may_have_others = True  # pods on the cluster that are not known here: of a driver before this one
-        self._tidying = ThreadPoolExecutor(1, thread_name_prefix="ck-tidy")  # what nothing waits for
+        self._tidying = ThreadPoolExecutor(1, thread_name_prefix="ck-tidy")  # deletions, and nothing else
 
     # -- which there are ------------------------------------------------------------------------------------------
 
@@ -448,14 +453,14 @@ class SessionPods:
         except ApiError:
             self._may_have_others = True
 
-    def label(self, station: str, labels: Mapping[str, str | None]) -> None:
-        """Have people see a pod's part in a run; None removes a label. Nothing waits for it, nor depends on it."""
+    def label(
+        self, station: str, labels: Mapping[str, str | None], annotations: Mapping[str, str | None] | None = None
+    ) -> None:
+        """Show a pod's part in a run by labels and annotations; None removes one. Nothing waits for the request."""
         if (pod := self.get(station)) is not None:
-            self._tidying.submit(self._label, pod, labels)
-
-    def _label(self, pod: Pod, labels: Mapping[str, str | None]) -> None:
-        with contextlib.suppress(ApiError):
-            self._api.patch("Pod", pod.place, {"metadata": {"labels": labels}})
+            change = {"metadata": {"labels": labels, "annotations": annotations or {}}}
+            key = (pod.place, frozenset(labels))
+            self._background.submit(partial(self._api.patch, "Pod", pod.place, change), key)
 
     # -- what faults do to them -----------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from chaoskit.errors import BadInput, ChaoskitError
 from chaoskit.osprocess import user_at_host
 from chaoskit.substrate.kubernetes import manifests, template
 from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
+from chaoskit.substrate.kubernetes.background import BackgroundRequests
 from chaoskit.substrate.kubernetes.disruption import ENDED_BY, disruption_of, end_of_session
 from chaoskit.substrate.kubernetes.machines import Machines, put_back_left
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
@@ -36,6 +37,7 @@ from chaoskit.substrate.undo import CommandEntry, Undo, UndoLog
 
 _LEAVE_S = 5.0  # which the pod of a session has to end, and the process that uses it to find out why
 _LOOK_S = 0.1
+_BACKGROUND_S = 2.0  # which requests have that nothing waits for, such as the Events of the last run
 _REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)  # roles go with their namespace
 START_MORE_S = 60  # beyond what pods have to start
 #: Says in the environment what starts sessions, where that is not the user at this machine: such as a night.
@@ -71,7 +73,9 @@ class Session:
         self._owner: dict[str, Any] = {}
         self._ends: Undo | None = None
         self.machines = Machines(self.api, self.name, options, undo)
-        self.pods = SessionPods(self.api, self.name, options, self._reception, self._runner, self._manifest, tell)
+        self._background = BackgroundRequests()
+        where = (self._reception, self._runner, self._manifest)
+        self.pods = SessionPods(self.api, self.name, options, *where, tell, self._background)
         with taking_back(self.close):
             if self._driven is None:
                 self._open(token)
@@ -128,6 +132,7 @@ class Session:
                 for pod in self.pods.all():
                     self.pods.delete(pod, 0)
         finally:
+            self._background.close(_BACKGROUND_S)
             self.api.close()
 
 
