@@ -507,6 +507,11 @@ def kill_if_same(pid: int, ticks: int | None, signum: int) -> bool:
         os.close(handle)
 
 
+def current_test() -> str:
+    """Return the test that pytest runs in this process, as pytest names it; "" outside of a test."""
+    return os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0]  # behind it stands the phase of the test
+
+
 def user_at_host() -> str:
     """The user of this process and the machine: ``user@host``."""
     try:

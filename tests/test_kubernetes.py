@@ -32,7 +32,7 @@ from chaoskit.messages import NodeLost
 from chaoskit.plaintext import tell_on_stderr
 from chaoskit.substrate.kubernetes.driver_pod import DriverPod
 from chaoskit.substrate.kubernetes.installation import ACCOUNT, installation
-from chaoskit.substrate.kubernetes.manifests import GENERATION, RANKS, RUN, SESSION, STATION, TTL_S
+from chaoskit.substrate.kubernetes.manifests import GENERATION, RANKS, RUN, SESSION, STATION, TEST, TTL_S
 from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions
 from chaoskit.substrate.kubernetes.substrate import KubernetesSubstrate
 from chaoskit.substrate.supervisor.ferry import PATIENCE_S
@@ -122,12 +122,29 @@ def run(harness: Harness, fault: Fault, job: Path) -> Any:
     return harness.run(target, nodes=2, steps=40, options=options, faults=[fault], twin=False, **DETECTION["relaxed"])
 
 
+def assert_annotated(outcome: Any, test: str) -> str:
+    """The pods of a run's nodes say in full what their labels say. Return the session."""
+    last = max(outcome.records(Event.PLAN), key=lambda one: one["generation"])["generation"]
+
+    def annotated() -> list[Any]:
+        found = pods.pods(f"{GENERATION}={last}").values()
+        return [one for one in found if one["metadata"].get("annotations", {}).get(TEST) == test]
+
+    nodes = wait_until(lambda: found if len(found := annotated()) == 2 else [], "the annotations of both pods")
+    for pod in nodes:
+        annotations, labels = pod["metadata"]["annotations"], pod["metadata"]["labels"]
+        assert annotations[RUN].endswith(Path(outcome.directory).name)
+        assert (annotations[RANKS].replace(",", "_"), annotations[GENERATION]) == (labels[RANKS], labels[GENERATION])
+    (session,) = {pod["metadata"]["labels"][SESSION] for pod in nodes}
+    return str(session)
+
+
 # -- runs -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.costly
 @pytest.mark.promise("**A rank that dies is replaced inside its pod**")
-def test_a_killed_rank_is_replaced_in_its_pod(harness: Harness, job: Path) -> None:
+def test_a_killed_rank_is_replaced_in_its_pod(harness: Harness, job: Path, request: pytest.FixtureRequest) -> None:
     """No pod is made anew, no container starts again; and the journals of all pods are here."""
     warm = run(harness, NaN(rank=1, at_step=8), job)
     assert warm.verdict.value == "passed", warm.reasons
@@ -149,6 +166,7 @@ def test_a_killed_rank_is_replaced_in_its_pod(harness: Harness, job: Path) -> No
         return {label: found.get(label, "") for label in world}
 
     wait_until(lambda: labels() == world, f"the labels {world}")
+    assert_annotated(outcome, request.node.nodeid)
     assert not [one for one in read_journals(Path(outcome.directory) / "journal") if one.event == Event.NODE_LOST]
     journals = {path.stem for path in (Path(outcome.directory) / "journal").iterdir()}
     assert {"harness", "coordinator", "node0", "node1", "node0.0", "node1.0", "node1.1"} <= journals
@@ -456,7 +474,7 @@ def driven(driver: RemoteHost, tmp_path_factory: pytest.TempPathFactory) -> Harn
 
 @pytest.mark.costly
 @pytest.mark.promise("**What drives a run is a pod of its own, the *driver***")
-def test_a_run_is_driven_by_a_pod_of_its_own(driven: Harness, job: Path) -> None:
+def test_a_run_is_driven_by_a_pod_of_its_own(driven: Harness, job: Path, request: pytest.FixtureRequest) -> None:
     """It alone may ask the API server, and only for pods. Records of all pods are here."""
     outcome = run(driven, Kill(rank=1, at_step=8), job)
     assert outcome.verdict.value == "passed", outcome.reasons
@@ -467,6 +485,7 @@ def test_a_run_is_driven_by_a_pod_of_its_own(driven: Harness, job: Path) -> None
     asks = {one["metadata"]["labels"][STATION]: one["spec"]["automountServiceAccountToken"] for one in found}
     assert asks == {"driver": True, "coordinator": False, "node0": False, "node1": False}
     assert {one["metadata"]["ownerReferences"][0]["name"] for one in found} == {session}
+    assert assert_annotated(outcome, request.node.nodeid) == session
 
 
 @pytest.mark.costly

@@ -72,6 +72,18 @@ def test_pods_of_a_world_have_labels_that_the_server_takes() -> None:
     assert manifests.world_labels("001-a", [], 2)[manifests.RANKS] is None, "a pod whose rank went elsewhere"
 
 
+def test_annotations_of_a_pod_say_what_does_not_fit_a_label() -> None:
+    ranks, test = range(64), "tests/test_a.py::test_b[a b/c]"
+    made = manifests.world_annotations("001-a test[é-0]" + "x" * 80, test, ranks, 7)
+    assert made[manifests.RUN] == "001-a test[é-0]" + "x" * 80
+    assert made[manifests.TEST] == test
+    assert made[manifests.RANKS] == ",".join(map(str, ranks))
+    assert made[manifests.GENERATION] == "7"
+    assert made.keys() > manifests.world_labels("001-a", [0], 7).keys()
+    none = manifests.world_annotations("001-a", "", [], 8)
+    assert (none[manifests.TEST], none[manifests.RANKS]) == (None, None), "of an earlier test, and of a rank elsewhere"
+
+
 def test_a_pod_that_stood_by_says_what_it_has_become() -> None:
     coordinator, node = manifests.station_labels("coordinator"), manifests.station_labels("node1")
     assert coordinator == {manifests.STATION: "coordinator", "app.kubernetes.io/component": "coordinator"}

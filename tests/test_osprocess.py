@@ -16,7 +16,7 @@ from support.descriptors import many_open
 from support.waiting import stays, wait_until
 
 from chaoskit import Harness, Verdict
-from chaoskit.osprocess import Starvation, children, descendants, signal_name, undisturbed
+from chaoskit.osprocess import Starvation, children, current_test, descendants, signal_name, undisturbed
 from faults import Kill
 
 SPIN = "import os; os.sched_setaffinity(0, {%d}); %s\nwhile True: pass"
@@ -217,3 +217,13 @@ def test_a_session_with_many_open_files_runs_jobs(tmp_path: Path) -> None:
             "gpt", nodes=2, spares=1, steps=6, options={"size": "tiny"}, faults=[Kill(rank=1, at_step=3)], twin=False
         )
     assert outcome.verdict == Verdict.PASSED, outcome.reasons
+
+
+def test_the_current_test_is_named_as_pytest_names_it(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert current_test() == request.node.nodeid
+    monkeypatch.setenv("PYTEST_CURRENT_TEST", "tests/a.py::test_b[x (y)] (setup)")
+    assert current_test() == "tests/a.py::test_b[x (y)]"
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")
+    assert current_test() == "", "outside of a test"

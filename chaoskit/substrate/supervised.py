@@ -45,6 +45,7 @@ class SupervisedSubstrate:
         undo: what must be put back if this process is killed.
         tell: shows people a line, such as what is waited for.
         errands: has done what is done to machines from outside; None where nothing is.
+        test: the test of the next run, as pytest names it, where that is another process; "" for that of this one.
     """
 
     name = ""
@@ -54,6 +55,7 @@ class SupervisedSubstrate:
         self.undo = UndoLog()
         self.tell: Callable[[str], None] = tell_on_stderr
         self.errands: Errands | None = None
+        self.test = ""
 
     # -- what each substrate has of its own -----------------------------------------------------------------------
 

@@ -43,6 +43,7 @@ from chaoskit.experiment.twin import SessionTwins
 from chaoskit.faults import CATALOGUE
 from chaoskit.faults.base import Fault
 from chaoskit.messages import AnyMessage, InjectionReport
+from chaoskit.osprocess import current_test
 from chaoskit.substrate.actions import Action
 from chaoskit.substrate.demand import RunDemand
 from chaoskit.substrate.errands import ErrandsHere
@@ -169,7 +170,8 @@ class RemoteHost:
             self._end_driver(link)
             link, self._modules = self._reached(), modules
         link.ship(there, directory, "")
-        order = ExecutePlan(str(there), plan, saved, modules, port, twin_id, watched=watch is not None)
+        is_watched = watch is not None
+        order = ExecutePlan(str(there), plan, saved, modules, port, twin_id, is_watched, current_test())
         try:
             self._ask(link, order, watch)
         except BaseException:

@@ -63,6 +63,7 @@ class Driver:
     def __init__(self, substrate: str, client: ClientLine) -> None:
         self._name, self._client = substrate, client
         self._host: LocalHost | None = None
+        self._substrate: SupervisedSubstrate | None = None
 
     def _made(self) -> LocalHost:
         if self._host is None:
@@ -70,6 +71,7 @@ class Driver:
             if isinstance(substrate, SupervisedSubstrate):
                 substrate.tell = lambda line: self._client.say(DriverTold(line))
                 substrate.errands = self._client
+                self._substrate = substrate
             self._host = LocalHost(substrate)
         return self._host
 
@@ -86,7 +88,10 @@ class Driver:
                     module, _, kind = action.partition(":")
                     return DriverDone(self._made().why_not(getattr(import_module(module), kind)))
                 case ExecutePlan():
-                    _execute(order, self._made(), self._client.say)
+                    host = self._made()
+                    if self._substrate is not None:
+                        self._substrate.test = order.test
+                    _execute(order, host, self._client.say)
             return DriverDone()
         except BadInput as error:
             return DriverFailed(error.remedy, error.field, str(error.value))

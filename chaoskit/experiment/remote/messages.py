@@ -31,7 +31,8 @@ class ExecutePlan(Message, frozen=True):
     """Run a plan. Answered by :class:`DriverDone` once all of it is written down.
 
     ``saved``: the plan as it lies in the run's directory. ``plan``: the same, where the files that it names are there
-    under other paths. ``modules``: directories in which modules of its faults are found.
+    under other paths. ``modules``: directories in which modules of its faults are found. ``test``: the test of the run,
+    as pytest names it; "" outside of a test.
     """
 
     run_directory: str
@@ -41,6 +42,7 @@ class ExecutePlan(Message, frozen=True):
     port: int = 0
     twin_id: str = ""
     watched: bool = False
+    test: str = ""
 
 
 class ErrandDone(Message, frozen=True):

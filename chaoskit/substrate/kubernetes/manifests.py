@@ -22,6 +22,8 @@ ALLOWED_VALUE = "allowed"
 SESSION, STATION, PLACE = "chaoskit.dev/session", "chaoskit.dev/station", "chaoskit.dev/place"
 #: Labels of a pod of a node in a run: the run's directory, the ranks there, and the generation of their world.
 RUN, RANKS, GENERATION = "chaoskit.dev/run", "chaoskit.dev/ranks", "chaoskit.dev/generation"
+#: An annotation of them: the test of their run, as pytest names it.
+TEST = "chaoskit.dev/test"
 _LABEL_LENGTH = 63
 #: An annotation of its Job.
 STARTED_BY = "chaoskit.dev/started-by"
@@ -89,6 +91,15 @@ def world_labels(run: str, ranks: Sequence[int], generation: int) -> dict[str, s
     """
     there = "_".join(map(str, sorted(ranks))) or None
     return {RUN: _label_value(run), RANKS: there and _label_value(there), GENERATION: str(generation)}
+
+
+def world_annotations(run: str, test: str, ranks: Sequence[int], generation: int) -> dict[str, str | None]:
+    """Return the annotations of a pod in a run: what its labels say, not shortened, and the test.
+
+    None stands for the ranks of a pod that has none in this generation, and for the test of a run that has none.
+    """
+    there = ",".join(map(str, sorted(ranks))) or None
+    return {RUN: run, TEST: test or None, RANKS: there, GENERATION: str(generation)}
 
 
 def _label_value(text: str) -> str:

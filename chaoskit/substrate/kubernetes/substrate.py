@@ -20,6 +20,7 @@ from chaoskit.errors import BadInput, HarnessError
 from chaoskit.injection_line import InjectionDoor
 from chaoskit.journal import Journal
 from chaoskit.messages import NodeLost, Plan
+from chaoskit.osprocess import current_test
 from chaoskit.substrate.actions import Action, Backend
 from chaoskit.substrate.away import AwaySubstrate
 from chaoskit.substrate.demand import RunDemand
@@ -29,7 +30,7 @@ from chaoskit.substrate.kubernetes import template
 from chaoskit.substrate.kubernetes.actions import ANSWER_S, MACHINE_ACTIONS, POD_ACTIONS
 from chaoskit.substrate.kubernetes.api import ApiError
 from chaoskit.substrate.kubernetes.backends import PodApi
-from chaoskit.substrate.kubernetes.manifests import FILES, STANDBY, world_labels
+from chaoskit.substrate.kubernetes.manifests import FILES, STANDBY, world_annotations, world_labels
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.substrate.kubernetes.outside import Outside
 from chaoskit.substrate.kubernetes.pod_network import PodNetwork, why_not_in_pods
@@ -225,12 +226,18 @@ class KubernetesSubstrate(AwaySubstrate):
         self._pods.replace(node, is_run_over, self._store_source)  # the directory of a large job takes a while
 
     def label_world(self, plan: Plan, nodes: Sequence[str], run_directory: Path) -> None:
-        """Have the pods of a run's nodes say which ranks of a generation they have."""
+        """Have the pods of a run's nodes say which ranks of a generation they have, and for which test."""
         ranks: dict[str, list[int]] = {node: [] for node in nodes}
         for member in plan.members:
             ranks.setdefault(member.node, []).append(member.rank)
+        run, test = run_directory.name, self._test()
         for node, there in ranks.items():
-            self._pods.label(node, world_labels(run_directory.name, there, plan.generation))
+            annotations = world_annotations(run, test, there, plan.generation)
+            self._pods.label(node, world_labels(run, there, plan.generation), annotations)
+
+    def _test(self) -> str:
+        """The test of the run, which the client of a driver has named."""
+        return self.test or current_test()
 
     def _pod(self, station: str) -> Pod:
         """The pod of a station. Raises SupervisorGone if it was lost since the run was to begin."""
