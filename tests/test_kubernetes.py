@@ -134,9 +134,29 @@ def assert_annotated(outcome: Any, test: str) -> str:
     for pod in nodes:
         annotations, labels = pod["metadata"]["annotations"], pod["metadata"]["labels"]
         assert annotations[RUN].endswith(Path(outcome.directory).name)
-        assert (annotations[RANKS].replace(",", "_"), annotations[GENERATION]) == (labels[RANKS], labels[GENERATION])
+        assert annotations.get(RANKS, "").replace(",", "_") == labels.get(RANKS, "")
+        assert annotations[GENERATION] == labels[GENERATION]
     (session,) = {pod["metadata"]["labels"][SESSION] for pod in nodes}
     return str(session)
+
+
+def assert_told_of_kill(outcome: Any, session: str, test: str) -> None:
+    """Events about the Job of a session tell of a run whose rank was killed: the fault, the loss and the recovery."""
+    run = Path(outcome.directory).name
+    reasons = {"FaultInjected", "FaultLanded", "WorkerLost", "Recovered"}
+
+    def told() -> dict[str, Any]:
+        events = pods.events(session)
+        return {one["reason"]: one for one in events if run in one["message"] and test in one["message"]}
+
+    events = wait_until(lambda: found if (found := told()).keys() >= reasons else {}, f"the Events {reasons}")
+    assert events.keys() == reasons
+    assert {one["reason"] for one in events.values() if one["type"] == "Warning"} == {"FaultInjected", "WorkerLost"}
+    assert {one["involvedObject"]["kind"] for one in events.values()} == {"Job"}
+    last = max(outcome.records(Event.PLAN), key=lambda one: one["generation"])
+    assert f"{len(last['members'])} ranks, generation {last['generation']}" in events["Recovered"]["message"]
+    times = [events[reason]["eventTime"] for reason in ("FaultInjected", "WorkerLost", "Recovered")]
+    assert times == sorted(times)
 
 
 # -- runs -------------------------------------------------------------------------------------------------------------
@@ -166,7 +186,7 @@ def test_a_killed_rank_is_replaced_in_its_pod(harness: Harness, job: Path, reque
         return {label: found.get(label, "") for label in world}
 
     wait_until(lambda: labels() == world, f"the labels {world}")
-    assert_annotated(outcome, request.node.nodeid)
+    assert_told_of_kill(outcome, assert_annotated(outcome, request.node.nodeid), request.node.nodeid)
     assert not [one for one in read_journals(Path(outcome.directory) / "journal") if one.event == Event.NODE_LOST]
     journals = {path.stem for path in (Path(outcome.directory) / "journal").iterdir()}
     assert {"harness", "coordinator", "node0", "node1", "node0.0", "node1.0", "node1.1"} <= journals
@@ -486,6 +506,7 @@ def test_a_run_is_driven_by_a_pod_of_its_own(driven: Harness, job: Path, request
     assert asks == {"driver": True, "coordinator": False, "node0": False, "node1": False}
     assert {one["metadata"]["ownerReferences"][0]["name"] for one in found} == {session}
     assert assert_annotated(outcome, request.node.nodeid) == session
+    assert_told_of_kill(outcome, session, request.node.nodeid)
 
 
 @pytest.mark.costly

@@ -114,6 +114,9 @@ def test_a_driver_has_a_role_for_pods_and_no_more() -> None:
     verbs = {(resource, verb) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
     assert {resource for resource, _ in verbs} == {"pods", "pods/eviction", "pods/log", "events"}
     assert ("pods/log", "create") not in verbs
+    assert {verb for resource, verb in verbs if resource == "events"} == {"list", "create"}
+    _, lesser, _ = manifests.driver_rights("chaoskit-1", "chaos", OWNER, writes_events=False)
+    assert [rule for rule in role["rules"] if rule not in lesser["rules"]] == role["rules"][-1:], "of Events alone"
     assert binding["subjects"] == [
         {"kind": "ServiceAccount", "name": account["metadata"]["name"], "namespace": "chaos"}
     ]

@@ -28,7 +28,7 @@ from chaoskit.substrate.kubernetes.examination import (
     session_pods,
 )
 from chaoskit.substrate.kubernetes.machines import BROKEN, PROTECTED, why_not_breakable
-from chaoskit.substrate.kubernetes.manifests import SESSION
+from chaoskit.substrate.kubernetes.manifests import ALLOWED, ALLOWED_VALUE, SESSION
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.substrate.kubernetes.preflight import FirstRefusal, Preflight, require_all, require_possible
 from chaoskit.substrate.kubernetes.session import require_allowed
@@ -405,3 +405,46 @@ def test_a_server_that_stops_answering_is_the_last_finding_of_the_doctor(
         ("API server", True),
         ("API server", False),
     ]
+
+
+# -- the right to write Events ----------------------------------------------------------------------------------------
+
+
+def allowing(*, events: bool) -> Callable[[str, str, Any], tuple[int, Any]]:
+    """A server that lets a user do all but write Events, or that, too."""
+
+    def answer(method: str, path: str, body: Any) -> tuple[int, Any]:
+        if path.endswith("/selfsubjectaccessreviews"):
+            asked = body["spec"]["resourceAttributes"]
+            return 201, {"status": {"allowed": events or (asked["resource"], asked["verb"]) != ("events", "create")}}
+        if path.endswith("/namespaces/chaos"):
+            return 200, {"metadata": {"labels": {ALLOWED: ALLOWED_VALUE}}}
+        return 201, body
+
+    return answer
+
+
+@pytest.mark.parametrize("is_allowed", [True, False])
+def test_without_the_right_to_write_events_a_session_is_made_all_the_same(tmp_path: Path, is_allowed: bool) -> None:
+    """One line says what is missing; the role of the session's driver has only what the user can grant."""
+    with api_server(tmp_path, allowing(events=is_allowed)) as server:
+        api = KubernetesApi(kubeconfig=server.kubeconfig)
+        findings = list(Examination(api, OPTIONS, {}).of_session())
+        api.close()
+    require_all(findings)
+    (finding,) = [one for one in findings if one.name == "events"]
+    assert finding.is_limited is not is_allowed
+    assert ("you may not create events: kubectl get events shows no faults" in finding.told) is not is_allowed
+    assert "\n" not in finding.told
+    (role,) = [body for _, _, body in server.requests if body is not None and body["kind"] == "Role"]
+    verbs = {verb for rule in role["rules"] if rule["resources"] == ["events"] for verb in rule["verbs"]}
+    assert verbs == ({"list", "create"} if is_allowed else {"list"})
+
+
+def test_an_account_that_an_administrator_has_made_is_not_asked_for_its_right_to_events(tmp_path: Path) -> None:
+    options = KubernetesOptions(image="a:1", harness="pod", service_account="chaoskit-driver")
+    with api_server(tmp_path, allowing(events=False)) as server:
+        api = KubernetesApi(kubeconfig=server.kubeconfig)
+        names = [finding.name for finding in Examination(api, options, {}).of_session()]
+        api.close()
+    assert "events" not in names

@@ -27,7 +27,7 @@ from chaoskit.substrate.kubernetes.nights import NightlyJob, nightly_job
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.substrate.kubernetes.session import end_from_outside, started_by
 
-_MARKS = {True: ("ok", "green"), False: ("missing", "red")}
+_OK, _LIMITED, _MISSING = ("ok", "green"), ("limited", "yellow"), ("missing", "red")
 _JOB, _STEPS = "gpt", 3
 
 app = command_app("Check a Kubernetes cluster, prepare a namespace of it, and end what is left of sessions there.")
@@ -54,14 +54,22 @@ def doctor(
     if trial and all(one.is_there for one in found):
         found += _try()
     if machine:
-        findings = [{"name": one.name, "is_there": one.is_there, "told": one.told} for one in found]
+        findings = [
+            {"name": one.name, "is_there": one.is_there, "is_limited": one.is_limited, "told": one.told}
+            for one in found
+        ]
         print_json({"findings": findings})
     else:
         table = Table.grid(padding=(0, 2, 0, 0))
         for one in found:
-            table.add_row(Text(*_MARKS[one.is_there]), one.name, one.told)
+            table.add_row(Text(*_mark(one)), one.name, one.told)
         console().print(table)
     return 0 if all(one.is_there for one in found) else EXIT_FAILED
+
+
+def _mark(finding: ClusterFinding) -> tuple[str, str]:
+    """Return the state of a finding, and its colour."""
+    return _MISSING if not finding.is_there else _LIMITED if finding.is_limited else _OK
 
 
 def _try() -> list[ClusterFinding]:

@@ -18,6 +18,7 @@ import msgspec
 
 from chaoskit.errors import FaultBroken
 from chaoskit.experiment.channel import InjectionChannel
+from chaoskit.experiment.event_feed import showing_events
 from chaoskit.experiment.follow import JobFollower, Watch, WhenSilent
 from chaoskit.experiment.index import Index
 from chaoskit.experiment.injected import InjectionRecord, injections
@@ -149,7 +150,10 @@ def execute(
         started_ns = time.monotonic_ns()
         _write_start(journal, experiment, started_ns, substrate.name, twin_id, digest_of(directory))
         place = (journal, started_ns, directory)
-        return _execute(experiment, substrate, place, watch, port, store, channel, requests, heartbeat_s, when_silent)
+        with showing_events(directory, substrate.event_sink(directory)):
+            return _execute(
+                experiment, substrate, place, watch, port, store, channel, requests, heartbeat_s, when_silent
+            )
 
 
 @contextlib.contextmanager

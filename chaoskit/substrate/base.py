@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from chaoskit.substrate.actions import Action, Applied
 from chaoskit.substrate.demand import RunDemand
 from chaoskit.substrate.echo import EchoProbe
 from chaoskit.substrate.processes import Process
+from chaoskit.substrate.run_event import RunEvent
 from chaoskit.substrate.undo import UndoLog
 
 
@@ -172,6 +173,12 @@ class Substrate(Protocol):
 
     def why_not(self, action: type[Action]) -> str:
         """Why an action of this kind cannot be done to nodes from here; "" if it can. Tried, where that can be."""
+
+    def event_sink(self, run_directory: Path) -> Callable[[RunEvent], None] | None:
+        """Return what shows events of a run to people that look at the platform; None where nothing does.
+
+        It is called on another thread, waits for nothing, and raises nothing.
+        """
 
     def bare(self, nodes: int, run_directory: Path, needs: Needs = NOTHING) -> CommandCluster:
         """Nodes on which commands can be started, without coordinator and agents.

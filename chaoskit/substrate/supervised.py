@@ -30,6 +30,7 @@ from chaoskit.substrate.job_cluster import JobCluster, attach
 from chaoskit.substrate.network import COORDINATOR, Network
 from chaoskit.substrate.nodes import BaseCluster
 from chaoskit.substrate.processes import HOST, Kernel, Process
+from chaoskit.substrate.run_event import RunEvent
 from chaoskit.substrate.supervisor.link import SupervisorGone, SupervisorLink
 from chaoskit.substrate.supervisor.messages import Program
 from chaoskit.substrate.undo import UndoLog, sweep
@@ -85,6 +86,10 @@ class SupervisedSubstrate:
     def why_not(self, action: type[Action]) -> str:
         """Why an action of this kind cannot be done to nodes from here; "" if it can."""
         raise NotImplementedError
+
+    def event_sink(self, run_directory: Path) -> Callable[[RunEvent], None] | None:
+        """Return what shows events of a run to people that look at the platform; None where nothing does."""
+        return None
 
     def environment(self) -> Mapping[str, str]:
         """What a command finds there, if nothing tells it more."""

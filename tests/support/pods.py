@@ -135,6 +135,12 @@ def pods(selector: str = "") -> dict[str, Any]:
     return {one["metadata"]["name"]: one for one in found}
 
 
+def events(job: str) -> list[Any]:
+    """The Events about a Job that chaoskit has written."""
+    found = ask("GET", f"/api/v1/namespaces/{NAMESPACE}/events?fieldSelector=involvedObject.name={job}")["items"]
+    return [one for one in found if one.get("reportingComponent") == "chaoskit"]
+
+
 def delete(pod: str, grace_s: int = 0) -> None:
     """Delete a pod, as anything else on the cluster may."""
     ask("DELETE", f"/api/v1/namespaces/{namespace()}/pods/{pod}", {"gracePeriodSeconds": grace_s})

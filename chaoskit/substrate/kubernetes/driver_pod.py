@@ -31,6 +31,7 @@ from chaoskit.substrate.kubernetes.session import (
     end,
     end_command,
     explain_end,
+    may_write_events,
     new_name,
     started_by,
     taking_back,
@@ -117,7 +118,7 @@ class DriverPod:
         self._ends = undo.plan(CommandEntry(shlex.join(end_command(name, api))))
         owner = manifests.owner(name, api.create(job)["metadata"]["uid"])
         if not options.service_account:
-            for made in manifests.driver_rights(name, api.namespace, owner):
+            for made in manifests.driver_rights(name, api.namespace, owner, writes_events=may_write_events(api)):
                 api.create(made)
         api.create(manifests.secret(name, token, owner, given))
         api.create(manifests.network_policy(name, "", owner))

@@ -15,7 +15,7 @@ from chaoskit.substrate.kubernetes.actions import MachineDrain, MachineLoss, Mac
 from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
 from chaoskit.substrate.kubernetes.manifests import Manifest
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
-from chaoskit.substrate.kubernetes.session import new_name, require_allowed
+from chaoskit.substrate.kubernetes.session import may_write_events, new_name, require_allowed
 from chaoskit.substrate.network import COORDINATOR
 
 _REQUESTS = 8  # that are under way at once
@@ -26,11 +26,15 @@ _ON_MACHINES: Mapping[type[Action], str] = {MachineLoss: "", MachineDrain: marks
 
 @dataclass(frozen=True, slots=True)
 class ClusterFinding:
-    """One thing that runs need, in words; and how a run is refused where the cluster does not have it."""
+    """One thing that runs need, in words; and how a run is refused where the cluster does not have it.
+
+    ``is_limited``: whether runs take place, and something of use to people is missing.
+    """
 
     name: str
     told: str
     refusal: BadInput | None = None
+    is_limited: bool = False
 
     @property
     def is_there(self) -> bool:
@@ -88,8 +92,11 @@ class Examination:
             yield ClusterFinding("namespace", str(error), error)
         lacking = self._lacking(rights.of_session(self._options))
         yield from _rights("rights", "a session", rights.of_session(self._options), lacking, self._api.namespace)
+        writes_events = may_write_events(self._api)
+        if not (self._options.has_driver and self._options.service_account):  # an account has rights of its own
+            yield _events_finding(writes_events)
         if not lacking:
-            yield self._objects()
+            yield self._objects(writes_events)
 
     def _lacking(self, needed: Sequence[rights.Right], *, everywhere: bool = False) -> list[tuple[rights.Right, str]]:
         asked = list(
@@ -103,10 +110,11 @@ class Examination:
         with ThreadPoolExecutor(_REQUESTS, thread_name_prefix="ck-rights") as threads:
             return [request for request, granted in zip(asked, threads.map(may, asked), strict=True) if not granted]
 
-    def _objects(self) -> ClusterFinding:
+    def _objects(self, writes_events: bool) -> ClusterFinding:
         """Have the server check the objects of a session, with all that watches over the namespace."""
+        where = (self._options, self._given, self._api.namespace)
         try:
-            for manifest in session_objects(new_name(), self._options, self._given, self._api.namespace):
+            for manifest in session_objects(new_name(), *where, writes_events=writes_events):
                 self._try(manifest)
         except BadInput as error:
             return ClusterFinding("objects", str(error), error)
@@ -215,14 +223,20 @@ def session_pods(session: str, options: KubernetesOptions, given: Manifest) -> l
     return made
 
 
-def session_objects(session: str, options: KubernetesOptions, given: Manifest, namespace: str) -> list[Manifest]:
-    """Return the objects of a session that a server can check before any of them is there."""
+def session_objects(
+    session: str, options: KubernetesOptions, given: Manifest, namespace: str, *, writes_events: bool = True
+) -> list[Manifest]:
+    """Return the objects of a session that a server can check before any of them is there.
+
+    ``writes_events``: whether the user may let a driver write Events.
+    """
     pods = session_pods(session, options, given)
     owner = manifests.owner(session, "00000000-0000-0000-0000-000000000000")
     job = manifests.job(session, pods[0], started_by="", deadline_s=1, parallelism=0)
     made = [*pods, job, manifests.secret(session, "", owner, given), manifests.network_policy(session, "", owner)]
     if options.has_driver and not options.service_account:
-        account, role, _ = manifests.driver_rights(session, namespace, owner)  # a binding needs both
+        rights_of_driver = manifests.driver_rights(session, namespace, owner, writes_events=writes_events)
+        account, role, _ = rights_of_driver  # a binding needs both
         made += [account, role]
     return made
 
@@ -240,6 +254,14 @@ def refusal_of(message: str, options: KubernetesOptions, namespace: str) -> BadI
         return BadInput("service_account", options.service_account, f"name one of the namespace: {message}")
     remedy = "change the template, the image, or what you may do in the namespace"
     return BadInput("template", options.template, f"{remedy}: {message}")
+
+
+def _events_finding(is_allowed: bool) -> ClusterFinding:
+    """Return the finding about Events: without the right to write them runs are as right as with it."""
+    if is_allowed:
+        return ClusterFinding("events", "faults, losses and recoveries are written as Events of the session's Job")
+    told = "you may not create events: kubectl get events shows no faults, losses and recoveries of runs"
+    return ClusterFinding("events", told, is_limited=True)
 
 
 def _rights(

@@ -24,7 +24,7 @@ def installation(namespace: str, security: str) -> list[Manifest]:
     return [
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}},
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT, **within}},
-        role(ACCOUNT, within, rights.DRIVER_RIGHTS),
+        role(ACCOUNT, within, rights.DRIVER_RIGHTS + rights.EVENT_RIGHTS),
         {
             "apiVersion": f"{rights.RBAC}/v1",
             "kind": "RoleBinding",
@@ -42,7 +42,10 @@ def machine_rights() -> Manifest:
 
 
 def role(name: str, within: Manifest, granted: tuple[rights.Right, ...], kind: str = "Role") -> Manifest:
-    """A role, whose annotations say what each right is for."""
-    why = {f"chaoskit.dev/{one.resource.replace('/', '.')}": one.why for one in granted}
+    """A role, whose annotations say what the rights to each resource are for."""
+    reasons = dict[str, list[str]]()
+    for right in granted:
+        reasons.setdefault(f"chaoskit.dev/{right.resource.replace('/', '.')}", []).append(right.why)
+    why = {name: "; ".join(whys) for name, whys in reasons.items()}
     metadata = {"name": name, **within, "annotations": why}
     return {"apiVersion": f"{rights.RBAC}/v1", "kind": kind, "metadata": metadata, "rules": rights.rules(granted)}

@@ -154,13 +154,17 @@ def secret(session: str, token: str, owned_by: Manifest, given: Mapping[str, Any
     }
 
 
-def driver_rights(session: str, namespace: str, owned_by: Manifest) -> list[Manifest]:
-    """The account of a driver, and the role that lets it do what it must (:data:`.rights.DRIVER_RIGHTS`)."""
+def driver_rights(session: str, namespace: str, owned_by: Manifest, *, writes_events: bool = True) -> list[Manifest]:
+    """The account of a driver, and the role that lets it do what it must (:data:`.rights.DRIVER_RIGHTS`).
+
+    ``writes_events``: whether it may write Events, too. A user that may not cannot grant it.
+    """
+    granted = rights.DRIVER_RIGHTS + (rights.EVENT_RIGHTS if writes_events else ())
     metadata = {"name": session, "labels": labels(session, DRIVER_STATION), "ownerReferences": [owned_by]}
     bound = {"apiVersion": f"{rights.RBAC}/v1", "metadata": metadata}
     return [
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata},
-        {"kind": "Role", **bound, "rules": rights.rules(rights.DRIVER_RIGHTS)},
+        {"kind": "Role", **bound, "rules": rights.rules(granted)},
         {
             "kind": "RoleBinding",
             **bound,

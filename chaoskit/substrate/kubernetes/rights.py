@@ -32,6 +32,8 @@ DRIVER_RIGHTS = (
     Right("pods/log", ("get",), "why a pod ended before its supervisor came"),
     Right("events", ("list",), "why an image is not pulled; whether the scheduler has preempted a pod"),
 )
+#: What lets a driver write Events, beside them; runs take place without it all the same.
+EVENT_RIGHTS = (Right("events", ("create",), "faults, losses and recoveries of runs, as Events of the session's Job"),)
 #: Rights of the user that runs pytest, with an installed account for drivers.
 CLIENT_RIGHTS = (
     Right("namespaces", ("get",), "whether runs are allowed there"),

@@ -24,14 +24,16 @@ from urllib.parse import urlsplit
 
 from chaoskit.errors import BadInput, ChaoskitError
 from chaoskit.osprocess import user_at_host
-from chaoskit.substrate.kubernetes import manifests, template
+from chaoskit.substrate.kubernetes import manifests, rights, template
 from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
 from chaoskit.substrate.kubernetes.background import BackgroundRequests
 from chaoskit.substrate.kubernetes.disruption import ENDED_BY, disruption_of, end_of_session
+from chaoskit.substrate.kubernetes.events import EventWriter
 from chaoskit.substrate.kubernetes.machines import Machines, put_back_left
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.substrate.kubernetes.pods import Pod, SessionPods
 from chaoskit.substrate.network import COORDINATOR
+from chaoskit.substrate.run_event import RunEvent
 from chaoskit.substrate.supervisor.reception import Reception
 from chaoskit.substrate.undo import CommandEntry, Undo, UndoLog
 
@@ -50,7 +52,7 @@ class Session:
 
     Args:
         undo: what must be put back if this process is killed.
-        tell: told in a line why pods are waited for.
+        tell: told in a line why pods are waited for, and what is left out or left broken.
 
     Attributes:
         pods: its pods, but the driver's. machines: those of the cluster, where no driver has them broken.
@@ -74,8 +76,9 @@ class Session:
         self._ends: Undo | None = None
         self.machines = Machines(self.api, self.name, options, undo)
         self._background = BackgroundRequests()
+        self._events = EventWriter(self.api, self._background, self.name, tell)
         where = (self._reception, self._runner, self._manifest)
-        self.pods = SessionPods(self.api, self.name, options, *where, tell, self._background)
+        self.pods = SessionPods(self.api, self.name, options, *where, self._tell_of_pods, self._background)
         with taking_back(self.close):
             if self._driven is None:
                 self._open(token)
@@ -103,6 +106,13 @@ class Session:
     def _manifest(self, station: str, place: str) -> manifests.Manifest:
         runner, owner = f"{self._runner}:{self._reception.address[1]}", self._owner or None
         return manifests.pod(self.name, station, place, runner, self._options, self._given, owner)
+
+    def _tell_of_pods(self, line: str) -> None:
+        self._tell(f"waiting for pods: {line}")
+
+    def write_event(self, event: RunEvent, run: str, test: str) -> None:
+        """Have an Event about its Job written; see :meth:`EventWriter.write`."""
+        self._events.write(event, self._owner, run, test)
 
     # -- its end --------------------------------------------------------------------------------------------------
 
@@ -232,6 +242,11 @@ def require_allowed(api: KubernetesApi) -> None:
     if found["metadata"].get("labels", {}).get(manifests.ALLOWED) != manifests.ALLOWED_VALUE:
         remedy = f"kubectl label namespace {name} {manifests.ALLOWED}={manifests.ALLOWED_VALUE}"
         raise BadInput("namespace", name, f"allow runs that break things there: {remedy}")
+
+
+def may_write_events(api: KubernetesApi) -> bool:
+    """Return whether the user may write Events, and so grant that to a driver. Raises ApiError."""
+    return all(api.may(verb, right.group, right.resource) for right in rights.EVENT_RIGHTS for verb in right.verbs)
 
 
 def _address_towards(server: str) -> str:

@@ -40,6 +40,7 @@ from chaoskit.substrate.kubernetes.session import Session
 from chaoskit.substrate.network import COORDINATOR, Network
 from chaoskit.substrate.nodes import BaseCluster
 from chaoskit.substrate.processes import Process
+from chaoskit.substrate.run_event import RunEvent
 from chaoskit.substrate.supervised import node_names
 from chaoskit.substrate.supervisor.away import KernelAway
 from chaoskit.substrate.supervisor.link import SupervisorGone, SupervisorLink
@@ -84,10 +85,13 @@ class KubernetesSubstrate(AwaySubstrate):
             if self._options.driven is None:
                 self._preflight.require_session()
             with self._preflight.refusal.remembered():
-                self._session = Session(self._options, self.undo, lambda line: self.tell(f"waiting for pods: {line}"))
+                self._session = Session(self._options, self.undo, self._tell)
             self._preflight.note_made()
         self._session.pods.settle_in()
         self._session.pods.stand_ready([COORDINATOR])
+
+    def _tell(self, line: str) -> None:
+        self.tell(line)  # the driver of a session sets it
 
     def link(self, station: str) -> SupervisorLink:
         if (link := self._pod(station).link) is None:
@@ -234,6 +238,16 @@ class KubernetesSubstrate(AwaySubstrate):
         for node, there in ranks.items():
             annotations = world_annotations(run, test, there, plan.generation)
             self._pods.label(node, world_labels(run, there, plan.generation), annotations)
+
+    def event_sink(self, run_directory: Path) -> Callable[[RunEvent], None]:
+        """Return what writes events of a run about the Job of the session."""
+        run, test = run_directory.name, self._test()
+
+        def write(event: RunEvent) -> None:
+            if (session := self._session) is not None:
+                session.write_event(event, run, test)
+
+        return write
 
     def _test(self) -> str:
         """The test of the run, which the client of a driver has named."""
