@@ -141,6 +141,7 @@ def test_nodes_that_are_all_lost_are_started_again(place: Workplace, job: str, o
     assert weights == {unbroken["weights_digest"]} != {""}
 
 
+@pytest.mark.slow
 @pytest.mark.promise("ends with the command that goes on, and the step from which it does")
 def test_a_launch_whose_nodes_do_not_stay_says_how_to_go_on(place: Workplace) -> None:
     """Agents are killed as fast as they are started; the command that the launch prints is run, as it stands."""

@@ -315,6 +315,7 @@ def test_nothing_of_a_run_stays_in_the_network_of_a_container(substrate: DockerS
 # -- what Docker does -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.costly
 @pytest.mark.promise("A lost node is cut off first, and then killed by Docker")
 @needs_docker

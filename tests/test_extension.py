@@ -105,6 +105,7 @@ def test_it_is_confirmed_by_what_the_kernel_says(run: tuple[Path, list[str]]) ->
     assert any("processes of node1 have niceness 19" in line for line in evidence)
 
 
+@pytest.mark.slow
 def test_its_plan_is_replayed_where_it_can_be_imported(
     environment: dict[str, str], run: tuple[Path, list[str]]
 ) -> None:

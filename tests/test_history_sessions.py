@@ -77,6 +77,7 @@ class Sessions:
         return read(str(self.path / place)).runs
 
 
+@pytest.mark.slow
 @pytest.mark.costly
 @pytest.mark.promise("The first session makes `base.jsonl`")
 @pytest.mark.promise("A run that has no equal in it has *no reference*")

@@ -562,6 +562,7 @@ def test_a_lost_coordinators_pod_is_replaced_by_its_driver(driven: Harness, job:
     assert pods.pods(f"{STATION}=node0").keys() == before.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.costly
 @pytest.mark.promise("**A lost coordinator comes back in another pod**")
 def test_a_run_goes_on_with_a_coordinator_in_another_pod(driven: Harness, job: Path) -> None:
@@ -735,6 +736,7 @@ def cluster(*words: str, directory: Path, **more: str) -> subprocess.CompletedPr
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.costly
 @pytest.mark.promise("The role of people is all that they need")
 def test_the_role_of_people_is_all_that_they_need(person: None, tmp_path: Path, job: Path) -> None:

@@ -313,6 +313,7 @@ def torn_at(outcome: Outcome) -> list[int]:
     return [record["step"] for record in journal(outcome, Event.TORN)]
 
 
+@pytest.mark.slow(nodes=3)
 @pytest.mark.promise("at most k steps are computed again, with the same bits")
 @pytest.mark.parametrize(("nodes", "spares"), [(2, 0), (3, 1)])
 def test_every_rank_ends_in_one_update(chaos: Chaos, tmp_path: Path, nodes: int, spares: int) -> None:

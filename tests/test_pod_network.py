@@ -51,6 +51,7 @@ def run(harness: Harness, *faults: Fault, **plan: Any) -> Outcome:
     return harness.run(STEADY, faults=faults, **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("**The network between pods is cut**")
 def test_a_pod_that_is_cut_off_is_given_up(harness: Harness) -> None:
     """In silence: its lease runs out. Its supervisor is reached all the time, and nothing of the run is lost."""

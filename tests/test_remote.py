@@ -222,6 +222,7 @@ def test_what_a_killed_client_and_its_guard_have_left_is_put_back(
     assert (tmp_path / "put-back").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.costly
 def test_a_twin_is_of_the_machines_that_are_there(tmp_path: Path) -> None:
     """One of a supervisor that is gone is not used: the next one may be on another processor."""

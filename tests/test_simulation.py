@@ -56,7 +56,7 @@ from chaoskit.messages import (
 )
 from chaoskit.vocabulary import Event
 
-HISTORIES = int(os.environ.get("CHAOSKIT_SIM_HISTORIES", "10000"))
+HISTORIES = int(os.environ.get("CHAOSKIT_SIM_HISTORIES", "4000"))
 NIGHT_SEEDS = int(os.environ.get("CHAOSKIT_NIGHT_SEEDS", "5000"))
 SEED = int(os.environ.get("CHAOSKIT_SIM_SEED", "0"))
 #: Sharded histories for each replicated one: what the two kinds share is tried by the replicated ones.

@@ -41,6 +41,7 @@ def test_an_unbroken_run(chaos: Chaos, world: int) -> None:
     is_left_alone(chaos, nodes=world)
 
 
+@pytest.mark.slow
 @pytest.mark.promise('Work between steps** that may be slow belongs into `trainer.long_phase("name")`.')
 def test_a_long_evaluation(chaos: Chaos) -> None:
     """One rank evaluates for longer than a phase may take, and has declared it; the others wait."""
@@ -52,6 +53,7 @@ def test_work_between_two_steps_that_nobody_declared(chaos: Chaos) -> None:
     is_left_alone(chaos, job=f"{JOBS}:saving", steps=20, options=longer_than_a_phase(chaos), twin=False)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("shown as a long phase, never called a hang; the others wait")
 def test_a_long_compilation_in_the_middle_of_a_step(chaos: Chaos) -> None:
     """One rank compiles, as torch does when something is new to it."""
@@ -59,6 +61,7 @@ def test_a_long_compilation_in_the_middle_of_a_step(chaos: Chaos) -> None:
     is_left_alone(chaos, job=f"{JOBS}:compiling", nodes=2, steps=20, options=options, twin=False)
 
 
+@pytest.mark.slow
 @pytest.mark.promise("A rank that imports, compiles or is in a declared `trainer.long_phase()` is never called hung.")
 def test_a_rank_that_starts_slowly(chaos: Chaos) -> None:
     """The others wait for it before the first step, and do not begin without it."""
