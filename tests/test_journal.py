@@ -143,6 +143,20 @@ def test_two_processes_can_append_to_one_journal(tmp_path: Path, writers: list[s
     assert len([line for line in (tmp_path / "shared.jsonl").read_bytes().splitlines() if line]) == 600
 
 
+def test_a_record_that_comes_too_late_goes_to_no_other_file(tmp_path: Path) -> None:
+    """A thread may write after its journal was closed, when another file has got that descriptor."""
+    journal = Journal(tmp_path, "worker")
+    before = set(os.listdir("/proc/self/fd"))
+    journal.close()
+    with (tmp_path / "other").open("wb") as other:
+        assert str(other.fileno()) in before, "the test has to get that descriptor"
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            journal.write(Event.READY, worker="a")
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            journal.close()
+        assert os.fstat(other.fileno()).st_size == 0
+
+
 def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
     """Wherever the last line of a file was cut off, all records before it are read, and it is counted."""
     journal = Journal(tmp_path, "worker")

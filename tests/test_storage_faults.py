@@ -22,7 +22,7 @@ from chaoskit.errors import BadInput
 from chaoskit.experiment.plan import plan_experiment
 from chaoskit.experiment.run import store_of
 from chaoskit.fixtures.s3_server import S3Server
-from chaoskit.journal import Journal, read_journals
+from chaoskit.journal import Journal, read_events, read_journals
 from chaoskit.osprocess import is_ending
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.substrate.undo import UndoLog
@@ -168,8 +168,10 @@ def test_a_part_that_was_never_copied_is_not_waited_for(tmp_path: Path) -> None:
     assert savers[0].finish(LIMIT_S)
     offer(0, 20)
     wait_until(lambda: DiskTier(tmp_path / "disk").snapshots().snapshots, "the next snapshot")
-    assert [record["reason"] for record in _failures(tmp_path)] == ["part 1 failed"]
+    assert all(saver.finish(LIMIT_S) for saver in savers)  # a snapshot is seen before its record is written
     journal.close()
+    assert [record["reason"] for record in _failures(tmp_path)] == ["part 1 failed"]
+    assert [record["step"] for record in read_events(tmp_path / "journal", Event.SAVED)] == [20]
 
 
 def _failures(directory: Path) -> list[Any]:

@@ -27,6 +27,7 @@ _LATE_S = 60.0
 _LATE_BYTES_MAX = 16 * 2**20  # of records of 200 bytes, a minute at 1,400 steps a second
 _RETRY_S = 0.05
 _TAIL_BYTES = 1 << 18
+_CLOSED = -1  # no file has this descriptor
 
 
 class Journal:
@@ -103,7 +104,9 @@ class Journal:
         """Sign off, and wait for room for what waits. Raises JournalFull as :meth:`write` does."""
         self.sign_off(reason)
         self.flush()
-        os.close(self._fd)
+        with self._lock:  # another file may get this descriptor, and a thread may write later still
+            fd, self._fd = self._fd, _CLOSED
+        os.close(fd)
 
     def flush(self) -> None:
         """Return when every record is written. Raises JournalFull as :meth:`write` does."""
