@@ -58,6 +58,12 @@ def print_error(error: BaseException) -> None:
         sys.stderr.flush()
 
 
+def print_line(line: str) -> None:
+    """Write a line to the log of this process, if there is room: no decision depends on it."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{line}\n")
+
+
 def reserve(fd: int, end: int) -> None:
     """Have a file keep room up to the offset ``end``, where its file system can: then it grows on a full disk, too."""
     fallocate = getattr(_libc, "fallocate64", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import socket
 import struct
 import threading
@@ -150,11 +151,7 @@ def test_a_flood_costs_a_line_and_is_counted(tmp_path: Path, capfd: pytest.Captu
     """The first refusal is written down at once; what follows within a minute is told when the run ends."""
     with serving(tmp_path) as coordinator:
         for _ in range(MANY):
-            with stranger(coordinator.address) as connection:
-                assert isinstance(wire.receive(connection), Challenge)
-                connection.sendall(struct.pack("!I", 4096))
-                with contextlib.suppress(ConnectionResetError):
-                    assert connection.recv(1) == b"", "it is closed"
+            send_long_frame(coordinator.address)
         with coordinator.connect(ObserverHello()) as observer:
             wire.send(observer, EndJob(False, "as a test"))
             wait_until(lambda: count(tmp_path) == MANY, "the records")
@@ -163,6 +160,33 @@ def test_a_flood_costs_a_line_and_is_counted(tmp_path: Path, capfd: pytest.Captu
         "refused a connection: frame of 4096 bytes, more than 1024: not a chaoskit connection",
         f"refused {MANY - 1} connections, the last one: frame of 4096 bytes, more than 1024: not a chaoskit connection",
     ]
+
+
+def test_a_refusal_that_cannot_be_written_down_ends_no_coordinator(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The connection is closed, and the coordinator goes on; the next refusal is written down."""
+    with serving(tmp_path) as coordinator, coordinator.connect(ObserverHello()) as observer:
+        assert isinstance(wire.receive(observer), Welcome)
+        size_bytes = (tmp_path / "journal" / "coordinator.jsonl").stat().st_size
+        resource.prlimit(coordinator.pid, resource.RLIMIT_FSIZE, (size_bytes, resource.RLIM_INFINITY))
+        send_long_frame(coordinator.address)
+        with coordinator.connect(ObserverHello()) as other:
+            assert isinstance(wire.receive(other), Welcome)
+        resource.prlimit(coordinator.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+        send_long_frame(coordinator.address)
+        wire.send(observer, EndJob(False, "as a test"))
+        wait_until(lambda: count(tmp_path) == 1, "the record")
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def send_long_frame(address: Address) -> None:
+    """Show no proof, and be sent away."""
+    with stranger(address) as connection:
+        assert isinstance(wire.receive(connection), Challenge)
+        connection.sendall(struct.pack("!I", 4096))
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.recv(1) == b"", "it is closed"
 
 
 def count(directory: Path) -> int:

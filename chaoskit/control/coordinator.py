@@ -13,7 +13,6 @@ import itertools
 import os
 import signal
 import socket
-import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -52,6 +51,7 @@ from chaoskit.osprocess import (
     is_ending,
     kernel_id,
     print_error,
+    print_line,
     raise_priority,
     set_name,
 )
@@ -117,7 +117,7 @@ class Coordinator:
     async def serve(self, listeners: Sequence[socket.socket]) -> None:
         """Until the job ends. One listener is for agents and observers, one for the store."""
         if self._record.damage:
-            sys.stderr.write(f"{self._record.damage}: it counts as lost\n")
+            print_line(f"{self._record.damage}: it counts as lost")
             self._journal.write(Event.RECORD_LOST, node="", generation=0, known=0, detail=self._record.damage)
         self._carry_out([output for output in self._plane.retell() if not self._is_written(output)])
         if self._spec.config.resume and not self._record.memory:
@@ -160,7 +160,7 @@ class Coordinator:
         generation, events = self._plane.membership.newest_known, len(self._record.memory)
         self._journal.write(Event.RESUMED, t_ns=now_ns, term=self._record.term, generation=generation, events=events)
         what = f"term {self._record.term}, generation {generation}, {plural(events, 'event')} remembered"
-        sys.stderr.write(f"this coordinator took over from the one before it: {what}\n")
+        print_line(f"this coordinator took over from the one before it: {what}")
 
     async def _await_observer(self) -> None:
         """Who watched the coordinator before this one may not have found this one yet, and must hear of the end."""
@@ -328,10 +328,11 @@ class Coordinator:
         self._tick_within(min(_TICK_S, max(_TICK_MIN_S, until_due_s)))
 
     def _tell_refusals(self, refused: RefusedConnections | None) -> None:
-        """Write to the log and the journal how many connections were refused."""
+        """Write to the log and the journal how many connections were refused, as far as they take it."""
         if refused is not None:
-            sys.stderr.write(f"{refused}\n")
-            self._journal.write(Event.CONNECTIONS_REFUSED, count=refused.count, reason=refused.reason)
+            print_line(str(refused))
+            with contextlib.suppress(JournalFull, OSError):  # no verdict depends on it
+                self._journal.write(Event.CONNECTIONS_REFUSED, count=refused.count, reason=refused.reason)
 
     def _starvation(self) -> dict[str, float]:
         """How long each agent on this host has waited for a CPU since this was last asked."""
@@ -372,7 +373,7 @@ class Coordinator:
         try:
             act(*arguments)
         except (Fenced, Gone) as error:
-            sys.stderr.write(f"{error}\n")
+            print_line(str(error))
             self._journal.sign_off(str(error))
             os._exit(EXIT_OVER if isinstance(error, Fenced) else _EXIT_GONE)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-import sys
 
 from chaoskit import messages, wire
 from chaoskit.messages import Heartbeat, ObserverHello
+from chaoskit.osprocess import print_line
 
 #: Heartbeats are not queued behind more than this: the next ones say the same again.
 _SKIPPED_BYTES = 2**16
@@ -69,7 +69,7 @@ class Observers:
                 continue
             unread_bytes = writer.transport.get_write_buffer_size()
             if unread_bytes > _UNREAD_BYTES_MAX:
-                sys.stderr.write(f"an observer has left {unread_bytes} bytes unread: it is disconnected\n")
+                print_line(f"an observer has left {unread_bytes} bytes unread: it is disconnected")
                 self.discard(writer)
                 writer.transport.abort()
             elif not isinstance(message, Heartbeat) or unread_bytes <= _SKIPPED_BYTES:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -21,6 +20,7 @@ from chaoskit.coordinator_files import Address
 from chaoskit.errors import Refused
 from chaoskit.health.clock import OffsetWindow
 from chaoskit.messages import AgentHello, EndJob, Heard, Welcome
+from chaoskit.osprocess import print_line
 from chaoskit.runclock import to_own
 
 _CONNECT_S, _ATTEMPT_S = 20.0, 3.0
@@ -158,7 +158,7 @@ class Uplink:
             except (OSError, TimeoutError, Refused):
                 connection[1].close()
                 await asyncio.sleep(_RETRY_S)
-        sys.stderr.write(f"no coordinator for {self._outage_s:g} s: giving up\n")
+        print_line(f"no coordinator for {self._outage_s:g} s: giving up")
         return None
 
     async def _introduce(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> asyncio.StreamReader:
