@@ -16,7 +16,7 @@ from chaoskit.journal import Journal
 from chaoskit.messages import EndJob
 from chaoskit.substrate.kubernetes.disruption import ENDED_BY, disruption_of, end_of_session
 from chaoskit.vocabulary import Event, Verdict
-from faults import Fault, FreezeNode, Kill
+from faults import DeleteCoordinatorPod, Fault, FreezeNode, Kill, LoseMachine, ReplaceNode
 
 DELETED: dict[str, Any] = {"deletionTimestamp": "2026-08-01T12:00:30Z", "deletionGracePeriodSeconds": 30}
 
@@ -223,6 +223,44 @@ def test_a_pod_that_the_job_did_not_need_is_told_and_changes_nothing(told: Told,
     assert verdict_of(told.judged(), NAME) == Verdict.PASSED
 
 
+ACT = {"worker": "node1.0", "rank": 1, "node": "node1", "pid": 1, "step": 5, "phase": "forward", "waiting": ""}
+
+
+def struck(told: Told, at_s: float, seen_s: float = 0.0, *, nodes: tuple[str, ...] = ()) -> None:
+    """Have the only fault of the plan strike, and be seen if a time is given."""
+    told.write("harness", Event.INJECTED, at_s, fault="fault0", what="", **ACT, nodes=nodes, done_ns=int(at_s * S))
+    if seen_s:
+        told.write("harness", Event.EVIDENCE, seen_s, fault="fault0", observed="heard", evidence={})
+
+
+@pytest.mark.parametrize(
+    ("fault", "struck_s", "back", "verdict"),
+    [
+        (ReplaceNode(rank=1, at_step=5), 60, None, Verdict.UNKNOWN),  # another pod was made, and waited for
+        (ReplaceNode(rank=1, at_step=5), 40, None, Verdict.PASSED),  # the node was back by then
+        (ReplaceNode(rank=1, at_step=5), 0, None, Verdict.UNKNOWN),  # it could not strike
+        (LoseMachine(rank=1, at_step=5), 40, None, Verdict.UNKNOWN),
+        (LoseMachine(rank=1, at_step=5), 40, (Event.NODE_REPLACED, 45), Verdict.PASSED),
+        (LoseMachine(rank=1, at_step=5), 40, (Event.NODE_REPLACED, 55), Verdict.UNKNOWN),
+        (DeleteCoordinatorPod(rank=1, at_step=5), 40, (Event.RESUMED, 45), Verdict.PASSED),
+        (DeleteCoordinatorPod(rank=1, at_step=5), 40, (Event.RESUMED, 55), Verdict.UNKNOWN),
+        (Kill(rank=1, at_step=5), 60, None, Verdict.PASSED),  # it needs none
+    ],
+    ids=str,
+)
+def test_a_pod_that_stands_by_for_a_fault_is_needed_until_what_it_replaces_is_back(
+    told: Told, fault: Fault, struck_s: float, back: tuple[Event, float] | None, verdict: Verdict
+) -> None:
+    told.taken("standby0", 50, role="standby")
+    if struck_s:
+        struck(told, struck_s, struck_s + 5)
+    if back is not None:
+        told.write("harness", back[0], back[1], node="node1", term=2, generation=1, events=1)
+    (check,) = [one for one in told.judged(faults=[fault]).checks if one.name == NAME]
+    assert check.verdict == verdict
+    assert check.detail.endswith("a fault needs it" if verdict == Verdict.UNKNOWN else "the job did not need it")
+
+
 def test_a_pod_that_leaves_without_a_loss_is_not_hidden(told: Told) -> None:
     """With an elastic policy its rank leaves at a step boundary, and nothing is detected."""
     told.taken("node1", 50)
@@ -254,9 +292,7 @@ def test_a_run_that_more_was_taken_from_than_planned_has_not_failed(told: Told) 
 def test_the_last_act_before_a_loss_explains_it(
     told: Told, fault: Fault, struck_s: float, taken_s: float, explained: bool
 ) -> None:
-    acted = {"worker": "node1.0", "rank": 1, "node": "node1", "pid": 1, "step": 5, "phase": "forward", "waiting": ""}
-    done = {"nodes": ["node1"] if fault.whole_node else [], "done_ns": int(struck_s * S)}
-    told.write("harness", Event.INJECTED, struck_s, fault="fault0", what=str(fault), **acted, **done)
+    struck(told, struck_s, nodes=("node1",) if fault.whole_node else ())
     told.lost("node1.0", 50)
     told.taken("node1", taken_s)
     outcome = told.judged(faults=[fault])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
+from chaoskit.experiment.injected import InjectionRecord
 from chaoskit.experiment.outcome import COMMITTED_STEPS, COMPLETED, RECOVERED, Check
+from chaoskit.faults.coordinator import CoordinatorFault
 from chaoskit.journal import Record
 from chaoskit.vocabulary import Verdict
 
@@ -12,6 +15,8 @@ NAME = "no pod was taken away"
 #: Checks that fail where more is lost than was planned. Other checks must hold whatever is lost.
 _DEPENDENT = (COMPLETED, RECOVERED, COMMITTED_STEPS, "k faults cost k bounds")
 _SHOWN = 3
+_STANDBY = "standby"
+_FOR_A_FAULT = "; a fault needs it"
 
 
 def words_of(taken: Record) -> str:
@@ -20,29 +25,52 @@ def words_of(taken: Record) -> str:
     return f"the pod of {role} ({taken['pod']}) was {taken['cause']}, and not by this run: {taken['detail']}"
 
 
-def disturbing(taken: Iterable[Record], end_ns: int) -> list[Record]:
-    """Return the records of pods whose end disturbed the job: not of pods that stood by, or that went after its end."""
-    return [record for record in taken if record["role"] != "standby" and record.t_ns <= end_ns]
+def standbys_needed_until_ns(strikes: Iterable[InjectionRecord], returns_ns: Sequence[int]) -> float:
+    """Return until when faults of a run need the pods that stand by; 0 if none does.
+
+    Args:
+        returns_ns: when nodes and coordinators were replaced.
+    """
+    return max((_needs_until_ns(strike, returns_ns) for strike in strikes if strike.fault.needs_standby), default=0)
 
 
-def check_pods(taken: Sequence[Record], end_ns: int) -> list[Check]:
+def _needs_until_ns(strike: InjectionRecord, returns_ns: Sequence[int]) -> float:
+    if strike.target is None:
+        return math.inf
+    fault, struck_ns = strike.fault, strike.target.injected_ns
+    if not fault.ends_node and not isinstance(fault, CoordinatorFault):  # it brings a node: that is its evidence
+        return math.inf if strike.effective_ns is None else strike.effective_ns
+    return min((at_ns for at_ns in returns_ns if at_ns > struck_ns), default=math.inf)
+
+
+def disturbing(taken: Iterable[Record], end_ns: int, standbys_until_ns: float) -> list[Record]:
+    """Return the records of pods whose end disturbed the job or a fault.
+
+    A pod that went after the end of the job did not, nor one that stood by when no fault needed it any more.
+    """
+    until_ns = {_STANDBY: min(end_ns, standbys_until_ns)}
+    return [record for record in taken if record.t_ns <= until_ns.get(record["role"], end_ns)]
+
+
+def check_pods(taken: Sequence[Record], disturbed_by: Sequence[Record]) -> list[Check]:
     """Return the check of pods that were taken; none if all pods stayed.
 
-    It is unknown where a pod's end disturbed the job: more was broken than the plan says.
+    It is unknown where a pod's end disturbed the job or a fault: more was broken than the plan says.
     """
     if not taken:
         return []
-    records = disturbing(taken, end_ns)
-    verdict = Verdict.UNKNOWN if records else Verdict.PASSED
-    detail = "; ".join(words_of(record) for record in (records or taken)[:_SHOWN])
-    if not records:
-        detail += "; the job did not need it"
-    return [Check(name=NAME, verdict=verdict, detail=detail)]
+    if not disturbed_by:
+        detail = "; ".join(map(words_of, taken[:_SHOWN]))
+        return [Check(name=NAME, verdict=Verdict.PASSED, detail=f"{detail}; the job did not need it")]
+    needed = [words_of(record) + _FOR_A_FAULT * (record["role"] == _STANDBY) for record in disturbed_by[:_SHOWN]]
+    return [Check(name=NAME, verdict=Verdict.UNKNOWN, detail="; ".join(needed))]
 
 
-def spare(checks: Iterable[Check], taken: Sequence[Record], end_ns: int) -> list[Check]:
-    """Return the checks; those that fail where more was lost than was planned are unknown, if a pod was taken."""
-    records = disturbing(taken, end_ns)
+def spare(checks: Iterable[Check], records: Sequence[Record]) -> list[Check]:
+    """Return the checks; those that fail where more was lost than was planned are unknown, if a pod was taken.
+
+    ``records``: of the pods whose end disturbed the run.
+    """
     if not records:
         return list(checks)
     nodes = ", ".join(dict.fromkeys(str(record["node"]) for record in records))

@@ -103,7 +103,7 @@ def judge(
         checks.append(harness_lost(run.records))
     trace = RunTrace(run, told.history, told.recoveries)
     checks += summary(check_properties(trace, checks), compared=trace.has_replicas)
-    checks = spare(coverage.spare(checks), told.timeline.taken, told.timeline.end_ns)
+    checks = spare(coverage.spare(checks), told.timeline.disturbed_by)
     return _outcome(told, twin, substrate, checks, compared.not_applied, coverage.verdict(checks))
 
 
@@ -121,7 +121,7 @@ def _checks(told: _Told, twin: Twin | None) -> list[Check]:
         _one_history(history, told.digests, told.states, again),
         _samples(told.ledger, history, twin),
         *_exceptions(run, told.exceptions),
-        *check_pods(told.timeline.taken, told.timeline.end_ns),
+        *check_pods(told.timeline.taken, told.timeline.disturbed_by),
         _false_alarms(run, [alarm_in_words(alarm) for alarm in told.alarms]),
     ]
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chaoskit.experiment import phase_baselines
-from chaoskit.experiment.disruptions import words_of
+from chaoskit.experiment.disruptions import disturbing, standbys_needed_until_ns, words_of
 from chaoskit.experiment.history import FinishedStep, History
 from chaoskit.experiment.injected import InjectionRecord, Struck
 from chaoskit.experiment.outcome import PhaseSpan, Recovery
@@ -194,6 +194,12 @@ class Timeline:
         """When the job was over, or its run."""
         ended = self._index.first(Event.JOB_ENDED)
         return self._run.ended_ns if ended is None else ended.t_ns
+
+    @cached_property
+    def disturbed_by(self) -> list[Record]:
+        """The records of taken pods whose end disturbed the job, or a fault that needed them."""
+        returns_ns = [record.t_ns for record in self._index.of(Event.NODE_REPLACED, Event.RESUMED)]
+        return disturbing(self.taken, self.end_ns, standbys_needed_until_ns(self._run.injections, returns_ns))
 
     def impact(self, incident: Incident) -> str:
         """How the job felt the fault, in words."""
