@@ -14,20 +14,26 @@ from chaoskit.experiment.plan import plan_experiment
 from chaoskit.experiment.run import RawRun
 from chaoskit.journal import Journal
 from chaoskit.messages import EndJob
-from chaoskit.substrate.kubernetes.disruption import ENDED_BY, disruption_of, end_of_session
+from chaoskit.substrate.kubernetes.disruption import ENDED_BY, disruption_of, end_of_session, loss_of_machine
 from chaoskit.vocabulary import Event, Verdict
 from faults import DeleteCoordinatorPod, Fault, FreezeNode, Kill, LoseMachine, ReplaceNode
 
 DELETED: dict[str, Any] = {"deletionTimestamp": "2026-08-01T12:00:30Z", "deletionGracePeriodSeconds": 30}
 
 
-def pod(*, reason: str = "", message: str = "", deleted: bool = False, **status: Any) -> dict[str, Any]:
-    """An object of a pod. ``reason``: of its condition DisruptionTarget."""
+NOT_READY = [("NodeNotReady", "Node is not ready")]
+
+
+def pod(
+    *, reason: str = "", message: str = "", deleted: bool = False, status: str = "", ready: str = "True", **more: Any
+) -> dict[str, Any]:
+    """An object of a pod. ``reason``: of its condition DisruptionTarget; ``status``: the reason in its status."""
     condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
-    conditions = [{"type": "Ready", "status": "True"}, *([condition] if reason else [])]
+    conditions = [{"type": "Ready", "status": ready}, *([condition] if reason else [])]
+    words = {"reason": status, "message": "unresponsive"} if status else {}
     return {
         "metadata": {"name": "p", **(DELETED if deleted else {})},
-        "status": {"phase": "Running", **status, "conditions": conditions},
+        "status": {"phase": "Running", **words, **more, "conditions": conditions},
     }
 
 
@@ -45,6 +51,8 @@ def pod(*, reason: str = "", message: str = "", deleted: bool = False, **status:
         (pod(reason="DeletionByPodGC"), [], "deleted with its machine", "DeletionByPodGC"),
         (pod(reason="TerminationByKubelet", phase="Failed"), [], "ended by its machine", "TerminationByKubelet"),
         (pod(reason="OfAnotherRelease"), [], "disrupted", "OfAnotherRelease"),
+        (pod(deleted=True, status="NodeLost"), [], "lost with its machine", "NodeLost, unresponsive; deletion"),
+        (pod(ready="False"), NOT_READY, "lost with its machine", "event NodeNotReady, Node is not ready"),
     ],
 )
 def test_what_the_api_server_shows_of_a_pod_that_is_taken(
@@ -68,6 +76,51 @@ def test_what_the_api_server_shows_of_a_pod_that_is_taken(
 def test_a_pod_that_fails_by_itself_is_not_taken(status: dict[str, Any]) -> None:
     """Its processes have ended, and no other one has asked for that."""
     assert disruption_of({"metadata": {"name": "p"}, "status": status}, []) is None
+
+
+RUNS: dict[str, Any] = {"name": "node", "state": {"running": {}}}
+ENDED: dict[str, Any] = {"name": "node", "state": {"terminated": {"exitCode": 1}}}
+
+
+@pytest.mark.parametrize(
+    ("found", "events"),
+    [
+        (pod(), NOT_READY),  # it was not ready some time ago
+        (pod(ready="False", containerStatuses=[RUNS]), []),
+        (pod(ready="False", containerStatuses=[RUNS, ENDED]), NOT_READY),  # a container of it has ended by itself
+        (pod(ready="False", phase="Failed"), NOT_READY),
+    ],
+)
+def test_a_machine_that_was_not_ready_once_explains_no_later_end(
+    found: dict[str, Any], events: list[tuple[str, str]]
+) -> None:
+    assert disruption_of(found, [{"reason": reason, "message": message} for reason, message in events]) is None
+
+
+def node(status: str = "Unknown", *, deleted: bool = False, **spec: Any) -> dict[str, Any]:
+    ready = {"type": "Ready", "status": status, "reason": "NodeStatusUnknown", "message": "Kubelet stopped\nposting"}
+    return {"metadata": DELETED if deleted else {}, "spec": spec, "status": {"conditions": [ready]}}
+
+
+@pytest.mark.parametrize(
+    ("found", "proof"),
+    [
+        (None, "the API server has no node m1 any more"),
+        (node(), "node m1: Ready is Unknown, NodeStatusUnknown, Kubelet stopped posting"),
+        (node("False"), "node m1: Ready is False"),
+        (node("True", deleted=True), "node m1: deletionTimestamp 2026-08-01T12:00:30Z"),
+        (
+            node("True", taints=[{"key": "node.cloudprovider.kubernetes.io/shutdown", "effect": "NoSchedule"}]),
+            "node m1: taint node.cloudprovider.kubernetes.io/shutdown",
+        ),
+        (node("True", taints=[{"key": "dedicated", "effect": "NoSchedule"}], unschedulable=True), ""),
+        ({"metadata": {}, "status": {}}, ""),  # it has never said anything
+    ],
+)
+def test_what_the_api_server_shows_of_a_machine_that_is_lost(found: dict[str, Any] | None, proof: str) -> None:
+    told = loss_of_machine("m1", found)
+    assert (told.cause if told else "") == ("lost with its machine" if proof else "")
+    assert (told.detail if told else "").startswith(proof)
 
 
 def test_a_pod_that_its_kubelet_has_ended_says_so_in_its_status() -> None:

@@ -64,6 +64,11 @@ class ApiError(HarnessError):
         """Return whether the same request would be refused again: the server has answered, and is not overloaded."""
         return HTTPStatus.BAD_REQUEST <= self.status < HTTPStatus.INTERNAL_SERVER_ERROR and self.status not in _AGAIN
 
+    @property
+    def is_silence(self) -> bool:
+        """Return whether the server has not answered at all."""
+        return self.status == 0
+
 
 class EvictionRefused(ApiError):
     """A PodDisruptionBudget forbids an eviction now."""

@@ -31,6 +31,11 @@ _BY_EVENT = {
 _JOB_FAILURES = ("Failed", "FailureTarget")  # the second one is there before its pods have ended
 #: Reasons in the status of a pod that its kubelet has ended: pressure on its machine, or the machine's shutdown.
 _BY_STATUS = ("Evicted", "NodeShutdown", "Shutdown", "Terminated", "Preempting")
+#: The cluster says so of the pods on a machine that has fallen silent.
+_NODE_LOST, _NODE_NOT_READY = "NodeLost", "NodeNotReady"
+_LOST_WITH_MACHINE = "lost with its machine"
+#: Taints of a machine that its cloud has ended, or that an operator has declared dead.
+_ENDED = ("node.cloudprovider.kubernetes.io/shutdown", "node.kubernetes.io/out-of-service")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,7 @@ def disruption_of(pod: Mapping[str, Any] | None, events: Iterable[Mapping[str, A
         pod: the object as the API server has it; None if it has no such pod any more.
         events: events about the pod.
     """
+    events = list(events)
     told = _by_event(events)
     if pod is None:
         gone = "the API server has no such pod any more"
@@ -69,8 +75,33 @@ def disruption_of(pod: Mapping[str, Any] | None, events: Iterable[Mapping[str, A
     status = pod.get("status", {})
     if status.get("phase") == "Failed" and status.get("reason") in _BY_STATUS:
         return Disruption("ended by its machine", _joined(str(status["reason"]), status.get("message", "")))
+    if status.get("reason") == _NODE_LOST:
+        words = _joined(_NODE_LOST, status.get("message", ""))
+        return Disruption(_LOST_WITH_MACHINE, "; ".join(filter(None, (words, proof))))
     if proof:
         return Disruption(told.cause, f"{told.detail}; {proof}") if told else Disruption("deleted", proof)
+    return _by_readiness(status, events)
+
+
+def loss_of_machine(machine: str, node: Mapping[str, Any] | None) -> Disruption | None:
+    """Return why the pods of a machine are lost that have fallen silent; None if nothing shows that the machine is.
+
+    Args:
+        machine: its name.
+        node: the object of the cluster's node; None if there is no such node any more.
+    """
+    if node is None:
+        return Disruption(_LOST_WITH_MACHINE, f"the API server has no node {machine} any more")
+    for condition in node.get("status", {}).get("conditions") or ():
+        if condition.get("type") == "Ready" and condition.get("status") != "True":
+            ready = f"node {machine}: Ready is {condition.get('status')}"
+            words = _joined(_joined(ready, condition.get("reason", "")), condition.get("message", ""))
+            return Disruption(_LOST_WITH_MACHINE, words)
+    if proof := "; ".join(_deletion(node)):
+        return Disruption(_LOST_WITH_MACHINE, f"node {machine}: {proof}")
+    for taint in node.get("spec", {}).get("taints") or ():
+        if taint.get("key") in _ENDED:
+            return Disruption(_LOST_WITH_MACHINE, f"node {machine}: taint {taint['key']}")
     return None
 
 
@@ -107,6 +138,18 @@ def _by_event(events: Iterable[Mapping[str, Any]]) -> Disruption | None:
         return None
     reason = str(known[-1]["reason"])
     return Disruption(_BY_EVENT[reason], _joined(f"event {reason}", known[-1].get("message", "")))
+
+
+def _by_readiness(status: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> Disruption | None:
+    """Return that the machine of a pod is not ready, by an event; it is over where the pod is ready again."""
+    conditions = {condition.get("type"): condition.get("status") for condition in status.get("conditions") or ()}
+    ended = any("terminated" in one.get("state", {}) for one in status.get("containerStatuses") or ())
+    if conditions.get("Ready") != "False" or ended or status.get("phase") != "Running":
+        return None
+    for event in events:
+        if event.get("reason") == _NODE_NOT_READY:
+            return Disruption(_LOST_WITH_MACHINE, _joined(f"event {_NODE_NOT_READY}", event.get("message", "")))
+    return None
 
 
 def _deletion(pod: Mapping[str, Any]) -> Iterable[str]:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 from chaoskit.errors import HarnessError
@@ -23,7 +24,7 @@ from chaoskit.substrate.kubernetes.actions import ANSWER_S
 from chaoskit.substrate.kubernetes.api import ApiError, EvictionRefused, KubernetesApi
 from chaoskit.substrate.kubernetes.background import BackgroundRequests
 from chaoskit.substrate.kubernetes.diagnosis import PodDiagnosis
-from chaoskit.substrate.kubernetes.disruption import Disruption, disruption_of
+from chaoskit.substrate.kubernetes.disruption import Disruption, disruption_of, loss_of_machine
 from chaoskit.substrate.kubernetes.hindrance import Hindrance, How
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.substrate.kubernetes.pod_state import PULL_REASONS, Pending, has_ended, why_not_preempting
@@ -77,6 +78,7 @@ class Pod:
         self.first_sign_ns = 0
         self.disruption: Disruption | None = None
         self.examined_s = -math.inf  # math.inf: it is known why it went
+        self.is_machine_examined = False  # or is being examined: once is enough
         self.examining = threading.Lock()
         self.was_over = False
         self.asked_s = -math.inf
@@ -121,7 +123,7 @@ class Pod:
 
     def is_unexplained(self) -> bool:
         """Return whether it ends or has ended, this session has not asked for that, and the reason is not known yet."""
-        is_ours = self.ends_by_plan or self.goes or self.fell_silent
+        is_ours = self.ends_by_plan or self.goes
         return bool(self.first_sign_ns) and not is_ours and self.examined_s < math.inf
 
     def hang_up(self) -> None:
@@ -163,6 +165,7 @@ class SessionPods:
         self._lost, self._returning = placement.LostMachines(), set[str]()
         self._hindrance: Hindrance | None = None
         self._taken: list[Pod] = []  # by something else, and not written down yet
+        self._unproven: dict[Pod, _MachineWatch] = {}  # pods whose end only the loss of their machine may explain
         self._may_have_others = True  # pods on the cluster that are not known here: of a driver before this one
         self._tidying = ThreadPoolExecutor(1, thread_name_prefix="ck-tidy")  # deletions, and nothing else
 
@@ -221,7 +224,7 @@ class SessionPods:
         self._hindrance = None
         whole = not self._lost.avoided(time.monotonic())
         for pod in self.all():
-            pod.ends_by_plan = pod.goes  # what was to end it was of the run before
+            pod.ends_by_plan = pod.goes or pod.fell_silent  # what was to end it was of the run before
             if not self.serves(pod) or (pod.is_displaced and whole):
                 self._forget(pod)
                 self._may_have_others = pod.ends_by_plan = True
@@ -263,6 +266,7 @@ class SessionPods:
         silent = [pod for pod, link, before in asked if not link.await_sign(before, until_s - time.monotonic())]
         for pod in silent:
             if len(silent) < len(asked):
+                pod.ends_by_plan = True  # no run is judged by it
                 self.note_silent(pod)
             else:
                 pod.hang_up()
@@ -432,8 +436,12 @@ class SessionPods:
                 self._tidying.submit(self._drop, pod)
         return None
 
-    def note_silent(self, pod: Pod) -> None:
-        """The supervisor of a pod does not answer: the pod is lost, and none is made on its machine for a while."""
+    def note_silent(self, pod: Pod, since_ns: int = 0) -> None:
+        """The supervisor of a pod does not answer: the pod is lost, and none is made on its machine for a while.
+
+        ``since_ns``: when that was asked first, on the monotonic clock; 0 for now.
+        """
+        pod.first_sign_ns = pod.first_sign_ns or since_ns or time.monotonic_ns()
         self._lost.note_lost(pod.machine, time.monotonic())
         pod.fell_silent = True
         pod.hang_up()
@@ -489,6 +497,16 @@ class SessionPods:
 
     # -- what others do to them -----------------------------------------------------------------------------------
 
+    def examine_all(self, stations: Iterable[str]) -> None:
+        """Examine the pods of stations, and machines. A server that does not answer is asked about one of them."""
+        for pod in filter(None, map(self.get, stations)):
+            try:
+                self.examine(pod)
+            except ApiError as error:
+                if error.is_silence:
+                    return
+        self.examine_machines()
+
     def examine(self, pod: Pod, *, at_once: bool = False) -> None:
         """Ask the API server why a pod goes that this session has not told to go. Raises ApiError.
 
@@ -507,9 +525,67 @@ class SessionPods:
                 return
             has_no_reason = disruption is None and found is not None and not has_ended(found)
             pod.examined_s = time.monotonic() if has_no_reason else math.inf
+            if not has_no_reason:
+                self._unproven.pop(pod, None)
+            elif not pod.is_machine_examined:
+                pod.is_machine_examined = True
+                self._unproven[pod] = _MachineWatch(time.monotonic() + placement.AVOID_S)
             if disruption is not None:
                 pod.disruption = disruption
                 self._taken.append(pod)
+
+    def has_unproven(self) -> bool:
+        """Return whether the end of a pod is not explained, and may be the loss of its machine."""
+        return bool(self._unproven)
+
+    def examine_machines(self) -> None:
+        """Ask the API server whether machines are lost whose pods have ended without a reason.
+
+        It knows that some 50 s after the pods have fallen silent, when they are deleted already. It is not asked about
+        a machine that is heard after that, nor where this process may not read nodes.
+        """
+        for pod, watch in list(self._unproven.items()):
+            with pod.examining:
+                if pod in self._unproven and not self._examine_machine(pod, watch):
+                    return
+
+    def _examine_machine(self, pod: Pod, watch: _MachineWatch) -> bool:
+        """Ask about the machine of a pod, if it is time. Return whether the API server has answered."""
+        now_s, answers = time.monotonic(), True
+        if pod.machine and now_s <= watch.until_s:
+            if now_s < watch.asked_s + _EXAMINE_AGAIN_S:
+                return True
+            watch.asked_s = now_s
+            try:
+                node = self._find_node(pod.machine)
+            except ApiError as error:
+                answers = not error.is_silence
+                if not error.is_refusal:
+                    return answers
+            else:
+                pod.disruption = loss_of_machine(pod.machine, node)
+                if pod.disruption is not None:
+                    pod.examined_s = math.inf
+                    self._taken.append(pod)
+                elif not watch.has_been_heard(self._last_heard(pod.machine)):
+                    return True
+        del self._unproven[pod]
+        return answers
+
+    def _find_node(self, machine: str) -> dict[str, Any] | None:
+        """Return a node of the cluster; None if there is none. Raises ApiError."""
+        try:
+            return self._api.get("Node", machine)
+        except ApiError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
+            return None
+
+    def _last_heard(self, machine: str) -> str:
+        try:
+            return self._api.last_heard(machine)
+        except ApiError:  # such as for want of the right to read leases
+            return ""
 
     def _events_about(self, pod: str) -> list[dict[str, Any]]:
         try:
@@ -521,6 +597,11 @@ class SessionPods:
         """Return the pods that something else took since this was asked last."""
         taken, self._taken = self._taken, []
         return taken
+
+    def forget_taken(self) -> None:
+        """Forget the ends of pods that were before a run."""
+        self._taken.clear()
+        self._unproven.clear()
 
     def await_tidy(self, limit_s: float) -> None:
         """Wait until pods that were forgotten are deleted, and their ends examined, but no longer than this."""
@@ -608,6 +689,23 @@ class SessionPods:
         self._tidying.shutdown(cancel_futures=True)
         for pod in self.all():
             pod.hang_up()
+
+
+class _MachineWatch:
+    """The state of a search for the loss of a machine.
+
+    Attributes:
+        until_s: the end of the search, on the monotonic clock. asked_s: when the API server was last asked.
+    """
+
+    def __init__(self, until_s: float) -> None:
+        self.until_s, self.asked_s = until_s, -math.inf
+        self._last_heard = ""
+
+    def has_been_heard(self, last_heard: str) -> bool:
+        """Return whether the machine's kubelet has renewed its lease since the first look; "" where that is unknown."""
+        before, self._last_heard = self._last_heard, last_heard or self._last_heard
+        return bool(before and last_heard) and before != last_heard
 
 
 def _hear_hindrances(absent: Mapping[str, Pod], told: Iterable[Pending]) -> bool:

@@ -28,11 +28,11 @@ from chaoskit.substrate.errands import Errands, ErrandsHere
 from chaoskit.substrate.job_cluster import JobCluster
 from chaoskit.substrate.kubernetes import template
 from chaoskit.substrate.kubernetes.actions import ANSWER_S, MACHINE_ACTIONS, POD_ACTIONS
-from chaoskit.substrate.kubernetes.api import ApiError
 from chaoskit.substrate.kubernetes.backends import PodApi
 from chaoskit.substrate.kubernetes.manifests import FILES, STANDBY, world_annotations, world_labels
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.substrate.kubernetes.outside import Outside
+from chaoskit.substrate.kubernetes.placement import AVOID_S
 from chaoskit.substrate.kubernetes.pod_network import PodNetwork, why_not_in_pods
 from chaoskit.substrate.kubernetes.pods import Pod, SessionPods
 from chaoskit.substrate.kubernetes.preflight import FirstRefusal, Preflight, require_possible
@@ -120,7 +120,7 @@ class KubernetesSubstrate(AwaySubstrate):
         with self._nodes_refusal.remembered(len(stations)):
             self._pods.stand_ready(stations)
         self._nodes_refusal.note_success()
-        self._pods.take_taken()  # before this run
+        self._pods.forget_taken()
         try:
             return super().launch(config, run_directory, **options)
         except BadInput:
@@ -164,16 +164,14 @@ class KubernetesSubstrate(AwaySubstrate):
 
     def examine(self, stations: Iterable[str]) -> None:
         """Ask the API server why pods go that this run has not told to go. It may not answer."""
-        for pod in filter(None, map(self._pods.get, stations)):
-            with contextlib.suppress(ApiError):
-                self._pods.examine(pod)
+        self._pods.examine_all(stations)
 
     def note_ends(self, stations: Iterable[str]) -> bool:
         """Note which pods go. Return whether the reason for which one goes is to be found out."""
         pods = [pod for pod in map(self._pods.get, stations) if pod is not None]
         for pod in pods:
             pod.note_end()
-        return any(pod.is_unexplained() for pod in pods)
+        return self._pods.has_unproven() or any(pod.is_unexplained() for pod in pods)
 
     def write_taken(self, run_directory: Path) -> None:
         """Write down which pods something else took."""
@@ -190,15 +188,24 @@ class KubernetesSubstrate(AwaySubstrate):
         self.note_ends(stations)
         self.examine(stations)
         self._pods.await_tidy(_TIDY_S)
+        self._await_machines()
         self.write_taken(run_directory)
+
+    def _await_machines(self) -> None:
+        """Wait until it is known whether machines are lost whose pods have ended without a reason."""
+        if self._pods.has_unproven():
+            self.tell(f"asking the API server for up to {AVOID_S:g} s whether a machine is lost, as a pod is")
+        while self._pods.has_unproven():
+            self._pods.examine_machines()
+            time.sleep(_LOOK_S)
 
     def why_ended(self) -> str:
         """Return what has ended the session from outside, if its own process drives it; "" if nothing shows that."""
         return "" if self._session is None or self._session.is_driven else self._session.explain_end()
 
-    def note_silent(self, station: str) -> None:
-        """The supervisor of a station does not answer: its pod is lost."""
-        self._pods.note_silent(self._pod(station))
+    def note_silent(self, station: str, since_ns: int = 0) -> None:
+        """The supervisor of a station does not answer: its pod is lost. ``since_ns``: when that was asked first."""
+        self._pods.note_silent(self._pod(station), since_ns)
 
     def standbys(self) -> tuple[str, ...]:
         """The stations of pods that stand by."""
@@ -371,9 +378,10 @@ class PodCluster(JobCluster):
 
     async def _doubt(self, node: str) -> None:
         """A node is lost, and its stream may be open still: its agent alone has ended, or its machine is silent."""
+        asked_ns = time.monotonic_ns()
         with self._substrate.doubted(node):
             if await self._substrate.is_silent(node):
-                self._substrate.note_silent(node)
+                self._substrate.note_silent(node, asked_ns)
 
     async def _watch_coordinator(self) -> None:
         """Where its machine is lost no connection ends: nothing comes any more."""
