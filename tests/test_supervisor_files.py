@@ -490,3 +490,30 @@ def test_lines_are_left_out_while_nothing_reads_the_output(pipe: tuple[int, int]
     echo.take("log/node0.0.log", b"again\n")
     told = os.read(pipe[0], 2**16).decode()
     assert re.fullmatch(r"\[chaoskit\] \d+ lines were left out\n\[node0.0\] again\n", told)
+
+
+@pytest.mark.parametrize("how", ["no reader", "no room", "reset", "closed"])
+def test_lines_are_left_out_while_the_output_fails(pipe: tuple[int, int], how: str) -> None:
+    """Nothing is raised, and the lines that were left out are counted when the output takes some again."""
+    output = failing_output(how)
+    echo = LogEcho(output)
+    echo.take("log/node0.0.log", b"one\ntwo\n")
+    os.dup2(pipe[1], output)
+    echo.take("log/node0.0.log", b"again\n")
+    os.close(output)
+    assert os.read(pipe[0], 2**16) == b"[chaoskit] 2 lines were left out\n[node0.0] again\n"
+
+
+def failing_output(how: str) -> int:
+    """Return a descriptor to which nothing can be written."""
+    if how == "no room":
+        return os.open("/dev/full", os.O_WRONLY)
+    if how == "reset":
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        return ours.detach()
+    read, write = os.pipe()
+    os.close(read)
+    if how == "closed":
+        os.close(write)
+    return write
