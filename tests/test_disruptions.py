@@ -15,8 +15,8 @@ from chaoskit.experiment.run import RawRun
 from chaoskit.journal import Journal
 from chaoskit.messages import EndJob
 from chaoskit.substrate.kubernetes.disruption import ENDED_BY, disruption_of, end_of_session, loss_of_machine
-from chaoskit.vocabulary import Event, Verdict
-from faults import DeleteCoordinatorPod, Fault, FreezeNode, Kill, LoseMachine, ReplaceNode
+from chaoskit.vocabulary import HUNG, Event, Verdict
+from faults import ClockJump, DeleteCoordinatorPod, Fault, FreezeNode, Kill, LoseMachine, ReplaceNode, Straggle
 
 DELETED: dict[str, Any] = {"deletionTimestamp": "2026-08-01T12:00:30Z", "deletionGracePeriodSeconds": 30}
 
@@ -179,7 +179,6 @@ def test_a_session_ends_by_its_deadline_or_by_itself() -> None:
 # -- how a run is judged ----------------------------------------------------------------------------------------------
 
 S = 10**9
-ENDED_NS = 100 * S
 
 
 class Told:
@@ -209,10 +208,10 @@ class Told:
     def write(self, source: str, event: Event, at_s: float, **fields: Any) -> None:
         self.journals[source].write(event, t_ns=int(at_s * S), **fields)
 
-    def judged(self, end: EndJob | None = None, **plan: Any) -> Outcome:
-        self.journals["coordinator"].write(Event.JOB_ENDED, t_ns=ENDED_NS, ok=end is None or end.ok, reason="")
+    def judged(self, end: EndJob | None = None, *, ended_s: int = 100, **plan: Any) -> Outcome:
+        self.write("coordinator", Event.JOB_ENDED, ended_s, ok=end is None or end.ok, reason="")
         experiment = plan_experiment("gpt", nodes=2, **plan)
-        run = RawRun(experiment, self._directory, 0, ENDED_NS + S, end or EndJob(True, ""), deadline_passed=False)
+        run = RawRun(experiment, self._directory, 0, (ended_s + 1) * S, end or EndJob(True, ""), deadline_passed=False)
         return judge(run, None, "kubernetes")
 
 
@@ -332,6 +331,63 @@ def test_a_run_that_more_was_taken_from_than_planned_has_not_failed(told: Told) 
     assert verdict_of(outcome, RECOVERED) == Verdict.UNKNOWN
     assert verdict_of(outcome, COMMITTED_STEPS) == Verdict.PASSED
     assert verdict_of(outcome, "one committed history") == Verdict.FAILED
+
+
+COSTS = "property 16L: k faults cost k bounds"
+COMMITTED = {"world": 2, "grad_sum": 0, "loss": 1.0, "step": 0}
+
+
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_a_recovery_that_takes_long_has_not_failed_where_more_was_taken(told: Told, is_taken: bool) -> None:
+    """Each loss is allowed a bound; how many there were is not for the plan to say."""
+    told.lost("node1.0", 50)
+    if is_taken:
+        told.taken("node1", 50)
+    else:
+        struck(told, 50, 50)
+    told.plan(2, "node0.0", "node1.1", at_s=900)
+    for rank, worker in enumerate(("node0.0", "node1.1")):
+        told.write(worker, Event.COMMIT, 950, generation=2, rank=rank, **COMMITTED)
+    outcome = told.judged(ended_s=1000, faults=[] if is_taken else [Kill(rank=1, at_step=5)])
+    assert verdict_of(outcome, COSTS) == (Verdict.UNKNOWN if is_taken else Verdict.FAILED)
+
+
+@pytest.mark.parametrize(
+    ("taken", "term", "verdict"),
+    [
+        (None, 2, Verdict.FAILED),
+        ("node", 2, Verdict.FAILED),  # the record was in another pod
+        ("coordinator", 2, None),  # it is among those that hold
+        ("coordinator", 1, Verdict.FAILED),  # the loss of a record explains no second term of this number
+    ],
+)
+def test_only_a_coordinators_pod_takes_the_record_along(
+    told: Told, taken: str | None, term: int, verdict: Verdict | None
+) -> None:
+    if taken is not None:
+        told.taken("node1" if taken == "node" else taken, 50, role=taken)
+    told.write("coordinator", Event.RECORD_LOST, 51, node="node0", generation=2, known=1, detail="it has seen more")
+    told.write("coordinator", Event.RESUMED, 52, term=term, generation=1, events=1)
+    assert verdict_of(told.judged(), "property 11S: terms increase") == verdict
+
+
+@pytest.mark.parametrize(
+    ("fault", "title"),
+    [
+        (Straggle(rank=1, at_step=5, delay_ms=10), "property 4S: slow ranks are kept"),
+        (ClockJump(rank=1, at_step=5, seconds=3600.0), "property 28S: the wall clock decides nothing"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(("taken", "verdict"), [(None, Verdict.FAILED), ("node0", Verdict.FAILED), ("node1", None)])
+def test_a_rank_that_is_lost_with_its_pod_was_not_given_up_for_what_a_fault_did(
+    told: Told, fault: Fault, title: str, taken: str | None, verdict: Verdict | None
+) -> None:
+    struck(told, 40, 41)
+    told.lost("node1.0", 50, cause=HUNG)
+    if taken is not None:
+        told.taken(taken, 50)
+    assert verdict_of(told.judged(faults=[fault]), title) == verdict
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from chaoskit.vocabulary import Verdict
 
 NAME = "no pod was taken away"
 #: Checks that fail where more is lost than was planned. Other checks must hold whatever is lost.
-_DEPENDENT = (COMPLETED, RECOVERED, COMMITTED_STEPS, "k faults cost k bounds")
+_DEPENDENT = (COMPLETED, RECOVERED, COMMITTED_STEPS, "property 16L: k faults cost k bounds")
 _SHOWN = 3
 _STANDBY = "standby"
 _FOR_A_FAULT = "; a fault needs it"
