@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
 import tempfile
 from datetime import UTC, date, datetime, timedelta
 from math import inf
@@ -15,6 +16,7 @@ import pytest
 from support.runs import run
 from test_report import failed, outcome, passed
 
+from chaoskit.experiment.account import TimeAccount
 from chaoskit.experiment.outcome import Check, Exposure, Outcome, TestResult
 from chaoskit.history.compare import (
     CONTROL,
@@ -48,10 +50,17 @@ TODAY = date(2026, 11, 28)
 # -- what a run has measured --------------------------------------------------------------------------------------
 
 
+def _account(**seconds: float) -> TimeAccount:
+    """Return the account of a run in which nothing else took time."""
+    fields = {name: seconds.get(name, 0.0) for name in TimeAccount.__struct_fields__ if name.endswith("_s")}
+    return TimeAccount(**fields | {"recovery_s": {}, "lost_s": {}}, failures=0, steps=1)
+
+
 def test_numbers_of_a_run_that_recovered() -> None:
     made = passed()
     made.checks.append(Check(name="losses equal the twin's", verdict=Verdict.PASSED, detail=""))
     made.exposures = [Exposure(fault=None, begun_s=1.0, seconds=seconds, pieces=[]) for seconds in (0.5, None, 2.5)]
+    made.account = _account(wall_s=10.0, productive_s=6.0, stalled_s=1.5)
     slowest = max(made.recoveries, key=lambda recovery: recovery.seconds)
     values = {name: metric.value for name, metric in metrics_of(made).items()}
     assert len(made.recoveries) == 3
@@ -64,6 +73,7 @@ def test_numbers_of_a_run_that_recovered() -> None:
         span.seconds for span in slowest.spans if span.name == "first good step"
     )
     assert values["exposure"] == 2.5
+    assert (values["goodput"], values["ettr"]) == (0.6, 0.75)
     assert (values["lost_steps"], values["false_alarms"]) == (0, 0)
     assert metrics_of(made)["recovery"] == Metric(slowest.seconds, "s", "lower")
 
@@ -141,8 +151,22 @@ def test_what_a_run_depends_on() -> None:
     assert covariates_of(made, elsewhere)["torch"] == "2.9.1"
 
 
-def test_a_directory_of_no_repository_has_no_commit(tmp_path: Path) -> None:
+def test_a_directory_has_the_commit_of_its_repository_if_there_is_one(tmp_path: Path) -> None:
+    """A repository without a commit is none: git answers with the words of the question then."""
     assert sources_at(tmp_path) == Sources(root=tmp_path)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    (tmp_path / "below").mkdir()
+    assert sources_at(tmp_path / "below") == Sources(root=tmp_path / "below")
+    (tmp_path / "below" / "train.py").touch()
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "--quiet", "-m", "a job"], check=True)
+    commit = subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip()
+    assert sources_at(tmp_path / "below") == Sources(root=tmp_path, commit=commit)
+    (tmp_path / "below" / "other.py").touch()  # no file of the commit
+    assert not sources_at(tmp_path).is_changed
+    (tmp_path / "below" / "train.py").write_text("changed = True\n")
+    assert sources_at(tmp_path).is_changed
 
 
 @pytest.mark.parametrize(
@@ -414,6 +438,22 @@ def test_a_session_is_kept_once_in_its_history_and_its_file(tmp_path: Path) -> N
     assert [made.run_id for made in records.everything().runs] == [first.run_id, second.run_id]
 
 
+def test_the_plan_of_a_series_is_kept_once(tmp_path: Path) -> None:
+    """With it a run of a history is replayed."""
+    store, save = str(tmp_path / "history"), tmp_path / "saved.jsonl"
+    records = SessionRecords(store, save, "")
+    for name in ("a", "b"):
+        made = outcome("x")
+        made.run_id = name
+        records.take(lines_of([_planned(made, tmp_path)], Sources(root=tmp_path), "b.py::test_y"))
+    records.finish(is_well=True)
+    (history,) = (tmp_path / "history").rglob("*.jsonl")
+    for path in (history, save):
+        kinds = [json.loads(line)["kind"] for line in path.read_text().splitlines()]
+        assert sorted(kinds) == ["run", "run", "series"]
+    assert read(store).plans == read(str(save)).plans == records.everything().plans != {}
+
+
 @pytest.mark.parametrize(
     ("is_well", "count", "trouble"),
     [
@@ -528,6 +568,12 @@ def test_records_are_added_line_by_line(tmp_path: Path) -> None:
     history.add("01a2236a-e633-7a44-b681-1e46766376ca", [run()])
     contents = history.read()
     assert (len(contents.runs), len(contents.set_aside)) == (3, 1)
+
+
+def test_lines_without_a_record_are_no_trouble() -> None:
+    contents = RunContents()
+    contents.take(b"\n" + encode([run()]) + b" \n", "a")
+    assert (len(contents.runs), contents.set_aside) == (1, [])
 
 
 def test_a_file_that_cannot_be_read_is_set_aside(tmp_path: Path) -> None:
