@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import comb
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,17 @@ def test_large_numbers_agree_with_small_ones() -> None:
     assert shows_less(0.9, 150, 201, 0.95)
     assert not shows_less(0.9, 180, 201, 0.95)
     assert runs_needed(1.0, 0, 0.95) > 10**6, "it can never be shown"
+
+
+def test_large_numbers_of_runs_are_counted_without_an_overflow() -> None:
+    """As whole numbers have it: so many of 2,000 throws of a coin are as rare as that."""
+    trials = 2_000
+    for hits in (1_037, 1_038):
+        as_many = sum(comb(trials, count) for count in range(hits, trials + 1))
+        is_rare = 20 * as_many <= 2**trials
+        assert is_rare is (hits == 1_038)
+        assert shows_at_least(0.5, hits, trials, 0.95) is is_rare
+        assert shows_less(0.5, trials - hits, trials, 0.95) is is_rare
 
 
 # -- which runs -------------------------------------------------------------------------------------------------------
