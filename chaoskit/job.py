@@ -308,7 +308,7 @@ def _require_taken(train: ast.FunctionDef, job: JobSpec) -> None:
     name = unknown[0]
     remedy = f"{train.name} takes {', '.join(sorted(known)) or 'no options'}: leave {name} out"
     if closest := closest_name(name, known):
-        remedy = f"write {closest}: {remedy}"
+        remedy = f"write {closest}; {remedy}"
     if not job.is_installed and name.isidentifier() and name != positional[0]:
         value = repr(job.options[name])
         value = value if len(value) <= _VALUE_LENGTH_MAX else "..."

@@ -517,12 +517,18 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
             line = f"chaoskit failed: {error_line(error)} (--chaos-traceback shows more)"
             report.longrepr = printable("\n".join([line, *long_notes(error)]))
     elif isinstance(error, BadInput):
-        report.longrepr = _with_notes(f"bad input: {error}", error)
+        report.longrepr = _with_notes(f"bad input: {error}{_line_of_test(item, call.excinfo)}", error)
         report.user_properties.append((_VERDICT_PROPERTY + ".worst", _BAD_INPUT))
         return
     else:
         verdict = Verdict.FAILED
     report.user_properties.append((_VERDICT_PROPERTY + ".worst", verdict.value))
+
+
+def _line_of_test(item: pytest.Item, raised: pytest.ExceptionInfo[BaseException]) -> str:
+    """Return the place in the file of the test from which an error comes; "" where it comes from elsewhere."""
+    lines = [entry.lineno + 1 for entry in raised.traceback if Path(entry.path) == item.path]
+    return f" ({item.path.name}:{lines[-1]})" if lines else ""
 
 
 def _note_test(item: pytest.Item, call: pytest.CallInfo[None]) -> None:

@@ -14,7 +14,7 @@ from random import Random
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from chaoskit.config import RunConfig
-from chaoskit.errors import BadInput
+from chaoskit.errors import BadInput, name_remedy
 from chaoskit.faults.evidence import Evidence
 from chaoskit.faults.incidents import IncidentKind
 from chaoskit.faults.target import Target
@@ -148,6 +148,20 @@ class Fault:
     of_runtime: ClassVar[bool] = False
     #: Whether it strikes the remote tier, so that a proxy of ours must stand before its store.
     of_store: ClassVar[bool] = False
+
+    def __new__(cls, *args: Any, **given: Any) -> Self:
+        """Refuse arguments that are no fields of the fault, before ``__init__`` raises TypeError without a remedy.
+
+        Raises:
+            BadInput: naming the argument and the field that was probably meant.
+        """
+        names = [item.name for item in fields(cls)]
+        if args:
+            raise BadInput(cls.__name__, args, f"give each value a name, such as {names[0]}=1")
+        for name, value in given.items():
+            if name not in names:
+                raise BadInput(f"{cls.__name__}.{name}", value, name_remedy(name, names))
+        return super().__new__(cls)
 
     @classmethod
     def unavailable(cls) -> str:

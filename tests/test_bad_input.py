@@ -303,7 +303,7 @@ launch resnte                                        | SCRIPT resnte: write resn
 launch trian.py                                      | SCRIPT trian.py: write train.py
 launch trian                                         | SCRIPT trian: write train
 launch gpt:trian                                     | SCRIPT % write train: define a function trian(trainer, ...) in it
-launch gpt --set stpes=3                             | --set stpes=3: write steps: train takes batch
+launch gpt --set stpes=3                             | --set stpes=3: write steps; train takes batch
 launch gpt --setting HANG-STEPS=3                    | --setting HANG-STEPS=3: there is no such setting; write hang
 launch gpt --substrate netsn                         | --substrate netsn: write netns
 test somke                                           | SUITE somke: write smoke
@@ -395,14 +395,27 @@ _MARKERS = {
     "faults=[Kill(rank=9, at_step=3)]": "rank=9: use a rank from 0 to 3",
     "faults=[Kill(rank=1, at_step=99)], steps=10": "at_step=99",
     "faults=[NaN(rank=1, at_step=-1)]": "at_step=-1",
+    "fault=[Kill(rank=1, at_step=3)]": "setting='fault': there is no such setting; write faults",
+    "optoins={'lr': 1}": "setting='optoins': there is no such setting; write options",
+    "deadline=60": "setting='deadline': there is no such setting; write deadline_s",
+    "chek=False": "setting='chek': there is no such setting; write check",
+    "faults=[Kill(rank=1, step=3)]": "Kill.step=3: write at_step",
+    "faults=[Kill(node=1, at_step=3)]": "Kill.node=1: use one of rank, at_step, phase, after_s, during",
+    "faults=[Kill(1, 3)]": "Kill=(1, 3): give each value a name, such as rank=1",
+    "faults=[Delay(rank=1, at_step=3, delay_ms=5.0)]": "mark the test with @pytest.mark.chaos(substrate='netns')",
+    "command=['true'], fault=[]": "fault=[]: a command has no such setting; write faults",
+    "command=['true'], steps=3": "steps=3: a command has no such setting; use one of command, watch",
+    "command=['true', '--out={rundir}'], watch=WATCH": "command='--out={rundir}': write {run_dir}",
+    "command=['true', '{master-port}'], watch=WATCH": "command='{master-port}': write {master_port}",
 }
 
 
 def test_a_test_fails_with_one_line(pytester: pytest.Pytester) -> None:
     """The markers stand in one file; every test of it fails before anything is started."""
-    tests = ["import pytest", "from faults import Kill, NaN"]
+    tests = ["from chaoskit import LogPatterns", "from faults import Delay, Kill, NaN"]
+    tests += [r"WATCH = LogPatterns(step=r'step (\d+)')"]
     for number, arguments in enumerate(_MARKERS):
-        job = "**{}" if "job=" in arguments else "job='gpt'"
+        job = "**{}" if "job=" in arguments or "command=" in arguments else "job='gpt'"
         tests += [f"def test_{number:02}(chaos):", f"    chaos.run({job}, {arguments})"]
     pytester.makepyfile("\n".join(tests))
     done = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--tb=short")
@@ -413,6 +426,8 @@ def test_a_test_fails_with_one_line(pytester: pytest.Pytester) -> None:
     assert len(lines) == len(_MARKERS), said
     missed = [(line, says) for line, says in zip(lines, _MARKERS.values(), strict=True) if says not in line]
     assert missed == []
+    places = [f"(test_a_test_fails_with_one_line.py:{5 + 2 * number})" for number in range(len(_MARKERS))]
+    assert [line.rpartition(" ")[2] for line in lines] == places
 
 
 @pytest.mark.parametrize(

@@ -286,7 +286,7 @@ def test_an_unknown_option_is_refused_with_the_known_ones(job_file: Path) -> Non
     """The message lists what the function takes; a function that takes anything refuses nothing."""
     with pytest.raises(BadInput) as caught:
         resolve_job(str(job_file), {"size": "tiny", "stepz": 3})
-    check(caught.value, "options.stepz", 3, "write steps: train takes size, steps: leave stepz out")
+    check(caught.value, "options.stepz", 3, "write steps; train takes size, steps: leave stepz out")
     with pytest.raises(BadInput) as caught:
         resolve_job(f"{job_file}:train_small", {"x": 1})
     check(caught.value, "options.x", 1, "train_small takes no options: leave x out")

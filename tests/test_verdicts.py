@@ -391,7 +391,7 @@ def test_bad_input_fails_a_test_with_one_line_and_ends_the_session_with_2(pytest
     )
     result = pytester.runpytest_subprocess("-k", "refused", "-p", "no:cacheprovider")
     assert result.ret == 2
-    result.stdout.fnmatch_lines(["bad input: nodes=0: use 1 or more"])
+    result.stdout.fnmatch_lines(["bad input: nodes=0: use 1 or more (*.py:2)"])
     result.stdout.no_fnmatch_line("*pytest_plugin.py*")
     assert pytester.runpytest_subprocess("-p", "no:cacheprovider").ret == 1
 

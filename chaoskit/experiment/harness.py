@@ -162,7 +162,12 @@ class Harness:
         for fault in experiment.faults:
             if self.host.name in choice.NAMES and self.host.name not in fault.substrates:
                 able = " or ".join(fault.substrates)
-                raise BadInput("faults", str(fault), f"use the substrate {able}: {self.host.name} cannot do it")
+                raise BadInput(
+                    "faults",
+                    str(fault),
+                    f"use the substrate {able}: {self.host.name} cannot do it; mark the test with "
+                    f"@pytest.mark.chaos(substrate={fault.substrates[0]!r}), or give --substrate to chaoskit replay",
+                )
         self.host.require(demand_of(experiment))
         for fault in experiment.faults:
             if reason := next(filter(None, map(self.host.why_not, fault.needs)), ""):

@@ -22,6 +22,11 @@ Wish = Literal["off", "on", "required"]
 REFERENCE_STEPS = 8
 
 _SECONDS_A_STEP = 2.0  # generous: a deadline is for runs that never end
+#: Arguments of ``chaos.run`` that are no settings of the run.
+_ARGUMENTS = (
+    *("check", "command", "deadline_s", "faults", "job", "max_lost_steps", "name"),
+    *("options", "reference", "steps", "twin", "until", "watch"),
+)
 _DEADLINE_FLOOR_S = 60.0
 
 
@@ -131,7 +136,7 @@ def plan_experiment(
         if steps is None:
             raise BadInput("until", until, "give steps, too: the least that the job takes")
         options["until"] = until
-    require_settings(settings)
+    require_settings(settings, beside=_ARGUMENTS)
     spec = _resolve(job, options, of_plan={"steps": steps, "until": until})
     if "rules" in settings:
         settings["rules"] = load_rules(settings["rules"])
@@ -170,11 +175,16 @@ def _resolve(job: str, options: dict[str, Any], *, of_plan: dict[str, Any]) -> J
         raise BadInput(name, error.value, error.remedy) from None
 
 
-def require_settings(names: Iterable[str]) -> None:
-    """Raise BadInput if one of the names is no field of :class:`chaoskit.RunConfig`."""
+def require_settings(names: Iterable[str], beside: Iterable[str] = ()) -> None:
+    """Raise BadInput if one of the names is no field of :class:`chaoskit.RunConfig`.
+
+    Args:
+        beside: names of arguments that the caller takes beside settings: one of them may have been meant.
+    """
     known = set(RunConfig.__struct_fields__) - {"job"}
     for name in sorted(set(names) - known):
-        raise BadInput("setting", name, f"there is no such setting; {name_remedy(name, sorted(known))}")
+        remedy = name_remedy(name, sorted({*known, *beside}))
+        raise BadInput("setting", name, f"there is no such setting; {remedy}")
 
 
 def require_divisible(config: RunConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -37,6 +38,9 @@ class Place:
     seed: int
     interface: str
 
+
+#: A name in braces that no shell would replace.
+_BRACES = re.compile(r"(?<!\$)\{([A-Za-z_-]+)\}")
 
 PLACEHOLDERS = ("node_rank", "nodes", "address", "master_addr", "master_port", "run_dir", "disk", "seed")
 
@@ -83,4 +87,14 @@ def require_command(command: object) -> tuple[str, ...]:
     for argument in command:
         if not isinstance(argument, str) or "\0" in argument:
             raise BadInput("command", argument, "use texts only")
+        _require_placeholders(argument)
     return tuple(command)
+
+
+def _require_placeholders(argument: str) -> None:
+    """Refuse a placeholder that differs from a known one in case, ``-`` or ``_`` only. Raises BadInput."""
+    names = {name.replace("_", ""): name for name in PLACEHOLDERS}
+    for written in _BRACES.findall(argument):
+        name = names.get(written.lower().replace("-", "").replace("_", ""), written)
+        if name != written:
+            raise BadInput("command", argument, f"write {{{name}}}")

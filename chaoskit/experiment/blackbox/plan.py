@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from chaoskit.errors import BadInput
+from chaoskit.errors import BadInput, name_remedy
 from chaoskit.faults.base import LIVE_ROLES, Fault, draw_ranks, typed_faults
 from chaoskit.faults.disk import CHECKPOINTS, DiskFault
 from chaoskit.faults.network import NetworkFault
@@ -26,6 +26,7 @@ _NAME_LENGTH = 40
 _SETTINGS = (
     "command",
     "watch",
+    "faults",
     "nodes",
     "ranks",
     "seed",
@@ -35,6 +36,8 @@ _SETTINGS = (
     "max_lost_steps",
     "name",
     "rules",
+    "twin",
+    "check",
 )
 
 
@@ -120,7 +123,8 @@ def plan_command(
     """
     if unknown:
         field = min(unknown)
-        raise BadInput(field, unknown[field], f"a command has no such setting; use {', '.join(_SETTINGS)}")
+        remedy = name_remedy(field, _SETTINGS)
+        raise BadInput(field, unknown[field], f"a command has no such setting; {remedy}")
     arguments = require_command(command)
     if not isinstance(watch, LogPatterns):
         raise BadInput("watch", watch, r'say how its log shows steps: watch=LogPatterns(step=r"step (\d+)")')
