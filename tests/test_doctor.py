@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import io
 import json
 import os
 import signal
@@ -16,7 +17,10 @@ from support.network import without_networks
 
 from chaoskit.cli import doctor, probes
 from chaoskit.cli.probes import DoctorFinding
+from chaoskit.faults.describe import here
+from chaoskit.faults.kinds import kinds
 from chaoskit.osprocess import start_ticks
+from chaoskit.report.terminal import Terminal
 from chaoskit.substrate import abilities, commands
 from chaoskit.substrate.undo import ContinueEntry, UndoLog, left_behind, sweep
 
@@ -299,3 +303,10 @@ def test_what_of_the_core_is_missing_decides() -> None:
     assert doctor.can_run([poor])
     assert not doctor.can_run([poor, lacking])
     assert doctor.plain([lacking])["ok"] is False
+
+
+def test_faults_that_lack_the_same_thing_share_one_line() -> None:
+    reasons = {found["reason"] for kind in kinds() if (found := here(kind))["state"] != "yes"}
+    file = io.StringIO()
+    Terminal(file=file, width=2000).print(doctor.render([]))
+    assert {reason: file.getvalue().count(f"→ {reason}") for reason in reasons} == dict.fromkeys(reasons, 1)

@@ -75,18 +75,29 @@ def render(findings: list[DoctorFinding]) -> RenderableType:
         if one.remedy:
             text.append(f"\n→ {one.remedy}", "dim")
         table.add_row(Text(one.state, _STYLES[one.state]), one.name, text)
-    limited = {kind.__name__: here(kind) for kind in kinds()}
-    limited = {name: found for name, found in limited.items() if found["state"] != "yes"}
-    faults = _grid()
-    for name, found in limited.items():
-        faults.add_row(Text(found["state"], "yellow"), name, found["reason"])
-    whole = len(kinds()) - len(limited)
+    limited = _limited()
+    faults = Table.grid(padding=(0, 2, 0, 0))
+    faults.add_column(no_wrap=True)
+    faults.add_column()
+    for (state, reason), names in limited.items():
+        faults.add_row(Text(state, "yellow"), Text.assemble(", ".join(names), (f"\n→ {reason}", "dim")))
+    whole = len(kinds()) - sum(map(len, limited.values()))
     blocks: list[RenderableType] = [table, Text(f"\n{whole} of {len(kinds())} faults can be done here in every form")]
     blocks += [Padding(faults, (0, 0, 0, 2))] if limited else []
     says = "training and recovery can run here" if can_run(findings) else "nothing can run here until this is mended"
     lacking = [one.name for one in findings if one.core and one.state == "missing"]
     blocks += [Text(f"not compared on any machine: {NOT_COMPARED}", "dim")]
     return Group(*blocks, Text(": ".join(filter(None, [says, ", ".join(lacking)])), "bold"))
+
+
+def _limited() -> dict[tuple[str, str], list[str]]:
+    """Return the names of faults that cannot be done here in every form, by their state and its reason."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for kind in kinds():
+        found = here(kind)
+        if found["state"] != "yes":
+            names.setdefault((found["state"], found["reason"]), []).append(kind.__name__)
+    return names
 
 
 def _grid() -> Table:
