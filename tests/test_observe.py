@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import signal
@@ -22,14 +23,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.waiting import wait_until
 
+from chaoskit.experiment.account import Recently, TimeAccount
+from chaoskit.experiment.outcome import CopyInterval
 from chaoskit.journal import Journal, JournalTail, read_journals
 from chaoskit.messages import Beat, Endpoint, Heartbeat, Member, Plan, WorkerLost, WorkerReady
 from chaoskit.observe.follow import Follower
+from chaoskit.observe.frame import Frame
 from chaoskit.observe.histograms import Histogram
 from chaoskit.observe.live import FILE_NAME, Live, LiveFile, read_live
 from chaoskit.observe.metrics import RunMetrics
-from chaoskit.observe.picture import sparkline
+from chaoskit.observe.notes import Note
+from chaoskit.observe.picture import draw, sparkline
 from chaoskit.observe.spans import Clock, Span, all_spans
+from chaoskit.report.terminal import Terminal
 from chaoskit.vocabulary import RECOVERY_PHASES, Event, Phase
 from faults import Kill
 
@@ -256,6 +262,34 @@ def check_file(path: Path, collector: Collector) -> None:
     ]
     assert {span["spanId"] for span in spans} == {name.hex() for name in collector.spans}
     assert {span["traceId"] for span in spans} == {span.trace_id.hex() for span in collector.spans.values()}
+
+
+def test_a_picture_that_is_printed_once_is_wrapped_and_a_live_one_is_cut() -> None:
+    """On 60 columns nothing of the text is lost; a live picture keeps its number of lines."""
+    names = {name for name in TimeAccount.__struct_fields__ if name.endswith("_s")} - {"recovery_s", "lost_s"}
+    seconds: dict[str, Any] = dict.fromkeys(names, 1.0)
+    lost_s = {"start-up": 18.0, "waiting for nodes": 1.5, "checkpoint": 1.2, "last cause": 1.0}
+    values: dict[str, Any] = {
+        "directory": "run", "name": "train", "state": "training", "started_ns": 0, "elapsed_s": 9.0, "step": 9,
+        "steps": 4000, "loss": 1.0, "losses": [1.0] * 90, "steps_per_s": 7.86, "world": 2, "full_world": 2,
+        "generation": 1, "spares_ready": 1, "spares": 1, "recoveries": 3, "recovering_s": None, "suspects": 0,
+        "nodes": [], "tiers": [], "notes": [Note(0, "info", "word " * 20 + "end")],
+    }  # fmt: skip
+    frame = Frame(
+        **values,
+        hang_limits_ms={"forward": 677, "backward": 577, "optimizer": 709},
+        copies=CopyInterval(steps=5, seconds=0.6),
+        account=TimeAccount(**seconds, recovery_s={}, lost_s=lost_s, failures=0, steps=9),
+        recently=Recently(wall_s=1.0, goodput=1.0, ettr_wall=1.0, ettr_productive=1.0),
+    )
+    texts: dict[int | None, str] = {}
+    for height in (None, 40):
+        file = io.StringIO()
+        Terminal(file=file, width=60).print(draw(frame, height))
+        texts[height] = " ".join(file.getvalue().split())
+    ends = ["spares 1/1 recovered 3×", "during one update", "optimizer 709 ms", "last cause 1 s", "word end"]
+    assert [end for end in ends if end not in texts[None]] == []
+    assert [end for end in ends if end in texts[40]] == []
 
 
 def check_end(directory: Path, steps: int) -> None:

@@ -49,14 +49,17 @@ def draw(frame: Frame, height: int | None = None) -> RenderableType:
     """The picture.
 
     Args:
-        height: lines that there are; None for as many as are wanted.
+        height: lines that there are, each of which is cut to the width. None for as many as are needed: then lines
+            are wrapped, apart from the curve of losses.
     """
     rooms = None if height is None else max(height - _OTHER_LINES - len(_tail(frame)), _NOTES_LEAST + _NODES_LEAST)
     nodes = _nodes(frame.nodes, None if rooms is None else rooms - _NOTES_LEAST)
     shown = 10 if rooms is None else max(_NOTES_LEAST, rooms - len(nodes))
-    return Group(
+    training, losses = _training(frame)
+    lines = [
         _head(frame),
-        *_training(frame),
+        training,
+        losses,
         Text(),
         *nodes,
         Text(),
@@ -64,7 +67,12 @@ def draw(frame: Frame, height: int | None = None) -> RenderableType:
         *_time(frame),
         Text(),
         *(_note(note, frame.started_ns) for note in frame.notes[-shown:]),
-    )
+    ]
+    if height is None:  # a live view keeps its height: there a line that is too long is cut
+        for line in lines:
+            if line is not losses:
+                line.no_wrap, line.overflow = False, "fold"
+    return Group(*lines)
 
 
 def _head(frame: Frame) -> Text:
