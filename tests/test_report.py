@@ -347,6 +347,8 @@ class TestWords:
     def test_a_phase_shows_its_reference_in_the_same_unit(self) -> None:
         span = PhaseSpan(name="detected", start_s=2.0, end_s=2.0031, reference_s=0.0003, reference="a wake-up")
         assert with_reference(span) == "3.1 ms (reference 0.3)"
+        slow = msgspec.structs.replace(span, end_s=20.8)
+        assert with_reference(slow) == "18.8 s (reference 0.3 ms)"
 
     def test_equal_losses(self) -> None:
         assert loss_sentence(passed()) == "60 of 60 losses bit-equal to the twin"

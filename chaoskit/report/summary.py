@@ -56,9 +56,13 @@ def long_duration(seconds: float) -> str:
 
 
 def with_reference(span: PhaseSpan) -> str:
-    """How long a phase took and, in the same unit, its reference: ``3.1 ms (reference 0.3)``."""
-    reference = span.reference_s * 1e3 if abs(span.seconds) < 0.9995 else span.reference_s
-    return f"{duration(span.seconds)} (reference {number(reference)})"
+    """Return the durations of a phase and of its reference: ``3.1 ms (reference 0.3)``.
+
+    The reference has a unit where it differs from that of the phase.
+    """
+    shown, reference = duration(span.seconds), duration(span.reference_s)
+    value, _, unit = reference.partition(" ")
+    return f"{shown} (reference {value if shown.endswith(f' {unit}') else reference})"
 
 
 #: What a reference is, beside the bars of a recovery.
