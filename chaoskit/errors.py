@@ -86,6 +86,10 @@ class HarnessError(ChaoskitError):
     """chaoskit itself could not do its work; says nothing about the job under test."""
 
 
+class CommandFailed(HarnessError):
+    """The unbroken run of a command failed. The cause is in the command, and there is no verdict."""
+
+
 class FaultBroken(HarnessError):
     """The code of a fault raised an exception, or yielded what is no evidence; its run is judged, and is an error."""
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from chaoskit.config import DETECTION
-from chaoskit.errors import BadInput, HarnessError, error_line, long_notes
+from chaoskit.errors import BadInput, CommandFailed, HarnessError, error_line, long_notes
 from chaoskit.plaintext import printable
 from chaoskit.substrate.choice import names, unavailable
 from chaoskit.typed import convert
@@ -515,6 +515,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         verdict = Verdict.ERROR
         if not item.config.getoption("chaos_traceback"):
             line = f"chaoskit failed: {error_line(error)} (--chaos-traceback shows more)"
+            if isinstance(error, CommandFailed):
+                line = f"no verdict: {error_line(error)}"
             report.longrepr = printable("\n".join([line, *long_notes(error)]))
     elif isinstance(error, BadInput):
         report.longrepr = _with_notes(f"bad input: {error}{_line_of_test(item, call.excinfo)}", error)

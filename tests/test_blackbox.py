@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 from support.waiting import wait_until
 
-from chaoskit.errors import HarnessError
+from chaoskit.errors import CommandFailed
 from chaoskit.experiment.blackbox.plan import plan_command
 from chaoskit.experiment.outcome import Check, Outcome
 from chaoskit.experiment.planfile import save
@@ -259,7 +259,7 @@ def test_a_log_goes_back_where_steps_are_computed_again(steps: list[int], back: 
 
 
 def test_a_command_that_fails_unbroken_is_no_verdict_on_recovery(chaos: Chaos) -> None:
-    with pytest.raises(HarnessError, match="did not complete: the command on node0 ended with status 3"):
+    with pytest.raises(CommandFailed, match="did not complete: the command on node0 ended with status 3"):
         run(chaos, ["sh", "-c", "exit 3"])
 
 

@@ -325,7 +325,7 @@ def test_the_worst_verdict_is_the_exit_status(pytester: pytest.Pytester, tests: 
 
 
 ERRORS = """
-from chaoskit.errors import HarnessError
+from chaoskit.errors import CommandFailed, HarnessError
 
 def test_plain(tmp_path):
     raise HarnessError("the harness broke")
@@ -349,6 +349,9 @@ def test_with_a_note(tmp_path):
     error = HarnessError("no stream")
     error.add_note("what was made is left: forbidden")
     raise error
+
+def test_of_a_command(tmp_path):
+    raise CommandFailed("the unbroken run of train did not complete: status 1")
 """
 
 
@@ -366,6 +369,7 @@ def test_an_error_of_chaoskit_is_one_line_with_its_cause(pytester: pytest.Pytest
         "pods do not run",
         "no stream; what was made is left: forbidden",
     ]
+    assert "no verdict: the unbroken run of train did not complete: status 1" in result.outlines
     assert "event loop" not in result.stdout.str()
     assert len(result.outlines) < 30
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from chaoskit.errors import HarnessError
+from chaoskit.errors import CommandFailed
 from chaoskit.experiment.blackbox.follow import GOOD
 from chaoskit.experiment.blackbox.inputs import ENTRIES_MAX, Digests, InputFiles, TooManyFiles, differing, variables
 from chaoskit.experiment.blackbox.legibility import uncountable
@@ -42,7 +42,7 @@ class CommandTwin(msgspec.Struct, frozen=True):
 
         Raises:
             Interrupted: if the training began again by itself: it would teach how often steps are shown wrongly.
-            HarnessError: if the command did not end well.
+            CommandFailed: if the command did not end well.
         """
         if problems := unfinished(run):
             raise _did_not_complete(run, problems[0])
@@ -120,13 +120,13 @@ def failed_nodes(run: CommandRun) -> list[str]:
     return [node for node in run.nodes if run.exits.get(node) != GOOD and node not in taken]
 
 
-def _did_not_complete(run: CommandRun, problem: str) -> HarnessError:
+def _did_not_complete(run: CommandRun, problem: str) -> CommandFailed:
     """Return the error of an unbroken run that failed: its cause in one line, and a part of the log in notes."""
     ends = log_ends(run, failed_nodes(run))
     cause = f": {ends[0].error}" if ends and ends[0].error else ""
     log = ends[0].path if ends else run.directory / LOGS
     told = f"the unbroken run of {run.experiment.job} did not complete: {problem}{cause}; see {log}"
-    error = HarnessError("; ".join([told, *hints(run)]))
+    error = CommandFailed("; ".join([told, *hints(run)]))
     for end in ends:
         error.add_note(str(end))
     return error
