@@ -9,6 +9,9 @@ import sys
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 
 _ROW_LENGTH_MAX = 60
+_VARIABLES = re.compile(r"^env( [A-Za-z_]\w*=\S*)+ ")
+#: The folders before the last part of an argument that is an absolute path.
+_FOLDERS = re.compile(r"(?<!\S)/(\S*/)?(?=[^\s/])")
 #: A port behind an IP address: a client has another one for each connection.
 _PORT = re.compile(r"(\d+\.\d+\.\d+\.\d+|\]):\d+")
 
@@ -35,6 +38,22 @@ def shorten(text: str, length_max: int = _ROW_LENGTH_MAX) -> str:
         return line
     end = length_max // 3
     return f"{line[: length_max - end - 3].rstrip()} … {line[len(line) - end :].lstrip()}"
+
+
+def shorten_command(command: str, length_max: int = _ROW_LENGTH_MAX) -> str:
+    """Return a command in one line of limited length, with the name of its script if that fits.
+
+    A long command first loses the variables that ``env`` sets and the folders of its files, then the last options of
+    its launcher.
+    """
+    line = one_line(command)
+    if len(line) <= length_max:
+        return line
+    line = _FOLDERS.sub("", _VARIABLES.sub("", line))
+    words = line.split(" ")
+    script = next((place for place, word in enumerate(words) if word.endswith(".py")), 0)
+    without = (" ".join([*words[:kept], "…", *words[script:]]) for kept in range(script - 1, 0, -1))
+    return next((text for text in (line, *without) if len(text) <= length_max), shorten(line, length_max))
 
 
 def same_but_ports(text: str, other: str) -> bool:

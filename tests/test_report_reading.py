@@ -26,6 +26,7 @@ from test_report import (
 import chaoskit.report
 from chaoskit.experiment.account import TimeAccount
 from chaoskit.experiment.outcome import Outcome, PhaseSpan
+from chaoskit.plaintext import shorten_command
 from chaoskit.report import words
 from chaoskit.report.html import EVIDENCE_LEVELS, write_html
 from chaoskit.report.svg import NARROW, WIDE, Caption, Scale, recovery_scale, render_timeline_svg, step_axis, time_axis
@@ -268,12 +269,20 @@ class TestNarrowPages:
         assert "display: inline" in rules["svg .narrow"]
         assert re.search(r"^svg \.narrow \{ display: none; \}", css(), re.MULTILINE)
 
+    def test_a_shortened_command_keeps_its_script(self) -> None:
+        command = "env TORCH_X=1 OMP=2 /opt/bin/torchrun --standalone --nproc-per-node=2 /home/me/job/train.py --lr=1"
+        assert shorten_command(command, 90) == "torchrun --standalone --nproc-per-node=2 train.py --lr=1"
+        assert shorten_command(command, 50) == "torchrun --standalone … train.py --lr=1"
+        assert shorten_command("env A=1 /bin/train.py", 90) == "env A=1 /bin/train.py"
+        assert len(shorten_command(f"{command} {'--option=value ' * 9}", 60)) <= 60
+
     def test_a_long_command_is_shortened_in_its_row_and_whole_in_the_facts(self, tmp_path: Path) -> None:
         command = "/opt/venv/bin/torchrun --standalone --nproc-per-node=2 " + "train.py --option=value " * 10 + "--end"
         source = written([outcome("long", job=command)], tmp_path)
         row = source.split('<summary class="row">', 1)[1].split("</summary>", 1)[0]
-        assert "torchrun --standalone" in row
-        assert "--end" not in row
+        assert "torchrun --standalone --nproc-per-node=2 train.py" in row
+        assert "value --end on" in row
+        assert command not in row
         assert f"<dd>{command}" in source
 
 

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from chaoskit.experiment.account import TimeAccount
 from chaoskit.experiment.outcome import FaultRecord, Outcome, Recovery, StepPoint
-from chaoskit.plaintext import plural
+from chaoskit.plaintext import plural, shorten_command
 from chaoskit.report import summary, svg, times, words
 from chaoskit.report.statistics import Estimates, estimate_recovery
 from chaoskit.report.store import encode_outcome
@@ -40,7 +40,7 @@ def write_html(outcomes: Sequence[Outcome], path: Path) -> None:
         lstrip_blocks=True,
     )
     environment.filters.update(duration=summary.duration, number=summary.number, plural=plural)
-    environment.filters.update(share=summary.share)
+    environment.filters.update(share=summary.share, shorten_command=shorten_command)
     environment.filters.update(
         percentage=summary.percentage, interval_words=summary.interval_words, beside=summary.beside
     )

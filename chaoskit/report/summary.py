@@ -12,7 +12,7 @@ from rich.text import Text
 
 from chaoskit.experiment.account import Recently, TimeAccount
 from chaoskit.experiment.outcome import CopyInterval, Outcome, PhaseSpan, Recovery, StepPoint
-from chaoskit.plaintext import plural, printable, shorten
+from chaoskit.plaintext import plural, printable, shorten_command
 from chaoskit.report.statistics import Estimate, Estimates, estimate_recovery
 from chaoskit.report.tables import Column, DataTable
 from chaoskit.vocabulary import Verdict
@@ -276,7 +276,7 @@ def _add_rows(table: DataTable, outcomes: Sequence[Outcome]) -> None:
 
 
 def _secondary(outcome: Outcome) -> list[tuple[str, str]]:
-    lines = [f"{shorten(outcome.job)} on {nodes(outcome)}", *fault_lines(outcome)]
+    lines = [f"{shorten_command(outcome.job)} on {nodes(outcome)}", *fault_lines(outcome)]
     return [(f"\n{printable(line)}", "dim") for line in lines]
 
 
