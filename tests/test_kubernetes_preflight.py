@@ -216,6 +216,13 @@ def test_missing_rights_are_one_line_with_the_reason_of_the_first() -> None:
     assert "\n" not in str(refusal)
 
 
+@pytest.mark.parametrize(("resource", "names_account"), [("serviceaccounts", True), ("roles", True), ("jobs", False)])
+def test_a_user_that_may_make_no_account_is_told_of_the_installed_one(resource: str, names_account: bool) -> None:
+    (right,) = [right for right in rights.of_session(OPTIONS) if right.resource == resource]
+    refusal = refusal_of_rights("rights", [(right, "create")], "chaos")
+    assert ("CHAOSKIT_KUBERNETES_SERVICE_ACCOUNT=chaoskit-driver" in str(refusal)) is names_account
+
+
 def test_each_kind_of_object_is_checked_before_one_is_made() -> None:
     """The account of a driver is made with it, so a pod cannot be checked with that name before."""
     made = session_objects("chaoskit-1", OPTIONS, {}, "chaos")
@@ -241,12 +248,30 @@ def test_each_kind_of_object_is_checked_before_one_is_made() -> None:
         ('pods "x" is forbidden: violates PodSecurity "restricted:latest": hostPath volumes', "namespace"),
         ('pods "x" is forbidden: error looking up service account chaos/y: not found', "service_account"),
         ('admission webhook "policy.example" denied the request: no such registry', "template"),
+        ('namespaces "chaos" not found', "namespace"),
+        ('Pod "x" is invalid: spec.containers[0].image: Required value', "image"),
     ],
 )
 def test_a_refusal_names_the_field_that_has_to_change(message: str, field: str) -> None:
     refusal = refusal_of(message, OPTIONS, "chaos")
     assert refusal.field == field
     assert message in refusal.remedy
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        'Pod "x-driver" is invalid: spec.containers[0].resources.requests: Invalid value: "512Mi": must be less than',
+        'pods "x-driver" is forbidden: maximum memory usage per Container is 1Gi, but limit is 4Gi',
+        'pods "x-node0" is forbidden: minimum cpu usage per Pod is 1, but no request is specified',
+        'pods "x-node0" is forbidden: cpu max limit to request ratio per Pod is 2, but provided ratio is 4.0',
+    ],
+)
+def test_a_refusal_of_resources_names_the_containers_that_a_template_sets(message: str) -> None:
+    refusal = refusal_of(message, OPTIONS, "chaos")
+    assert refusal.field == "template"
+    assert "resources of its container node, driver or coordinator" in refusal.remedy
+    assert "LimitRange" in refusal.remedy
 
 
 def test_the_first_thing_that_is_missing_is_the_one_shown() -> None:

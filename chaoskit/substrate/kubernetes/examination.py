@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,13 +14,17 @@ from chaoskit.substrate.demand import RunDemand
 from chaoskit.substrate.kubernetes import machines, manifests, marks, placement, quotas, rights, template
 from chaoskit.substrate.kubernetes.actions import MachineDrain, MachineLoss, MachineTaint
 from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
+from chaoskit.substrate.kubernetes.installation import ACCOUNT
 from chaoskit.substrate.kubernetes.manifests import Manifest
-from chaoskit.substrate.kubernetes.options import KubernetesOptions
+from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions
 from chaoskit.substrate.kubernetes.session import may_write_events, new_name, require_allowed
 from chaoskit.substrate.network import COORDINATOR
 
 _REQUESTS = 8  # that are under way at once
 _NODE = "node0"
+#: What a server says of a pod whose resources are inconsistent, or outside of a LimitRange.
+_RESOURCES = re.compile(r"\.resources\b|\bper (?:Container|Pod)\b")
+_NO_IMAGE = re.compile(r"\.image: Required value")
 #: Actions on machines, with the mark that each puts on one, or "" for a lever.
 _ON_MACHINES: Mapping[type[Action], str] = {MachineLoss: "", MachineDrain: marks.CORDON, MachineTaint: marks.TAINT}
 
@@ -247,6 +252,13 @@ def refusal_of(message: str, options: KubernetesOptions, namespace: str) -> BadI
         return BadInput("template", options.template, f"name the resources of its container: {message}")
     if "exceeded quota" in message:
         return BadInput("quota", namespace, f"use fewer nodes, or have more room granted: {message}")
+    if message.startswith("namespaces ") and message.endswith(" not found"):
+        return BadInput("namespace", namespace, f"create it: {message}")
+    if _NO_IMAGE.search(message):
+        return BadInput("image", options.image, f"name one, or a template with one: {message}")
+    if _RESOURCES.search(message):
+        remedy = "set the resources of its container node, driver or coordinator, or change the LimitRange"
+        return BadInput("template", options.template, f"{remedy}: {message}")
     if "violates PodSecurity" in message:
         remedy = "let such pods in (its label pod-security.kubernetes.io/enforce), or change the template"
         return BadInput("namespace", namespace, f"{remedy}: {message}")
@@ -287,4 +299,6 @@ def refusal_of_rights(name: str, lacking: Sequence[tuple[rights.Right, str]], na
     names = ", ".join(f"{verb} {right.resource}" for right, verb in lacking)
     where = f"in the namespace {namespace}" if namespace else "in the whole cluster"
     remedy = f"have them granted {where} (chaoskit cluster manifests prints roles)"
+    if {right.resource for right, _ in lacking} & {right.resource for right in rights.MAKING_ACCOUNTS}:
+        remedy += f", or use an account that is installed ({VARIABLE}SERVICE_ACCOUNT={ACCOUNT})"
     return BadInput(name, names, f"{remedy}; the first is needed for: {lacking[0][0].why}")

@@ -44,13 +44,14 @@ CLIENT_RIGHTS = (
     Right("secrets", ("create",), "the token of the session"),
     Right("networkpolicies", ("create",), "pods are reached by those of their session", "networking.k8s.io"),
 )
-#: What the user needs beside them to make an account for each session's driver.
-ACCOUNT_RIGHTS = (
+#: What the user needs to make an account, which may have no right that the user does not have.
+MAKING_ACCOUNTS = (
     Right("serviceaccounts", ("create",), "the account of a session's driver"),
     Right("roles", ("create",), "what it may do; more than the client may, it cannot get", RBAC),
     Right("rolebindings", ("create",), "which account that is for", RBAC),
-    *DRIVER_RIGHTS,
 )
+#: What the user needs beside them to make an account for each session's driver.
+ACCOUNT_RIGHTS = (*MAKING_ACCOUNTS, *DRIVER_RIGHTS)
 #: What a user needs beside them that breaks machines: of the cluster, as machines belong to no namespace.
 MACHINE_RIGHTS = (
     Right("nodes", ("get", "patch"), "whether a machine is protected; cordons and taints"),
