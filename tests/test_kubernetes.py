@@ -988,9 +988,9 @@ def test_a_session_whose_coordinator_is_gone_is_followed_by_another_one(harness:
     ("given", "error", "told"),
     [
         ({"image": "local.test/none:1"}, BadInput, "name an image that machines can pull"),
-        ({"python": "/no/python"}, HarnessError, "no such file"),
-        ({"python": "/usr/bin/python3"}, BadInput, "it has no chaoskit"),
-        ({"cpu": "1000"}, HarnessError, "Insufficient cpu"),
+        ({"python": "/no/python"}, BadInput, "name the Python of the image"),
+        ({"python": "/usr/bin/python3"}, BadInput, "there has no chaoskit"),
+        ({"cpu": "1000"}, HarnessError, "node0: .*Insufficient cpu.*ask for less"),
     ],
     ids=["no image", "no python", "no chaoskit", "no room"],
 )

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from chaoskit.errors import BadInput
+from chaoskit.errors import BadInput, HarnessError
 from chaoskit.substrate import choice
 from chaoskit.substrate.kubernetes import manifests, template
+from chaoskit.substrate.kubernetes.diagnosis import not_running
 from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions
 from chaoskit.substrate.kubernetes.placement import is_ready
-from chaoskit.substrate.kubernetes.pod_state import Pending, pending, pull_failure, why_not_preempting
+from chaoskit.substrate.kubernetes.pod_state import Pending, in_words, pending, pull_failure, why_not_preempting
 
 OPTIONS = KubernetesOptions(image="registry/train:1")
 OWNER = {"apiVersion": "batch/v1", "kind": "Job", "name": "chaoskit-1", "uid": "a-b-c"}
@@ -546,3 +547,61 @@ def waiting(reason: str, message: str = "") -> dict[str, Any]:
 )
 def test_why_a_pod_does_not_run(found: dict[str, Any], told: Pending | None) -> None:
     assert pending("n", found) == told
+
+
+def test_pods_that_wait_for_the_same_reason_are_named_together() -> None:
+    reasons = [
+        Pending("node0", "Unschedulable", "0/3"),
+        Pending("driver", "Error"),
+        Pending("node1", "Unschedulable", "0/3"),
+    ]
+    assert in_words(reasons) == "node0, node1: Unschedulable (0/3); driver: Error"
+
+
+NO_MODULE = "Traceback (most recent call last):\n  File ...\nModuleNotFoundError: No module named '{}'"
+
+
+@pytest.mark.parametrize("module", ["chaoskit", "msgspec", "kubernetes.client"])
+@pytest.mark.parametrize("image", ["registry/train:1", ""])
+def test_an_image_without_a_module_is_bad_input(module: str, image: str) -> None:
+    options = KubernetesOptions(image=image, template="pod.yaml", python="/opt/python")
+    ended = Pending("driver", "Error", "exit code 1", is_final=True)
+    error = not_running([ended], [NO_MODULE.format(module)], options, "")
+    assert isinstance(error, BadInput)
+    assert error.field == ("image" if image else "template")
+    assert "\n" not in str(error)
+    assert f"/opt/python there has no {module.partition('.')[0]}" in str(error)
+    assert f"{VARIABLE}PYTHON" in str(error)
+
+
+@pytest.mark.parametrize(
+    "message",
+    ['exec: "python9": executable file not found in $PATH', 'exec: "/no": stat /no: no such file or directory'],
+)
+def test_an_image_without_the_python_that_was_named_is_bad_input(message: str) -> None:
+    error = not_running([Pending("driver", "StartError", message, is_final=True)], [], OPTIONS, "")
+    assert isinstance(error, BadInput)
+    assert error.field == "python"
+    assert message in str(error)
+
+
+def test_a_container_that_cannot_start_for_another_reason_is_an_error() -> None:
+    mount = Pending("driver", "StartError", "mount /data: no such file or directory", is_final=True)
+    error = not_running([mount], [], OPTIONS, "")
+    assert isinstance(error, HarnessError)
+    assert str(error) == f"pods do not run: {mount}"
+
+
+def test_pods_that_find_no_machine_in_time_are_told_with_both_remedies() -> None:
+    reasons = [Pending(station, "Unschedulable", "0/3 Insufficient nvidia.com/gpu") for station in ("node0", "node1")]
+    told = str(not_running(reasons, [], OPTIONS, ""))
+    assert told.startswith("pods do not run after 120 s: node0, node1: Unschedulable (0/3 Insufficient nvidia.com/gpu)")
+    assert "ask for less in the template" in told
+    assert f"{VARIABLE}STARTUP_S" in told
+
+
+def test_what_a_pod_has_printed_is_shown_once() -> None:
+    log = "one\n  two"
+    ended = Pending("driver", "Error", "exit code 1: one two", is_final=True)
+    assert str(not_running([ended], [log], OPTIONS, "")) == f"pods do not run: {ended}"
+    assert str(not_running([], [log], OPTIONS, "no pod came", is_late=False)) == f"pods do not run: no pod came\n{log}"

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+import re
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import NoReturn
 
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.substrate.kubernetes import manifests
 from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
-from chaoskit.substrate.kubernetes.options import KubernetesOptions
+from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions
 from chaoskit.substrate.kubernetes.pod_state import (
     PULL_REASONS,
     Pending,
     has_ended,
+    in_words,
     pending,
     pull_failure,
     taken_away,
 )
 
 _SHOWN_LINES = 20
+#: What Python prints where a module is missing, with the name of the module.
+_NO_MODULE = re.compile(r"No module named '?([\w.]+)")
+#: Reasons of a container whose program could not be started.
+_NOT_STARTED = ("StartError", "RunContainerError", "ContainerCannotRun")
+_NO_PROGRAM = re.compile(r"exec: .*(?:executable file not found|no such file or directory)")
 
 
 class PodsBarred(HarnessError):
@@ -82,19 +89,8 @@ class PodDiagnosis:
         Raises:
             BadInput, HarnessError: always.
         """
-        told, image = list(told), self._options.image
         logs = [log for station in stations if (log := self.log(station))]
-        if any("No module named 'chaoskit'" in log or "No module named chaoskit" in log for log in logs):
-            remedy = "use one with Python, torch and chaoskit, and the option python for its interpreter"
-            raise BadInput("image", image, f"{remedy}: it has no chaoskit")
-        reasons = "; ".join(map(str, told)) or otherwise
-        printed = "".join(f"\n{log}" for log in logs[:1])
-        since = "" if not is_late or any(one.is_final for one in told) else f" after {self._options.startup_s:g} s"
-        if any(one.reason in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName") for one in told):
-            field, value = ("image", image) if image else ("template", self._options.template)
-            raise BadInput(field, value, f"name an image that machines can pull: {reasons}")
-        is_lasting = bool(told) and not any(one.is_passing for one in told)
-        raise (PodsBarred if is_lasting else HarnessError)(f"pods do not run{since}: {reasons}{printed}")
+        raise not_running(list(told), logs, self._options, otherwise, is_late=is_late)
 
     def log(self, station: str) -> str:
         """The end of what a station's pods have printed."""
@@ -104,3 +100,28 @@ class PodDiagnosis:
         except ApiError:
             return ""
         return "\n".join(filter(None, (self._api.log(name, _SHOWN_LINES) for name in names)))
+
+
+def not_running(
+    told: Sequence[Pending], logs: Sequence[str], options: KubernetesOptions, otherwise: str, *, is_late: bool = True
+) -> BadInput | HarnessError:
+    """Return the error of pods that do not run, with its remedy where the reason shows one.
+
+    Args:
+        logs: what the pods have printed. See :meth:`PodDiagnosis.raise_not_running` for the others.
+    """
+    image = ("image", options.image) if options.image else ("template", options.template)
+    for found in filter(None, map(_NO_MODULE.search, logs)):
+        remedy = f"use one with Python, torch and chaoskit[kubernetes], and {VARIABLE}PYTHON for its interpreter"
+        return BadInput(*image, f"{remedy}: {options.python} there has no {found[1].partition('.')[0]}")
+    reasons = in_words(told) or otherwise
+    if any(one.reason in _NOT_STARTED and _NO_PROGRAM.search(one.message) for one in told):
+        return BadInput("python", options.python, f"name the Python of the image ({VARIABLE}PYTHON): {reasons}")
+    if any(one.reason in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName") for one in told):
+        return BadInput(*image, f"name an image that machines can pull: {reasons}")
+    since = "" if not is_late or any(one.is_final for one in told) else f" after {options.startup_s:g} s"
+    if since and any(one.reason == "Unschedulable" for one in told):
+        reasons += f"; ask for less in the template, or raise {VARIABLE}STARTUP_S if machines are made on demand"
+    printed = "".join(f"\n{log}" for log in logs[:1] if " ".join(log.split()) not in reasons)
+    is_lasting = bool(told) and not any(one.is_passing for one in told)
+    return (PodsBarred if is_lasting else HarnessError)(f"pods do not run{since}: {reasons}{printed}")

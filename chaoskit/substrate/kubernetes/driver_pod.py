@@ -24,6 +24,7 @@ from chaoskit.substrate.kubernetes.api import KubernetesApi
 from chaoskit.substrate.kubernetes.diagnosis import PodDiagnosis
 from chaoskit.substrate.kubernetes.machines import Machines, put_back_left
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
+from chaoskit.substrate.kubernetes.pod_state import in_words
 from chaoskit.substrate.kubernetes.preflight import Preflight
 from chaoskit.substrate.kubernetes.session import (
     DEADLINE_S,
@@ -133,7 +134,7 @@ class DriverPod:
                 if one.get("status", {}).get("phase") == "Running":
                     return str(one["metadata"]["name"])
             told = self._diagnosis.pending([manifests.DRIVER_STATION])
-            if told and not same_but_ports(text := "; ".join(map(str, told)), shown):
+            if told and not same_but_ports(text := in_words(told), shown):
                 self._tell(f"waiting for pods: {(shown := text)}")
             if not told:  # its pod may never come
                 self._require_session(api, has_run=False)

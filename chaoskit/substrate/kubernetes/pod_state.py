@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from chaoskit.substrate.kubernetes.disruption import disruption_of
@@ -35,6 +35,14 @@ class Pending:
 
     def __str__(self) -> str:
         return f"{self.station}: {self.reason}" + (f" ({self.message})" if self.message else "")
+
+
+def in_words(reasons: Iterable[Pending]) -> str:
+    """Return reasons as one line. Stations with the same reason are named together."""
+    stations: dict[Pending, list[str]] = {}
+    for reason in reasons:
+        stations.setdefault(replace(reason, station=""), []).append(reason.station)
+    return "; ".join(str(replace(reason, station=", ".join(names))) for reason, names in stations.items())
 
 
 def has_ended(pod: Mapping[str, Any]) -> bool:

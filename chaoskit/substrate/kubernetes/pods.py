@@ -27,7 +27,7 @@ from chaoskit.substrate.kubernetes.diagnosis import PodDiagnosis
 from chaoskit.substrate.kubernetes.disruption import Disruption, disruption_of, loss_of_machine
 from chaoskit.substrate.kubernetes.hindrance import Hindrance, How
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
-from chaoskit.substrate.kubernetes.pod_state import PULL_REASONS, Pending, has_ended, why_not_preempting
+from chaoskit.substrate.kubernetes.pod_state import PULL_REASONS, Pending, has_ended, in_words, why_not_preempting
 from chaoskit.substrate.network import COORDINATOR
 from chaoskit.substrate.supervisor.away import KernelAway
 from chaoskit.substrate.supervisor.link import SupervisorLink
@@ -342,7 +342,7 @@ class SessionPods:
             absent = {pod.station: pod for pod in missing.values()}
             told = self.diagnosis.pending(absent, missing, self._made(absent))
             hindered = _hear_hindrances(absent, told)
-            if told and not same_but_ports(text := "; ".join(map(str, told)), shown):
+            if told and not same_but_ports(text := in_words(told), shown):
                 self._tell(shown := text)
             # an image that a fault has spoilt is waited for: the fault may be lifted
             is_final = any(one.is_final and not (hindered and one.reason in PULL_REASONS) for one in told)
