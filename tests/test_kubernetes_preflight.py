@@ -152,6 +152,44 @@ def test_a_pod_that_is_bound_to_named_machines_has_no_place_on_others() -> None:
     assert placement.why_nowhere(made, [machine("a"), machine("b", unschedulable=True)]) == ""
 
 
+def sized(name: str, **allocatable: str) -> dict[str, Any]:
+    return {**machine(name), "status": {"conditions": [], "allocatable": {"cpu": "4", "memory": "8Gi", **allocatable}}}
+
+
+DEVICES = {"nvidia.com/gpu": "2"}
+
+
+@pytest.mark.parametrize(
+    ("requests", "machines", "told"),
+    [
+        ({"cpu": "4"}, [sized("a")], ""),
+        ({"cpu": "4500m"}, [sized("a")], "no machine has cpu=4.5; the largest has cpu=4"),
+        ({"cpu": "5"}, [sized("a"), sized("b", cpu="8")], ""),
+        (DEVICES, [sized("a"), sized("b")], "no machine has nvidia.com/gpu=2; the largest has nvidia.com/gpu=0"),
+        (DEVICES, [sized("a"), sized("b", **DEVICES)], ""),
+        ({"memory": "9Gi", "cpu": "5"}, [sized("a", cpu="8"), sized("b", memory="16Gi")], "all of memory=9Gi, cpu=5"),
+        ({"memory": "9Gi"}, [sized("a")], "no machine has memory=9Gi; the largest has memory=8Gi"),
+        ({"cpu": "5"}, [], ""),
+        ({}, [sized("a")], ""),
+    ],
+)
+def test_pods_that_no_machine_is_large_enough_for_are_known(
+    requests: dict[str, str], machines: list[dict[str, Any]], told: str
+) -> None:
+    reason = placement.why_too_small({"spec": {"containers": [container(**requests)]}}, machines)
+    assert told in reason
+    assert bool(reason) is bool(told)
+
+
+def test_only_machines_on_which_a_pod_may_be_are_compared_with_its_requests() -> None:
+    spec = {"containers": [container(cpu="5")], "nodeSelector": {"zone": "1"}}
+    large = sized("b", cpu="8")
+    assert placement.why_too_small({"spec": spec}, [large]) == ""  # a cluster may make such a machine
+    small = sized("a")
+    small["metadata"]["labels"] = {"zone": "1"}
+    assert "no machine has cpu=5" in placement.why_too_small({"spec": spec}, [small, large])
+
+
 def stranger(**metadata: Any) -> dict[str, Any]:
     return {"metadata": {"namespace": "other", "name": "web", **metadata}, "status": {"phase": "Running"}}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -186,11 +187,16 @@ class Examination:
             there = self._machines_seen()
         except ApiError:  # machines are of the whole cluster, and few users may list them
             return ClusterFinding("places", "machines cannot be listed")
+        pods = list(pods)
         for pod in pods:
             if reason := placement.why_nowhere(pod, there):
                 remedy = f"have one take pods again (kubectl uncordon NAME): {reason}"
                 names = self._options.machines or ",".join(one["metadata"]["name"] for one in there)
                 return ClusterFinding("places", reason, BadInput("machines", names, remedy))
+        with contextlib.suppress(ValueError):
+            small = next(filter(None, (placement.why_too_small(pod, there) for pod in pods)), "")
+            if small:
+                return ClusterFinding("places", f"{small}: pods wait until such a machine is made")
         return ClusterFinding("places", "machines take pods")
 
     def _machines_seen(self) -> list[Manifest]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from typing import Any
+
+from chaoskit.substrate.kubernetes.quotas import amount, usage
 
 #: Longer than a cluster takes to notice that a machine is silent (40 to 50 s) and to keep pods off it by itself.
 AVOID_S = 90.0
@@ -13,6 +16,8 @@ _KEEP_OFF = ("NoSchedule", "NoExecute")
 _CORDONED = "node.kubernetes.io/unschedulable"
 _NOT_READY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _NAME = "metadata.name"
+#: Resources whose amounts are bytes.
+_BYTES = ("memory", "ephemeral-storage")
 
 
 class LostMachines:
@@ -85,6 +90,32 @@ def why_nowhere(pod: Mapping[str, Any], machines: Iterable[Mapping[str, Any]]) -
     suitable = [machine for machine in machines if suits(pod, machine)]
     reasons = [(machine["metadata"]["name"], _barred(pod, machine)) for machine in suitable]
     return ", ".join(f"{name} {reason}" for name, reason in reasons) if all(reason for _, reason in reasons) else ""
+
+
+def why_too_small(pod: Mapping[str, Any], machines: Iterable[Mapping[str, Any]]) -> str:
+    """Return which request of a pod exceeds each machine on which the pod may be; "" if one is large enough.
+
+    Pods that are there already are not counted: they may go.
+
+    Raises:
+        ValueError: if an amount is no quantity of Kubernetes.
+    """
+    suitable = [machine for machine in machines if suits(pod, machine)]
+    asked = {name.removeprefix("requests."): need for name, need in usage(pod).items() if name.startswith("requests.")}
+    room = [(machine.get("status", {}).get("allocatable") or {}) for machine in suitable]
+    excess = [[name for name, need in asked.items() if need > amount(each.get(name, "0"))] for each in room]
+    if not suitable or not all(excess):
+        return ""
+    lacking = [name for name in asked if all(name in names for names in excess)]
+    if not lacking:
+        return f"no machine has all of {', '.join(_shown(name, need) for name, need in asked.items())}"
+    name = lacking[0]
+    most = max(amount(each.get(name, "0")) for each in room)
+    return f"no machine has {_shown(name, asked[name])}; the largest has {_shown(name, most)}"
+
+
+def _shown(name: str, number: Decimal) -> str:
+    return f"{name}={number / 2**30:.3g}Gi" if name in _BYTES else f"{name}={number.normalize():f}"
 
 
 def _barred(pod: Mapping[str, Any], machine: Mapping[str, Any]) -> str:
