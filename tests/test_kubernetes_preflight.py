@@ -261,6 +261,24 @@ def test_a_user_that_may_make_no_account_is_told_of_the_installed_one(resource: 
     assert ("CHAOSKIT_KUBERNETES_SERVICE_ACCOUNT=chaoskit-driver" in str(refusal)) is names_account
 
 
+@pytest.mark.parametrize(
+    ("message", "is_of_rights"),
+    [
+        ('pods is forbidden: User "system:serviceaccount:chaos:chaoskit-driver" cannot create resource "pods"', True),
+        ('pods "x" is forbidden: User "ann" cannot get resource "pods/log" in API group ""', True),
+        ('pods "x" is forbidden: exceeded quota: q, requested: pods=1, used: pods=2, limited: pods=2', False),
+        ('pods "x" is forbidden: violates PodSecurity "restricted:latest": hostPath volumes', False),
+        ('pods "x" not found', False),
+    ],
+)
+def test_a_request_for_want_of_a_right_is_answered_with_the_remedy(message: str, is_of_rights: bool) -> None:
+    """Rights of a driver's account cannot be asked for before: only the account itself may ask."""
+    told = rights.with_remedy(message)
+    assert told.startswith(message)
+    assert ("chaoskit cluster manifests" in told) is is_of_rights
+    assert is_of_rights or told == message
+
+
 def test_each_kind_of_object_is_checked_before_one_is_made() -> None:
     """The account of a driver is made with it, so a pod cannot be checked with that name before."""
     made = session_objects("chaoskit-1", OPTIONS, {}, "chaos")

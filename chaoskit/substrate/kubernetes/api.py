@@ -15,6 +15,7 @@ import msgspec
 
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.substrate.kubernetes.options import SERVICE_ACCOUNT
+from chaoskit.substrate.kubernetes.rights import with_remedy
 from chaoskit.substrate.kubernetes.template import CONTAINER
 
 ANSWER_S = 10.0
@@ -315,7 +316,7 @@ def _refusal(error: Any) -> tuple[str, int, frozenset[str]]:
     try:
         answer = json.loads(error.body)
         causes = (answer.get("details") or {}).get("causes") or ()
-        return _line(answer["message"]), status, frozenset(str(cause.get("reason")) for cause in causes)
+        return with_remedy(_line(answer["message"])), status, frozenset(str(cause.get("reason")) for cause in causes)
     except (TypeError, ValueError, KeyError, AttributeError):
         return f"{status} {error.reason}", status, frozenset()
 

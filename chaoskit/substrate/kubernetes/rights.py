@@ -82,3 +82,10 @@ def of_session(options: KubernetesOptions) -> tuple[Right, ...]:
 def rules(rights: Iterable[Right]) -> list[dict[str, Any]]:
     """Rights as a Role has them."""
     return [{"apiGroups": [one.group], "resources": [one.resource], "verbs": list(one.verbs)} for one in rights]
+
+
+def with_remedy(message: str) -> str:
+    """Return what the API server answers to a request; where a right is missing, with the remedy."""
+    if " is forbidden: User " not in message:
+        return message
+    return f"{message}: have it granted (chaoskit cluster manifests prints the roles of drivers and of people)"
