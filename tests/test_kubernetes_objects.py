@@ -453,7 +453,10 @@ def test_options_come_from_the_environment() -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "remedy"),
     [
-        ("CHAOSKIT_KUBERNETES_IMGAE", "a", "options are image, python"),
+        ("CHAOSKIT_KUBERNETES_IMGAE", "a", "write CHAOSKIT_KUBERNETES_IMAGE$"),
+        ("CHAOSKIT_KUBERNETES_NAMSPACE", "a", "write CHAOSKIT_KUBERNETES_NAMESPACE$"),
+        ("CHAOSKIT_KUBERNETES_SERVICEACCOUNT", "a", "write CHAOSKIT_KUBERNETES_SERVICE_ACCOUNT$"),
+        ("CHAOSKIT_KUBERNETES_QUOTA", "a", "unset it, or use one of CHAOSKIT_KUBERNETES_IMAGE, .*_OWN_MACHINE$"),
         ("CHAOSKIT_KUBERNETES_STARTUP_S", "soon", "float"),
     ],
 )

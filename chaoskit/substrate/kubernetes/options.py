@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 import msgspec
 
-from chaoskit.errors import BadInput
+from chaoskit.errors import BadInput, closest_name
 
 #: Of a pod that may ask the API server.
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -33,6 +33,15 @@ class DrivenSession(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def read(self, name: str) -> str:
         """The ``token`` of the session's pods, or the ``owner``: the UID of its Job."""
         return (Path(self.directory) / name).read_text(encoding="utf-8").strip()
+
+
+def _remedy_of(name: str, options: Iterable[str]) -> str:
+    """Return the remedy for a variable that names no option."""
+    variables = [f"{VARIABLE}{option.upper()}" for option in options if option != "session"]
+    by_option = {variable.removeprefix(VARIABLE): variable for variable in variables}
+    if closest := closest_name(name, by_option):
+        return f"write {by_option[closest]}"
+    return f"unset it, or use one of {', '.join(variables)}"
 
 
 class KubernetesOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,7 +99,7 @@ class KubernetesOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         for variable, value in given.items():
             name = variable.removeprefix(VARIABLE).lower()
             if name not in fields:
-                raise BadInput(variable, value, f"unset it: options are {', '.join(fields)}")
+                raise BadInput(variable, value, _remedy_of(name, fields))
             try:
                 told[name] = msgspec.convert(value, fields[name], strict=False)
             except msgspec.ValidationError as error:
