@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from chaoskit.experiment.disruptions import NAME
-from chaoskit.experiment.judge import judge
+from chaoskit.experiment.judge import judge, reasons_of
 from chaoskit.experiment.outcome import COMMITTED_STEPS, COMPLETED, RECOVERED, Outcome
 from chaoskit.experiment.plan import plan_experiment
 from chaoskit.experiment.run import RawRun
@@ -317,6 +317,18 @@ def test_a_pod_that_leaves_without_a_loss_is_not_hidden(told: Told) -> None:
     """With an elastic policy its rank leaves at a step boundary, and nothing is detected."""
     told.taken("node1", 50)
     assert verdict_of(told.judged(), NAME) == Verdict.UNKNOWN
+
+
+def test_a_run_that_fails_names_the_pod_that_was_taken_meanwhile(told: Told) -> None:
+    """The reader of a false alarm would look for its cause in the runtime only."""
+    told.taken("coordinator", 50, role="coordinator")
+    told.lost("node0.0", 60)
+    checks = [check for check in told.judged().checks if check.name in (NAME, "no false alarm")]
+    alarm, pod = reasons_of(checks, Verdict.FAILED)
+    assert alarm.startswith("no false alarm: node0.0")
+    assert pod.startswith("the pod of the coordinator (s-coordinator-a) was evicted")
+    assert reasons_of(checks, Verdict.UNKNOWN) == [f"{NAME}: {pod}"]
+    assert reasons_of(checks, Verdict.PASSED) == []
 
 
 def test_a_run_that_more_was_taken_from_than_planned_has_not_failed(told: Told) -> None:

@@ -12,6 +12,7 @@ from chaoskit.experiment.account import TimeAccount
 from chaoskit.experiment.accounting import account_for
 from chaoskit.experiment.comparison import compare, exactness
 from chaoskit.experiment.coverage import Compared, coverage_of
+from chaoskit.experiment.disruptions import NAME as PODS_CHECK
 from chaoskit.experiment.disruptions import check_pods, spare
 from chaoskit.experiment.fault_audit import audit
 from chaoskit.experiment.findings import (
@@ -126,6 +127,16 @@ def _checks(told: _Told, twin: Twin | None) -> list[Check]:
     ]
 
 
+def reasons_of(checks: Sequence[Check], verdict: Verdict) -> list[str]:
+    """Return the reasons of a verdict. A run that fails names the pods, too, that were taken away meanwhile."""
+    if verdict == Verdict.PASSED:
+        return []
+    reasons = [f"{check.name}: {check.detail}" for check in checks if check.verdict == verdict]
+    if verdict == Verdict.FAILED:
+        reasons += [check.detail for check in checks if (check.name, check.verdict) == (PODS_CHECK, Verdict.UNKNOWN)]
+    return reasons
+
+
 def _outcome(
     told: _Told,
     twin: Twin | None,
@@ -148,7 +159,7 @@ def _outcome(
         started=started_at(run.coverage, run.started_ns),
         wall_s=(run.ended_ns - run.started_ns) / 1e9,
         verdict=verdict,
-        reasons=[f"{check.name}: {check.detail}" for check in checks if check.verdict == verdict != Verdict.PASSED],
+        reasons=reasons_of(checks, verdict),
         steps=history.points(run.started_ns),
         twin_losses=twin.losses if twin else None,
         faults=[_fault_record(run, strike, told.incidents, told.timeline) for strike in run.injections],
