@@ -523,3 +523,16 @@ def test_a_machine_that_comes_after_one_of_two_deadlines_has_neither_notice(dead
         membership.handle(event, now_s)
         elasticity.take_in(event, membership, now_s)
     assert elasticity.wish(membership) is None
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_notice_that_was_taken_back_says_nothing_of_the_next_one(again: bool) -> None:
+    elasticity = Elasticity(msgspec.structs.replace(POLICY, replica_discrete_values=()))
+    membership = Membership(RunConfig(job=JobSpec("job.py"), nodes=3))
+    happenings = [Notice("n1", deadline_s=3.0), NoticeCancelled("n1"), *[Notice("n1", deadline_s=50.0)] * again]
+    joined = [(events.NodeJoined(node), 4.0) for node in ("n0", "n1", "n2")]
+    for event, now_s in (*((events.Elastic(one), 0.0) for one in happenings), *joined, (events.Settled(1), 4.0)):
+        membership.handle(event, now_s)
+        elasticity.take_in(event, membership, now_s)
+    wish = elasticity.wish(membership)
+    assert (wish is not None) == again

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection
+from typing import TypeGuard
 
 from chaoskit.control import events
 from chaoskit.control.happenings import happenings_of
@@ -122,11 +123,17 @@ class Elasticity:
             case happenings.Lost(node):
                 self._nodes.pop(node, None)
                 self._forget_notices(node, math.inf)
+            case happenings.NoticeCancelled(node):
+                self._early = [one for one in self._early if not _is_notice_of(one, node)]
             case _:
                 self._early.append(happening)
 
     def _forget_notices(self, node: str, now_s: float) -> None:
         """A machine that was to be gone by ``now_s`` was another one of that name: none of its notices holds."""
-        notices = [one for one in self._early if isinstance(one, happenings.Notice) and one.node == node]
+        notices = [one for one in self._early if _is_notice_of(one, node)]
         if any(one.deadline_s <= now_s for one in notices):
             self._early = [one for one in self._early if one not in notices]
+
+
+def _is_notice_of(happening: happenings.Event, node: str) -> TypeGuard[happenings.Notice]:
+    return isinstance(happening, happenings.Notice) and happening.node == node
