@@ -196,7 +196,7 @@ class Examination:
         with contextlib.suppress(ValueError):
             small = next(filter(None, (placement.why_too_small(pod, there) for pod in pods)), "")
             if small:
-                return ClusterFinding("places", f"{small}: pods wait until such a machine is made")
+                return ClusterFinding("places", f"{small}: pods wait until such a machine is made", is_limited=True)
         return ClusterFinding("places", "machines take pods")
 
     def _machines_seen(self) -> list[Manifest]:
