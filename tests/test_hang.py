@@ -119,13 +119,23 @@ def test_a_copy_of_the_state_is_not_waited_for_once_a_newer_plan_broke_it_off() 
     """The only rank with the state hangs in a restore, its source was lost, and fresh ranks wait for it at step 0."""
     fresh = [beat(worker, Phase.REGROUP, 1e6, generation=0, step=0, commits=0) for worker in "bc"]
     fresh[0] = beat("b", Phase.REGROUP, 1e6, step=0, commits=0)
-    for age_s, planned, ended in (
-        (CONFIG.startup_s - 1, 2, []),
-        (CONFIG.startup_s + 1, 2, ["a"]),
-        (CONFIG.startup_s + 1, 1, []),
-    ):
-        hangs = trained().observe([beat("a", Phase.RESTORE, age_s), *fresh], 0.01, planned=planned)
-        assert [hang.worker for hang in hangs] == ended
+    detector, startup_s = trained(), CONFIG.startup_s
+
+    def ended(now_s: float, planned: int) -> list[str]:
+        stuck = beat("a", Phase.RESTORE, 1e6 + now_s)
+        return [hang.worker for hang in detector.observe([stuck, *fresh], now_s, planned=planned)]
+
+    assert ended(1.0, planned=1) == []
+    assert ended(2.0, planned=2) == [], "the plan may not have come to that rank yet"
+    assert ended(startup_s + 1, planned=2) == []
+    assert ended(startup_s + 3, planned=2) == ["a"]
+
+
+def test_a_restore_has_the_time_of_a_start_from_the_plan_that_broke_it_off() -> None:
+    """The copy was a large one, and another rank was lost meanwhile."""
+    detector, waiting = trained(), beat("b", Phase.REGROUP, 1.0, generation=2)
+    restoring = beat("a", Phase.RESTORE, CONFIG.startup_s + 20)
+    assert detector.observe([restoring, waiting], 1.0, planned=2) == []
 
 
 def test_a_rank_that_is_stuck_in_the_last_reduction_stalls_those_that_are_done() -> None:

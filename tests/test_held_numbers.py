@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -73,7 +74,20 @@ CHANGES: dict[str, Callable[[Bench], object]] = {
     "an item of a list": lambda bench: bench.scheduler.base_lrs.__setitem__(0, 0.75),
     "a list for a list": lambda bench: setattr(bench.scheduler, "base_lrs", [0.75, 0.5]),
     "a tuple": lambda bench: bench.group.update(betas=(0.5, 0.75)),
+    "a key that is renamed": lambda bench: bench.group.update(renamed=bench.group.pop([*bench.group][-1])),
+    "groups that are loaded": lambda bench: bench.optimizer.load_state_dict(with_rate(bench.optimizer, 0.25)),
+    "other groups": lambda bench: setattr(bench.optimizer, "param_groups", [*bench.optimizer.param_groups]),
+    "a scheduler that is loaded": lambda bench: bench.scheduler.load_state_dict(
+        bench.scheduler.state_dict() | {"last_epoch": 9}
+    ),
+    "a number in the state": lambda bench: bench.optimizer.state[bench.model.weight].update(extra=3),
 }
+
+
+def with_rate(optimizer: AdamW, rate: float) -> dict[str, Any]:
+    state = copy.deepcopy(optimizer.state_dict())
+    state["param_groups"][0]["lr"] = rate
+    return state
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -111,7 +125,25 @@ class Schedule:
         return self.factor
 
 
+class Wrapper:
+    """A scheduler around another one, which only its instances can be asked for a state."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.inner = LambdaLR(optimizer, halved)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def overridden(optimizer: Any) -> Any:
+    scheduler = LambdaLR(optimizer, halved)
+    scheduler.state_dict = dict  # type: ignore[method-assign,assignment]
+    return scheduler
+
+
 UNTOLD: dict[str, Callable[[Any], Any]] = {
+    "a wrapper": Wrapper,
+    "an overridden state": overridden,
     "a state of its own": StatefulScheduler,
     "a callable with attributes": lambda optimizer: LambdaLR(optimizer, Schedule()),
     "schedulers in a list": lambda optimizer: SequentialLR(

@@ -90,6 +90,7 @@ class HangDetector:
         self._beats: Sequence[Beat] = ()
         self._observed_s = 0.0
         self._stalls = 0  # since the last step
+        self._planned, self._planned_s = 0, 0.0  # the newest generation, and when it was first seen here
         self._sole: tuple[str, int, Phase] | None = None  # the only rank, while it waits for others
         self._sole_since_s = math.inf
         self._ended = ""  # the last rank that was found without a waiting one
@@ -136,18 +137,20 @@ class HangDetector:
             world_of_one: the newest plan has one member. The last member of a larger world waits for replacements.
         """
         self._learn(beats, now_s)
+        if planned != self._planned:
+            self._planned, self._planned_s = planned, now_s
         self._beats, self._observed_s = beats, now_s
         is_sole = world_of_one and len(beats) == 1 and beats[0].generation >= planned and not incomplete
         if stuck := self._stuck_alone(beats[0] if is_sole else None, now_s):
             return [stuck]
         is_alone = len(beats) == 1 and beats[0].generation >= planned and not joiner_waits
         awaited = () if is_alone else {beat.worker for beat in self._awaited(beats, gathers)}
-        waited = [self._hang(beat, self._limit_s(beat)) for beat in beats if beat.worker in awaited]
+        waited = [self._hang(beat, self._limit_s(beat), now_s) for beat in beats if beat.worker in awaited]
         if found := [hang for hang in waited if hang.age_s > hang.limit_s]:
             return found
         rest = [] if incomplete else [beat for beat in beats if beat.worker not in awaited]
         still = [beat for beat in rest if self._all_stand_still(beat, is_alone)]
-        unwaited = [self._hang(beat, self._abandoned_limit_s(beat, is_alone, planned), waited=False) for beat in still]
+        unwaited = [self._hang(beat, self._abandoned_limit_s(beat, is_alone), now_s, waited=False) for beat in still]
         hangs = [hang for hang in unwaited if hang.age_s > hang.limit_s]
         return self._one_of(hangs, gathers or replacement_starts, now_s)
 
@@ -239,8 +242,13 @@ class HangDetector:
                 pace.advance(beat.commits, now_s)
                 self._stalls = 0
 
-    def _hang(self, beat: Beat, limit_s: float, *, waited: bool = True) -> Hang:
-        return Hang(beat.worker, Phase(beat.phase), _age_s(beat), limit_s, waited)
+    def _hang(self, beat: Beat, limit_s: float, now_s: float, *, waited: bool = True) -> Hang:
+        age_s = min(_age_s(beat), now_s - self._planned_s) if self._is_abandoned(beat) else _age_s(beat)
+        return Hang(beat.worker, Phase(beat.phase), age_s, limit_s, waited)
+
+    def _is_abandoned(self, beat: Beat) -> bool:
+        """Return whether the rank of ``beat`` restores a state in a generation that a newer plan has broken off."""
+        return beat.phase == Phase.RESTORE and 0 < beat.generation < self._planned
 
     def _all_stand_still(self, suspect: Beat, is_alone: bool) -> bool:
         """Return whether no member makes progress, as far as it does not need the rank of ``suspect`` for that."""
@@ -255,15 +263,13 @@ class HangDetector:
         is_joining = beat.phase in (Phase.START, Phase.RESTORE)
         return _age_s(beat) > (self._config.startup_s if is_joining else self._unwaited_limit_s(beat, is_alone))
 
-    def _abandoned_limit_s(self, beat: Beat, is_alone: bool, planned: int) -> float:
+    def _abandoned_limit_s(self, beat: Beat, is_alone: bool) -> float:
         """Age at which a phase is a hang while no rank waits for it and no other rank goes on.
 
-        A rank that restores a state waits for its source, but in a generation that a newer plan has replaced no source
-        is left to wait for: the plan breaks the restore off.
+        A rank that restores a state waits for its source, but once a newer plan has broken the restore off no source
+        is left to wait for. It has ``startup_s`` from that plan on.
         """
-        if beat.phase == Phase.RESTORE and 0 < beat.generation < planned:
-            return self._config.startup_s
-        return self._unwaited_limit_s(beat, is_alone)
+        return self._config.startup_s if self._is_abandoned(beat) else self._unwaited_limit_s(beat, is_alone)
 
     def _unwaited_limit_s(self, beat: Beat, is_alone: bool) -> float:
         """Age at which the phase of a rank that no rank waits for is a hang.

@@ -1,15 +1,15 @@
-"""The numbers of optimizers and schedulers by identity: the same objects tell, cheaply, that no number was changed."""
+"""Remembers the number objects of optimizers and schedulers. If all are still the same, no number has changed."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from itertools import chain
-from operator import is_
 from types import FunctionType
 from typing import Any
 
 import numpy as np
 from torch.optim import Optimizer
+
+from chaoskit.runtime.held_objects import HeldObjects
 
 #: Objects of these types do not change, so that the same object has the same value.
 _FIXED = (float, int, bool, str, type(None), np.generic, FunctionType, Optimizer)
@@ -17,48 +17,69 @@ _TORCH_SCHEDULERS = "torch.optim.lr_scheduler"
 
 
 class HeldNumbers:
-    """What the groups of optimizers and the attributes of schedulers held when they were remembered.
+    """The objects in the groups of optimizers and the attributes of schedulers when they were remembered.
 
-    Where something else may hold a number, such as a tensor, or a scheduler with a ``state_dict`` of its own, nothing
-    is remembered.
+    Nothing is remembered where a number may be elsewhere, such as in a tensor or in a scheduler with a ``state_dict``
+    of its own. The state of the optimizers is followed, too: it must hold no number when this remembers.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer], schedulers: Sequence[Any]) -> None:
         self._optimizers, self._schedulers = optimizers, schedulers
-        self._can_tell = all(type(one).state_dict.__module__ == _TORCH_SCHEDULERS for one in schedulers)
-        self._held: list[Collection[Any]] = []
-        self._values: list[Any] | None = None
+        self._can_tell = all(map(_has_state_of_torch, schedulers))
+        self._owners: list[tuple[Any, ...]] = []
+        self._numbers: HeldObjects | None = None
+        self._states = HeldObjects([])
 
     def remember(self) -> None:
         """Remember all numbers as they are now."""
         if not self._can_tell:
             return
-        before, self._held = self._values, list(self._collections())
-        values = list(chain.from_iterable(self._held))
-        checked = before if before is not None and len(before) == len(values) else []
-        fresh = [value for value, old in zip(values, checked, strict=True) if value is not old] if checked else values
-        self._values = values if self._are_followed(fresh) else None
+        before = self._numbers.objects if self._numbers is not None else []
+        numbers = HeldObjects(list(self._collections()))
+        is_alike = len(before) == len(numbers.objects)
+        pairs = zip(numbers.objects, before if is_alike else [None] * len(numbers.objects), strict=True)
+        fresh = [value for value, old in pairs if value is not old]
+        self._numbers = numbers if self._are_followed(fresh) else None
+        self._owners = self._current_owners()
+        self._states = HeldObjects(list(self._state_views()))
 
     def forget(self) -> None:
-        """Take all numbers for changed until :meth:`remember`."""
-        self._values = None
+        """Treat all numbers as changed until the next call of :meth:`remember`."""
+        self._numbers = None
 
     def are_unchanged(self) -> bool:
         """Return whether all are the remembered objects. False does not mean that one has another value."""
-        return self._values is not None and hold_same(self._held, self._values)
+        return (
+            self._numbers is not None
+            and all(map(_are_identical, self._current_owners(), self._owners))
+            and self._numbers.are_same()
+            and self._states.are_same()
+        )
+
+    def _current_owners(self) -> list[tuple[Any, ...]]:
+        """Return what a script may replace as a whole, as ``Optimizer.load_state_dict`` does."""
+        of_optimizers = [(optimizer.param_groups, optimizer.state) for optimizer in self._optimizers]
+        return [*of_optimizers, *((vars(scheduler),) for scheduler in self._schedulers)]
 
     def _collections(self) -> Iterator[Collection[Any]]:
         """Yield what holds the numbers: lists, and views of dicts."""
         for optimizer in self._optimizers:
             yield optimizer.param_groups
-            yield from map(dict.values, optimizer.param_groups)
+            for group in optimizer.param_groups:
+                yield from (group.keys(), group.values())
         for scheduler in self._schedulers:
-            attributes = vars(scheduler).values()
-            yield attributes
-            yield from (value for value in attributes if type(value) is list)
-            for value in attributes:
+            attributes = vars(scheduler)
+            yield from (attributes.keys(), attributes.values())
+            yield from (value for value in attributes.values() if type(value) is list)
+            for value in attributes.values():
                 if isinstance(value, dict):
                     yield from (value.keys(), value.values())
+
+    def _state_views(self) -> Iterator[Collection[Any]]:
+        """Yield views of the state, which holds tensors alone: a number may be added to it."""
+        for optimizer in self._optimizers:
+            yield optimizer.state.values()
+            yield from (held.values() for held in optimizer.state.values() if isinstance(held, dict))
 
     def _are_followed(self, values: Sequence[Any]) -> bool:
         """Return whether none of ``values`` can change without :meth:`are_unchanged` seeing it."""
@@ -71,10 +92,15 @@ class HeldNumbers:
         return all(id(value) in followed or _is_fixed(value) for value in values)
 
 
+def _has_state_of_torch(scheduler: Any) -> bool:
+    method = scheduler.state_dict
+    is_own = getattr(method, "__self__", None) is scheduler
+    return is_own and getattr(method.__func__, "__module__", "") == _TORCH_SCHEDULERS
+
+
+def _are_identical(now: Sequence[Any], before: Sequence[Any]) -> bool:
+    return all(one is other for one, other in zip(now, before, strict=True))
+
+
 def _is_fixed(value: Any) -> bool:
     return all(map(_is_fixed, value)) if isinstance(value, tuple) else isinstance(value, _FIXED)
-
-
-def hold_same(held: Sequence[Collection[Any]], remembered: Sequence[Any]) -> bool:
-    """Return whether collections hold the same objects as before, in the same order."""
-    return sum(map(len, held)) == len(remembered) and all(map(is_, chain.from_iterable(held), remembered))

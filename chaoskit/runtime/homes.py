@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
+from operator import is_
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from chaoskit.runtime.held_numbers import hold_same
+from chaoskit.runtime.held_objects import HeldObjects
 
 
 class Homes:
@@ -24,9 +25,7 @@ class Homes:
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], committed: Mapping[str, Tensor]) -> None:
         self._held: list[Collection[Any]] = []
-        self._optimizers = [
-            (one, one.state, one.param_groups, list(chain.from_iterable(_parameters(one)))) for one in optimizers
-        ]
+        self._optimizers = [(one, one.state, one.param_groups, _parameters(one)) for one in optimizers]
         for module in model.modules():
             for held in (module._parameters, module._buffers, module._modules):
                 self._hold(held)
@@ -35,8 +34,8 @@ class Homes:
             self._hold(optimizer.state)
             for state in optimizer.state.values():
                 self._hold_nested(state)
-        self._objects = list(chain.from_iterable(self._held))
-        self.tensors = [value for value in self._objects if isinstance(value, Tensor)]
+        self._objects = HeldObjects(self._held)
+        self.tensors = [value for value in self._objects.objects if isinstance(value, Tensor)]
         self.addresses = _addresses(self.tensors)
 
     def _hold(self, held: Mapping[Any, Any] | Sequence[Any]) -> None:
@@ -53,16 +52,20 @@ class Homes:
         """Whether all objects are still the same, at the same addresses. False does not mean that one has moved."""
         return (
             all(
-                one.state is state and one.param_groups is groups and hold_same(_parameters(one), parameters)
+                one.state is state and one.param_groups is groups and _are_identical(_parameters(one), parameters)
                 for one, state, groups, parameters in self._optimizers
             )
-            and hold_same(self._held, self._objects)
+            and self._objects.are_same()
             and _addresses(self.tensors) == self.addresses
         )
 
 
-def _parameters(optimizer: Optimizer) -> list[list[Tensor]]:
-    return [group["params"] for group in optimizer.param_groups]
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return list(chain.from_iterable(group["params"] for group in optimizer.param_groups))
+
+
+def _are_identical(now: Sequence[Any], before: Sequence[Any]) -> bool:
+    return len(now) == len(before) and all(map(is_, now, before))
 
 
 def _values(held: Mapping[Any, Any] | Sequence[Any]) -> Collection[Any]:

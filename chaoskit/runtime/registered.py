@@ -129,10 +129,12 @@ class Registered:
         return tensors, [tensor.data_ptr() for tensor in tensors]
 
     def noted_scalars(self, *, fresh: bool) -> bytes:
-        """Return :meth:`scalars`, by what was published with the newest commit where nothing has changed since.
+        """Return what :meth:`scalars` returns.
+
+        If no number has changed since the newest commit, these are the bytes that were published with it.
 
         Args:
-            fresh: the step was just committed, so nothing has.
+            fresh: the step was just committed, so no number has changed.
         """
         return self.scalars()
 

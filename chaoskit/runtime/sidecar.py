@@ -78,7 +78,9 @@ class SidecarLayout:
             numbers.append(present % (1 << _BITS))
             present >>= _BITS
         numbers.append(vote)
-        words = [*seal, *[0] * (self.seal_size - len(seal))]
+        if len(seal) not in (0, self.seal_size):
+            raise ValueError(f"a seal of {len(seal)} words, where the layout has {self.seal_size}")
+        words = seal or [0] * self.seal_size
         data = bytearray(struct.pack(f"={len(numbers)}d{len(words)}q", *numbers, *words))
         return torch.frombuffer(data, dtype=torch.float64)
 

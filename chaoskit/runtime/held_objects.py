@@ -1,0 +1,29 @@
+"""Objects in collections, remembered by identity."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from itertools import chain
+from operator import is_
+from typing import Any
+
+
+class HeldObjects:
+    """The objects that some collections held when this was made.
+
+    Args:
+        held: lists, and views of dicts, which show later changes.
+
+    Attributes:
+        objects: all of them, in order.
+    """
+
+    def __init__(self, held: Sequence[Collection[Any]]) -> None:
+        self._held = held
+        self._sizes = list(map(len, held))
+        self.objects = list(chain.from_iterable(held))
+
+    def are_same(self) -> bool:
+        """Return whether each collection holds the same objects, in the same order."""
+        same_sizes = list(map(len, self._held)) == self._sizes
+        return same_sizes and all(map(is_, chain.from_iterable(self._held), self.objects))
