@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 from support.waiting import wait_until
 
-from chaoskit.errors import CommandFailed
+from chaoskit.errors import BadInput, CommandFailed
 from chaoskit.experiment.blackbox.plan import plan_command
 from chaoskit.experiment.outcome import Check, Outcome
 from chaoskit.experiment.planfile import save
@@ -30,6 +30,7 @@ from chaoskit.report.statistics import estimate_recovery
 from chaoskit.report.store import decode_outcome, encode_outcome
 from chaoskit.report.summary import render_summary
 from chaoskit.stacks import LogPatterns
+from chaoskit.stacks.command import require_command
 from chaoskit.stacks.course import went_back
 from chaoskit.stacks.log import Line
 from chaoskit.vocabulary import Event, Verdict
@@ -474,3 +475,10 @@ def test_a_process_is_known_to_its_node_before_it_is_struck(chaos: Chaos) -> Non
     )
     assert (struck["rank"], struck["pid"], struck["node"]) == (found["rank"], found["pid"], found.source)
     assert found.t_ns <= struck.t_ns <= gone.t_ns
+
+
+def test_code_behind_c_may_have_braces_of_its_own() -> None:
+    command = ("bash", "-c", "echo {Seed}")
+    assert require_command(command) == command
+    with pytest.raises(BadInput, match=r"write \{seed\}"):
+        require_command(["train.sh", "{Seed}"])

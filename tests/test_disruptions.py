@@ -313,6 +313,25 @@ def test_a_pod_that_stands_by_for_a_fault_is_needed_until_what_it_replaces_is_ba
     assert check.detail.endswith("a fault needs it" if verdict == Verdict.UNKNOWN else "the job did not need it")
 
 
+@pytest.mark.parametrize(
+    ("returns", "verdict"),
+    [
+        ([(Event.NODE_REPLACED, "node1", 45)], Verdict.UNKNOWN),
+        ([(Event.NODE_REPLACED, "node1", 45), (Event.NODE_REPLACED, "node2", 46)], Verdict.PASSED),
+        ([(Event.NODE_REPLACED, "node1", 45), (Event.NODE_REPLACED, "node3", 46)], Verdict.UNKNOWN),
+        ([(Event.NODE_REPLACED, "node1", 45), (Event.RESUMED, "", 46)], Verdict.UNKNOWN),
+    ],
+)
+def test_a_machine_is_back_with_all_of_its_nodes(
+    told: Told, returns: list[tuple[Event, str, float]], verdict: Verdict
+) -> None:
+    told.taken("standby0", 50, role="standby")
+    struck(told, 40, 41, nodes=("node1", "node2"))
+    for event, node, at_s in returns:
+        told.write("harness", event, at_s, node=node, term=2, generation=1, events=1)
+    assert verdict_of(told.judged(faults=[LoseMachine(rank=1, at_step=5)]), NAME) == verdict
+
+
 def test_a_pod_that_leaves_without_a_loss_is_not_hidden(told: Told) -> None:
     """With an elastic policy its rank leaves at a step boundary, and nothing is detected."""
     told.taken("node1", 50)

@@ -146,3 +146,20 @@ def test_the_end_of_a_session_waits_for_no_server_that_is_away() -> None:
     assert time.monotonic() - began_s < LIMIT_S / 2
     background.submit(act)
     assert background.left_out == 0
+
+
+def test_what_a_slow_server_leaves_when_a_session_ends_is_dropped(background: BackgroundRequests) -> None:
+    may_go_on, begun, acts = threading.Event(), threading.Event(), list[int]()
+
+    def first() -> None:
+        begun.set()
+        may_go_on.wait(LIMIT_S)
+
+    background.submit(first)
+    assert begun.wait(LIMIT_S)
+    for number in range(3):
+        background.submit(lambda number=number: acts.append(number))
+    background.close(0.01)
+    may_go_on.set()
+    background.close(LIMIT_S)
+    assert acts == []

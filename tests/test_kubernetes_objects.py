@@ -578,6 +578,21 @@ def test_an_image_without_a_module_is_bad_input(module: str, image: str) -> None
 
 
 @pytest.mark.parametrize(
+    ("pending", "log"),
+    [
+        (Pending("node0", "Unschedulable", "0/3 Insufficient cpu"), NO_MODULE.format("torch")),
+        (Pending("node0", "Error", "exit code 1", is_final=True), NO_MODULE.format("triton")),
+        (Pending("node0", "Error", "exit code 1", is_final=True), "going without it: No module named 'torch'"),
+    ],
+)
+def test_a_module_that_is_not_the_reason_is_not_blamed(pending: Pending, log: str) -> None:
+    error = not_running([pending], [log], OPTIONS, "")
+    assert pending.message in str(error)
+    assert "Python there has no" not in str(error)
+    assert not isinstance(error, BadInput)
+
+
+@pytest.mark.parametrize(
     "message",
     ['exec: "python9": executable file not found in $PATH', 'exec: "/no": stat /no: no such file or directory'],
 )

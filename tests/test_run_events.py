@@ -310,3 +310,14 @@ def test_an_event_that_was_written_and_not_answered_is_written_once(tmp_path: Pa
     names = [body["metadata"]["name"] for method, _, body in server.requests if method == "POST"]
     assert names[0] == names[1] != names[2]
     assert not lines
+
+
+def test_an_event_that_is_refused_for_itself_ends_no_others(tmp_path: Path) -> None:
+    lines, event = list[str](), RunEvent(0, "NodeLost", "Detect", "node1", is_warning=True)
+    answer = refusal(422, "message: Too long")
+    with api_server(tmp_path, lambda *request: answer) as server, writing(server, lines) as writer:
+        writer.write(event, JOB, "001-a", "")
+        wait_until(lambda: lines, "the answer")
+        writer.write(event, JOB, "001-a", "")
+    assert len(server.requests) == 2
+    assert all("Too long" in line and "create events is needed" not in line for line in lines)

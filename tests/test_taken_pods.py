@@ -221,6 +221,16 @@ def test_what_a_run_has_broken_itself_or_lost_before_is_not_asked_for(cluster: C
     assert cluster.asked("GET", EVENTS) == (when != "a fault")
 
 
+def test_a_machine_that_this_run_breaks_is_not_asked_for_any_more(cluster: Cluster) -> None:
+    """Its pod had missed one answer before."""
+    cluster.objects[NODE] = 501, {}
+    fall_silent(cluster)
+    cluster.taken()
+    assert cluster.session.has_unproven()
+    cluster.session.plan_loss(NODE.rpartition("/")[2])
+    assert not cluster.session.has_unproven()
+
+
 def test_a_server_that_is_silent_is_asked_about_one_pod(cluster: Cluster) -> None:
     """All pods fall silent where the network of this process fails: each question would wait for its whole limit."""
     stations = ("node0", "node1", "node2")
@@ -365,7 +375,8 @@ def test_a_run_is_judged_when_it_is_known_whether_a_machine_is_lost(
         substrate.tell = tell
         substrate.note_silent(COORDINATOR, 5)
         substrate.settle_taken([COORDINATOR], tmp_path)
+        substrate.await_machines(tmp_path)
     (record,) = read_events(tmp_path / "journal", Event.POD_TAKEN)
     assert (record.t_ns, record["role"], record["cause"]) == (5, "coordinator", "lost with its machine")
     assert len(told) == 1
-    assert "whether a machine is lost" in told[0]
+    assert "whether its machine was lost" in told[0]

@@ -9,7 +9,7 @@ from chaoskit.experiment.injected import InjectionRecord
 from chaoskit.experiment.outcome import COMMITTED_STEPS, COMPLETED, RECOVERED, Check
 from chaoskit.faults.coordinator import CoordinatorFault
 from chaoskit.journal import Record
-from chaoskit.vocabulary import Verdict
+from chaoskit.vocabulary import Event, Verdict
 
 NAME = "no pod was taken away"
 #: Checks that fail where more is lost than was planned. Other checks must hold whatever is lost.
@@ -25,22 +25,27 @@ def words_of(taken: Record) -> str:
     return f"the pod of {role} ({taken['pod']}) was {taken['cause']}, and not by this run: {taken['detail']}"
 
 
-def standbys_needed_until_ns(strikes: Iterable[InjectionRecord], returns_ns: Sequence[int]) -> float:
+def standbys_needed_until_ns(strikes: Iterable[InjectionRecord], returns: Sequence[Record]) -> float:
     """Return until when faults of a run need the pods that stand by; 0 if none does.
 
     Args:
-        returns_ns: when nodes and coordinators were replaced.
+        returns: the records of nodes and coordinators that were replaced.
     """
-    return max((_needs_until_ns(strike, returns_ns) for strike in strikes if strike.fault.needs_standby), default=0)
+    return max((_needs_until_ns(strike, returns) for strike in strikes if strike.fault.needs_standby), default=0)
 
 
-def _needs_until_ns(strike: InjectionRecord, returns_ns: Sequence[int]) -> float:
-    if strike.target is None:
+def _needs_until_ns(strike: InjectionRecord, returns: Sequence[Record]) -> float:
+    fault, target = strike.fault, strike.target
+    if target is None:
         return math.inf
-    fault, struck_ns = strike.fault, strike.target.injected_ns
-    if not fault.ends_node and not isinstance(fault, CoordinatorFault):  # it brings a node: that is its evidence
+    later = [record for record in returns if record.t_ns > target.injected_ns]
+    if isinstance(fault, CoordinatorFault):
+        return min((record.t_ns for record in later if record.event == Event.RESUMED), default=math.inf)
+    if not fault.ends_node:  # the fault adds a node; the arrival of the node is the fault's evidence
         return math.inf if strike.effective_ns is None else strike.effective_ns
-    return min((at_ns for at_ns in returns_ns if at_ns > struck_ns), default=math.inf)
+    replaced = [record for record in later if record.event == Event.NODE_REPLACED]
+    first_ns = {record["node"]: record.t_ns for record in reversed(replaced)}
+    return max((first_ns.get(node, math.inf) for node in target.struck_nodes or {target.node}), default=math.inf)
 
 
 def disturbing(taken: Iterable[Record], end_ns: int, standbys_until_ns: float) -> list[Record]:

@@ -198,8 +198,8 @@ class Timeline:
     @cached_property
     def disturbed_by(self) -> list[Record]:
         """The records of taken pods whose end disturbed the job, or a fault that needed them."""
-        returns_ns = [record.t_ns for record in self._index.of(Event.NODE_REPLACED, Event.RESUMED)]
-        return disturbing(self.taken, self.end_ns, standbys_needed_until_ns(self._run.injections, returns_ns))
+        returns = self._index.of(Event.NODE_REPLACED, Event.RESUMED)
+        return disturbing(self.taken, self.end_ns, standbys_needed_until_ns(self._run.injections, returns))
 
     def impact(self, incident: Incident) -> str:
         """How the job felt the fault, in words."""

@@ -84,10 +84,11 @@ def require_command(command: object) -> tuple[str, ...]:
     """
     if isinstance(command, str) or not isinstance(command, Sequence) or not command:
         raise BadInput("command", command, 'use a list of texts, such as ["torchrun", "train.py"]')
-    for argument in command:
+    for before, argument in zip(("", *command), command, strict=False):
         if not isinstance(argument, str) or "\0" in argument:
             raise BadInput("command", argument, "use texts only")
-        _require_placeholders(argument)
+        if before != "-c":  # that is code, whose braces may be its own
+            _require_placeholders(argument)
     return tuple(command)
 
 

@@ -255,7 +255,8 @@ class KubernetesApi:
         try:
             found: dict[str, Any] = json.loads(answer)
         except ValueError:  # of something on the way
-            raise ApiError(f"{self.server} answers with something else than JSON: {answer[:60]!r}") from None
+            detail = f"{self.server} answers with something else than JSON: {answer[:60]!r}"
+            raise ApiError(detail, HTTPStatus.BAD_GATEWAY) from None
         return found
 
     def _raw(

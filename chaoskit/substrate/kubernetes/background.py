@@ -72,12 +72,17 @@ class BackgroundRequests:
             self._change.notify_all()
 
     def close(self, limit_s: float) -> None:
-        """Make the requests that wait, for this time at most, and until one is not answered. Take no further ones."""
+        """Accept no further requests, and make the queued ones until one is not answered.
+
+        Requests that are still queued after ``limit_s`` seconds are dropped.
+        """
         with self._change:
             self._is_closing = True
             self._change.notify_all()
         if self._thread is not None:
             self._thread.join(limit_s)
+        with self._change:
+            self._waiting.clear()
 
     def _run(self) -> None:
         while (request := self._next()) is not None:

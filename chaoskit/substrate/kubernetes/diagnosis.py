@@ -22,7 +22,12 @@ from chaoskit.substrate.kubernetes.pod_state import (
 
 _SHOWN_LINES = 20
 #: What Python prints where a module is missing, with the name of the module.
-_NO_MODULE = re.compile(r"No module named '?([\w.]+)")
+#: What a Python without chaoskit, or without what it needs, prints at the begin of a line. Jobs may miss other modules.
+_NO_MODULE = re.compile(
+    r"^(?:ModuleNotFoundError: |\S*python\S*: (?:Error while .*)?)No module named '?"
+    r"((?:chaoskit|jinja2|kubernetes|msgspec|numpy|psutil|rich|torch|typer|xxhash|yaml)\b[\w.]*)",
+    re.MULTILINE,
+)
 #: Reasons of a container whose program could not be started.
 _NOT_STARTED = ("StartError", "RunContainerError", "ContainerCannotRun")
 _NO_PROGRAM = re.compile(r"exec: .*(?:executable file not found|no such file or directory)")
@@ -111,16 +116,17 @@ def not_running(
         logs: what the pods have printed. See :meth:`PodDiagnosis.raise_not_running` for the others.
     """
     image = ("image", options.image) if options.image else ("template", options.template)
-    for found in filter(None, map(_NO_MODULE.search, logs)):
+    waits = any(one.reason == "Unschedulable" for one in told)
+    for match in filter(None, map(_NO_MODULE.search, () if waits else logs)):
         remedy = f"use one with Python, torch and chaoskit[kubernetes], and {VARIABLE}PYTHON for its interpreter"
-        return BadInput(*image, f"{remedy}: {options.python} there has no {found[1].partition('.')[0]}")
+        return BadInput(*image, f"{remedy}: {options.python} there has no {match[1].partition('.')[0]}")
     reasons = in_words(told) or otherwise
     if any(one.reason in _NOT_STARTED and _NO_PROGRAM.search(one.message) for one in told):
         return BadInput("python", options.python, f"name the Python of the image ({VARIABLE}PYTHON): {reasons}")
     if any(one.reason in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName") for one in told):
         return BadInput(*image, f"name an image that machines can pull: {reasons}")
     since = "" if not is_late or any(one.is_final for one in told) else f" after {options.startup_s:g} s"
-    if since and any(one.reason == "Unschedulable" for one in told):
+    if since and waits:
         reasons += f"; ask for less in the template, or raise {VARIABLE}STARTUP_S if machines are made on demand"
     printed = "".join(f"\n{log}" for log in logs[:1] if " ".join(log.split()) not in reasons)
     is_lasting = bool(told) and not any(one.is_passing for one in told)

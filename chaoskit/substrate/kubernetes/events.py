@@ -19,6 +19,7 @@ from chaoskit.substrate.run_event import RunEvent
 CONTROLLER = "chaoskit"
 _NOTE_LENGTH = 1024  # the API server refuses a longer one
 _SHORTENED = "..."
+_LACKS_RIGHT = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 
 def event_manifest(
@@ -108,6 +109,8 @@ class EventWriter:
         self._left_out = left_out
 
     def _note_refusal(self, error: ApiError) -> None:
-        if not self._is_refused:
+        if error.status not in _LACKS_RIGHT:
+            self._tell(f"an Event was refused: {error}")
+        elif not self._is_refused:
             self._is_refused = True
             self._tell(f"no Events are written of faults, losses and recoveries (create events is needed): {error}")

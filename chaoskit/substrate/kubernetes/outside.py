@@ -20,7 +20,7 @@ from chaoskit.substrate.kubernetes.actions import (
 )
 from chaoskit.substrate.kubernetes.api import ApiError, EvictionRefused, KubernetesApi
 from chaoskit.substrate.kubernetes.marks import CORDON, TAINT
-from chaoskit.substrate.kubernetes.pods import Pod, SessionPods
+from chaoskit.substrate.kubernetes.pods import SessionPods
 from chaoskit.substrate.kubernetes.session import Session
 from chaoskit.substrate.network import COORDINATOR
 
@@ -99,7 +99,7 @@ class _LostMachine(_Outcome):
         self, errands: Errands, lever: str, machine: str, pods: SessionPods, stations: Collection[str]
     ) -> None:
         self._there = [pod for pod in pods.on(machine) if pod.station in stations and pod.lives()]
-        _plan_end(pods.on(machine))
+        pods.plan_loss(machine)
         self._machine, self._pods = machine, pods
         super().__init__(errands, lever, machine)
 
@@ -117,19 +117,13 @@ class _LostMachine(_Outcome):
         return super().lift()
 
 
-def _plan_end(pods: Sequence[Pod]) -> None:
-    """Note that what ends these pods from now on is the doing of this run."""
-    for pod in pods:
-        pod.ends_by_plan = True
-
-
 class _EmptiedMachine(_Outcome):
     """A machine that the cluster empties by itself."""
 
     def __init__(self, errands: Errands, mark: str, machine: str, pods: SessionPods) -> None:
         self._there, self._pods = pods.on(machine), pods
         if mark == TAINT:  # a cordon ends no pod
-            _plan_end(self._there)
+            pods.plan_loss(machine)
         super().__init__(errands, mark, machine)
 
     def shown(self) -> int:

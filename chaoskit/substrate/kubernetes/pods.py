@@ -498,7 +498,7 @@ class SessionPods:
     # -- what others do to them -----------------------------------------------------------------------------------
 
     def examine_all(self, stations: Iterable[str]) -> None:
-        """Examine the pods of stations, and machines. A server that does not answer is asked about one of them."""
+        """Examine the pods of stations, and machines. Stop at the first that the API server does not answer for."""
         for pod in filter(None, map(self.get, stations)):
             try:
                 self.examine(pod)
@@ -569,7 +569,7 @@ class SessionPods:
                     self._taken.append(pod)
                 elif not watch.has_been_heard(self._last_heard(pod.machine)):
                     return True
-        del self._unproven[pod]
+        self._unproven.pop(pod, None)
         return answers
 
     def _find_node(self, machine: str) -> dict[str, Any] | None:
@@ -597,6 +597,14 @@ class SessionPods:
         """Return the pods that something else took since this was asked last."""
         taken, self._taken = self._taken, []
         return taken
+
+    def plan_loss(self, machine: str) -> None:
+        """Note that what ends pods of ``machine`` from now on is the doing of this run."""
+        for pod in self.on(machine):
+            pod.ends_by_plan = True
+        for pod in list(self._unproven):
+            if pod.machine == machine:
+                self._unproven.pop(pod, None)
 
     def forget_taken(self) -> None:
         """Forget the ends of pods that were before a run."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -188,16 +189,16 @@ class KubernetesSubstrate(AwaySubstrate):
         self.note_ends(stations)
         self.examine(stations)
         self._pods.await_tidy(_TIDY_S)
-        self._await_machines()
         self.write_taken(run_directory)
 
-    def _await_machines(self) -> None:
-        """Wait until it is known whether machines are lost whose pods have ended without a reason."""
+    def await_machines(self, run_directory: Path) -> None:
+        """Wait until it is known whether machines are lost whose pods have ended without a reason. Write that down."""
         if self._pods.has_unproven():
-            self.tell(f"asking the API server for up to {AVOID_S:g} s whether a machine is lost, as a pod is")
+            self.tell(f"a pod was lost without a reason: asking for up to {AVOID_S:g} s whether its machine was lost")
         while self._pods.has_unproven():
             self._pods.examine_machines()
             time.sleep(_LOOK_S)
+        self.write_taken(run_directory)
 
     def why_ended(self) -> str:
         """Return what has ended the session from outside, if its own process drives it; "" if nothing shows that."""
@@ -415,6 +416,8 @@ class PodCluster(JobCluster):
             self._substrate.settle_taken(self._stations(), self.run_directory)
         finally:
             super().end()
+        if sys.exception() is None:  # else no verdict waits for an explanation
+            self._substrate.await_machines(self.run_directory)
 
     def together(self, node: str) -> tuple[str, ...]:
         return self._substrate.together(node, self.nodes)
