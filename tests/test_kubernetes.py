@@ -934,7 +934,7 @@ def test_a_server_that_does_not_answer_is_told_in_a_line(tmp_path: Path, monkeyp
     options = pods.options(tmp_path)
     monkeypatch.setenv("KUBECONFIG", str(config))
     substrate = KubernetesSubstrate(options)
-    with pytest.raises(BadInput, match="does not answer") as refused:
+    with pytest.raises(HarnessError, match="does not answer") as refused:
         substrate.warm_up()
     substrate.close()
     assert "\n" not in str(refused.value)

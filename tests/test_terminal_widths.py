@@ -162,7 +162,7 @@ _CASES: dict[str, list[str]] = {
     "history list history": [*_SERIES, NAME, "test_first.py::test_fails"],
     "history show history test_fails": ["f7f76ae075b09217", "ID2"],
     "history show history 6a66": ["6a665f8d30f908ca", "ID0", "ID1", NAME],
-    "report report": ["20261128-182837-11715", "torchrun --standalone"],
+    "report report": ["20261128-182837-11715", "torchrun … train.py"],
     "compare before.jsonl after.jsonl": [f"{NAME}:"],
     "sla check sla.yaml history": ["a lost rank comes back: lost_steps == 0", "ID1"],
     "rules test rules.yaml log.txt": ["JobHangingDetectionOfTheSecondKind"],
@@ -266,4 +266,4 @@ def test_identifiers_and_numbers_are_whole_at_any_width(width: int) -> None:
 def test_a_long_command_is_shortened_in_a_row_and_whole_nowhere_else() -> None:
     text = rendered(render_summary(outcomes()), 200)
     assert COMMAND not in text
-    assert re.search(r"torchrun --standalone .* … .*--out \{run_dir\}/x on 4 nodes", text)
+    assert re.search(r"torchrun … train\.py --learning-rate 0\.001 --out \{run_dir\}/x on 4 nodes", text)

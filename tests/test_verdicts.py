@@ -257,7 +257,7 @@ def test_bad_input_is_refused_before_anything_starts(
 
 def test_an_unknown_field_of_a_fault_is_refused() -> None:
     """A typo in a fault is an error, not a default."""
-    with pytest.raises(TypeError, match="at_stp"):
+    with pytest.raises(BadInput, match="at_stp=3: write at_step"):
         Raise(rank=0, at_stp=3)  # type: ignore[call-arg]
 
 
