@@ -141,7 +141,7 @@ def _by_event(events: Iterable[Mapping[str, Any]]) -> Disruption | None:
 
 
 def _by_readiness(status: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> Disruption | None:
-    """Return that the machine of a pod is not ready, by an event; it is over where the pod is ready again."""
+    """Return the loss of a pod's machine if an event NodeNotReady shows it and the pod is not ready now; else None."""
     conditions = {condition.get("type"): condition.get("status") for condition in status.get("conditions") or ()}
     ended = any("terminated" in one.get("state", {}) for one in status.get("containerStatuses") or ())
     if conditions.get("Ready") != "False" or ended or status.get("phase") != "Running":

@@ -275,11 +275,11 @@ def refusal_of(message: str, options: KubernetesOptions, namespace: str) -> BadI
 
 
 def _events_finding(is_allowed: bool) -> ClusterFinding:
-    """Return the finding about Events: without the right to write them runs are as right as with it."""
+    """Return the finding about Events. Runs do not need the right to write them: their results are the same."""
     if is_allowed:
         return ClusterFinding("events", "faults, losses and recoveries are written as Events of the session's Job")
-    told = "you may not create events: kubectl get events shows no faults, losses and recoveries of runs"
-    return ClusterFinding("events", told, is_limited=True)
+    lack = "you may not create events: kubectl get events shows no faults, losses and recoveries of runs"
+    return ClusterFinding("events", lack, is_limited=True)
 
 
 def _rights(

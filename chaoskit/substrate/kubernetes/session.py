@@ -39,7 +39,7 @@ from chaoskit.substrate.undo import CommandEntry, Undo, UndoLog
 
 _LEAVE_S = 5.0  # which the pod of a session has to end, and the process that uses it to find out why
 _LOOK_S = 0.1
-_BACKGROUND_S = 2.0  # which requests have that nothing waits for, such as the Events of the last run
+_BACKGROUND_S = 2.0  # time for queued requests at the end of a session, such as Events of the last run
 _REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)  # roles go with their namespace
 START_MORE_S = 60  # beyond what pods have to start
 #: Says in the environment what starts sessions, where that is not the user at this machine: such as a night.
