@@ -472,6 +472,25 @@ def test_a_rank_that_leaves_at_the_end_of_the_job_is_waited_for_unless_it_is_beh
     assert [end["ok"] for end in ends] == [True]
 
 
+def test_a_rank_that_is_behind_stays_if_all_that_were_done_are_lost() -> None:
+    """It is the last one with a state of the job."""
+    policy = ElasticPolicy(min_replicas=2, max_replicas=3, scaling_timeout_s=0)
+    bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=3, spares=0, elastic=policy))
+    workers = ("a.0", "b.0", "c.0")
+    bench.attach(hello("a"), hello("b"), hello("c"))
+    bench.hear(*map(ready, workers), *(Formed(worker, 1) for worker in workers))
+    bench.hear(messages.ScaleTo("r", 2))
+    (leaver,) = next(one.message.leavers for one in reversed(bench.outputs) if isinstance(one, Show))
+    members = sorted({*workers} - {leaver})
+    bench.hear(*(WorkerDone(worker, 20, "w") for worker in members), *(Formed(worker, 2) for worker in members))
+    sent = bench.hear(*map(lost, members))
+    for _ in range(20):
+        beat = messages.Beat(leaver, 1, 2, 19, Phase.REGROUP, 9_000.0, 0.0, 19, 0.0)
+        sent += bench.hear(*(Heartbeat(worker[0], ()) for worker in members), Heartbeat(leaver[0], (beat,)))
+        sent += bench.wait(0.05)
+    assert [message for _, message in sent if isinstance(message, StopWorker) and message.worker == leaver] == []
+
+
 def noticed(size: int, grace_s: float = 10.0) -> Bench:
     """A run of so many nodes, and no fewer, one of which will be taken away."""
     policy = ElasticPolicy(min_replicas=size, max_replicas=3, scaling_timeout_s=0, graceful_shutdown_timeout_s=20)

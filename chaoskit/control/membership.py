@@ -96,7 +96,7 @@ class Membership(Renewal):
                 return self._vacate(now_s)
             case Rebalanced(shares) if self.may_rebalance:
                 self._shares = dict(shares)
-            case Behind(worker) if worker in self.parting:
+            case Behind(worker) if worker in self.parting and self._holders.intersection(self.members):
                 return self._lose([worker], "left", now_s)
             case JobFailed(reason):
                 self._failure = reason
