@@ -359,3 +359,14 @@ def test_the_sidecar_carries_every_bit_of_presence(parameters: int, data: st.Dat
     assert layout.present(sidecars) == together
     assert layout.agree(sidecars, layout.frozen_at)
     assert all(int(row[layout.frozen_at]) == word and row[1] == 2.5 and row[-1] == 7 for row in rows)
+
+
+@pytest.mark.parametrize("words", [[1, 2], [1, 2, 3, 4]])
+def test_a_seal_of_another_length_is_refused(words: list[int]) -> None:
+    """Ranks would exchange tensors of different sizes."""
+    layout = SidecarLayout(2, 5, 3)
+    marks = {"frozen": 1, "integers": 2, "present": 3, "vote": 4}
+    assert layout.write({0: 0.5}, **marks, seal=[-1, 2**62, 3]).numel() == layout.size
+    assert layout.write({0: 0.5}, **marks).numel() == layout.size
+    with pytest.raises(ValueError, match=f"a seal of {len(words)} words"):
+        layout.write({0: 0.5}, **marks, seal=words)

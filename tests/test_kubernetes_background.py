@@ -92,8 +92,9 @@ def test_labels_of_the_last_generation_replace_those_that_wait(tmp_path: Path, b
     assert labels == [{generation: "1"}, {generation: "8"}, {"chaoskit.dev/station": "node0"}]
 
 
-def test_what_waits_is_bounded_and_counted(background: BackgroundRequests) -> None:
-    may_go_on, begun, acts = threading.Event(), threading.Event(), list[int]()
+def held_up(background: BackgroundRequests) -> threading.Event:
+    """Have the first request last until the event that is returned is set."""
+    may_go_on, begun = threading.Event(), threading.Event()
 
     def first() -> None:
         begun.set()
@@ -101,6 +102,11 @@ def test_what_waits_is_bounded_and_counted(background: BackgroundRequests) -> No
 
     background.submit(first)
     assert begun.wait(LIMIT_S)
+    return may_go_on
+
+
+def test_what_waits_is_bounded_and_counted(background: BackgroundRequests) -> None:
+    may_go_on, acts = held_up(background), list[int]()
     for number in range(5):
         background.submit(lambda number=number: acts.append(number))
     assert background.left_out == 2
@@ -149,14 +155,7 @@ def test_the_end_of_a_session_waits_for_no_server_that_is_away() -> None:
 
 
 def test_what_a_slow_server_leaves_when_a_session_ends_is_dropped(background: BackgroundRequests) -> None:
-    may_go_on, begun, acts = threading.Event(), threading.Event(), list[int]()
-
-    def first() -> None:
-        begun.set()
-        may_go_on.wait(LIMIT_S)
-
-    background.submit(first)
-    assert begun.wait(LIMIT_S)
+    may_go_on, acts = held_up(background), list[int]()
     for number in range(3):
         background.submit(lambda number=number: acts.append(number))
     background.close(0.01)

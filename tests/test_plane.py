@@ -447,19 +447,25 @@ def test_who_watches_sees_a_world_form_before_the_plan_that_waited_for_it() -> N
     assert [message.generation for message in shown if isinstance(message, Plan)] == [3]
 
 
-@pytest.mark.parametrize("phase", [Phase.OUTSIDE, Phase.REGROUP])
-def test_a_rank_that_leaves_at_the_end_of_the_job_is_waited_for_unless_it_is_behind(phase: Phase) -> None:
-    """In its script it may save what it has. One that waits for a new group has lost the last step, and is no suspect:
-    the others build no group any more."""
+def at_the_end() -> tuple[Bench, str, list[str]]:
+    """A run whose world shrinks after its last step, the rank that leaves, and the ranks that are done."""
     policy = ElasticPolicy(min_replicas=2, max_replicas=3, scaling_timeout_s=0)
     bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=3, spares=0, elastic=policy))
     workers = ("a.0", "b.0", "c.0")
     bench.attach(hello("a"), hello("b"), hello("c"))
     bench.hear(*map(ready, workers), *(Formed(worker, 1) for worker in workers))
     bench.hear(messages.ScaleTo("r", 2))
-    (leaver,) = next(one.message.leavers for one in reversed(bench.outputs) if isinstance(one, Show))
+    (leaver,) = next(output.message.leavers for output in reversed(bench.outputs) if isinstance(output, Show))
     members = sorted({*workers} - {leaver})
     bench.hear(*(WorkerDone(worker, 20, "w") for worker in members), *(Formed(worker, 2) for worker in members))
+    return bench, leaver, members
+
+
+@pytest.mark.parametrize("phase", [Phase.OUTSIDE, Phase.REGROUP])
+def test_a_rank_that_leaves_at_the_end_of_the_job_is_waited_for_unless_it_is_behind(phase: Phase) -> None:
+    """In its script it may save what it has. One that waits for a new group has lost the last step, and is no suspect:
+    the others build no group any more."""
+    bench, leaver, members = at_the_end()
     assert bench.plane.membership.settled
     for _ in range(20):
         beat = messages.Beat(leaver, 1, 2, 20, phase, 9_000.0, 0.0, 20, 0.0)
@@ -473,16 +479,8 @@ def test_a_rank_that_leaves_at_the_end_of_the_job_is_waited_for_unless_it_is_beh
 
 
 def test_a_rank_that_is_behind_stays_if_all_that_were_done_are_lost() -> None:
-    """It is the last one with a state of the job."""
-    policy = ElasticPolicy(min_replicas=2, max_replicas=3, scaling_timeout_s=0)
-    bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=3, spares=0, elastic=policy))
-    workers = ("a.0", "b.0", "c.0")
-    bench.attach(hello("a"), hello("b"), hello("c"))
-    bench.hear(*map(ready, workers), *(Formed(worker, 1) for worker in workers))
-    bench.hear(messages.ScaleTo("r", 2))
-    (leaver,) = next(one.message.leavers for one in reversed(bench.outputs) if isinstance(one, Show))
-    members = sorted({*workers} - {leaver})
-    bench.hear(*(WorkerDone(worker, 20, "w") for worker in members), *(Formed(worker, 2) for worker in members))
+    """That rank is the last one with a state of the job."""
+    bench, leaver, members = at_the_end()
     sent = bench.hear(*map(lost, members))
     for _ in range(20):
         beat = messages.Beat(leaver, 1, 2, 19, Phase.REGROUP, 9_000.0, 0.0, 19, 0.0)

@@ -179,7 +179,7 @@ def test_more_faults_than_can_strike_are_refused() -> None:
 @pytest.mark.costly
 def test_the_example_of_the_page_runs_as_it_stands(pytester: pytest.Pytester) -> None:
     page = (Path(__file__).parents[1] / "docs" / "replay.md").read_text()
-    text = page.partition("## Plans that nobody wrote\n\n")[2].partition("\n\ndraws plans")[0]
+    text = page.partition("## Plans drawn at random\n\n")[2].partition("\n\ndraws plans")[0]
     pytester.makeini("[pytest]\nchaos_detection = relaxed\n")
     pytester.makepyfile(test_page=textwrap.dedent(text))
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--chaos-report", "report")

@@ -94,9 +94,9 @@ def _limited() -> dict[tuple[str, str], list[str]]:
     """Return the names of faults that cannot be done here in every form, by their state and its reason."""
     names: dict[tuple[str, str], list[str]] = {}
     for kind in kinds():
-        found = here(kind)
-        if found["state"] != "yes":
-            names.setdefault((found["state"], found["reason"]), []).append(kind.__name__)
+        ability = here(kind)
+        if ability["state"] != "yes":
+            names.setdefault((ability["state"], ability["reason"]), []).append(kind.__name__)
     return names
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch.optim import Optimizer
 
-from chaoskit.runtime.held_objects import HeldObjects
+from chaoskit.runtime.held_objects import HeldObjects, are_identical
 
 #: Objects of these types do not change, so that the same object has the same value.
 _FIXED = (float, int, bool, str, type(None), np.generic, FunctionType, Optimizer)
@@ -51,7 +51,7 @@ class HeldNumbers:
         """Return whether all are the remembered objects. False does not mean that one has another value."""
         return (
             self._numbers is not None
-            and all(map(_are_identical, self._current_owners(), self._owners))
+            and all(map(are_identical, self._current_owners(), self._owners))
             and self._numbers.are_same()
             and self._states.are_same()
         )
@@ -96,10 +96,6 @@ def _has_state_of_torch(scheduler: Any) -> bool:
     method = scheduler.state_dict
     is_own = getattr(method, "__self__", None) is scheduler
     return is_own and getattr(method.__func__, "__module__", "") == _TORCH_SCHEDULERS
-
-
-def _are_identical(now: Sequence[Any], before: Sequence[Any]) -> bool:
-    return all(one is other for one, other in zip(now, before, strict=True))
 
 
 def _is_fixed(value: Any) -> bool:

@@ -27,3 +27,8 @@ class HeldObjects:
         """Return whether each collection holds the same objects, in the same order."""
         same_sizes = list(map(len, self._held)) == self._sizes
         return same_sizes and all(map(is_, chain.from_iterable(self._held), self.objects))
+
+
+def are_identical(now: Sequence[Any], before: Sequence[Any]) -> bool:
+    """Return whether two sequences hold the same objects, in the same order."""
+    return len(now) == len(before) and all(map(is_, now, before))

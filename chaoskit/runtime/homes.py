@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
-from operator import is_
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from chaoskit.runtime.held_objects import HeldObjects
+from chaoskit.runtime.held_objects import HeldObjects, are_identical
 
 
 class Homes:
@@ -52,7 +51,7 @@ class Homes:
         """Whether all objects are still the same, at the same addresses. False does not mean that one has moved."""
         return (
             all(
-                one.state is state and one.param_groups is groups and _are_identical(_parameters(one), parameters)
+                one.state is state and one.param_groups is groups and are_identical(_parameters(one), parameters)
                 for one, state, groups, parameters in self._optimizers
             )
             and self._objects.are_same()
@@ -62,10 +61,6 @@ class Homes:
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return list(chain.from_iterable(group["params"] for group in optimizer.param_groups))
-
-
-def _are_identical(now: Sequence[Any], before: Sequence[Any]) -> bool:
-    return len(now) == len(before) and all(map(is_, now, before))
 
 
 def _values(held: Mapping[Any, Any] | Sequence[Any]) -> Collection[Any]:

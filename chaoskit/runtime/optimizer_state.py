@@ -174,7 +174,7 @@ class OwnNumbers:
 
     @property
     def has_numbers(self) -> bool:
-        """Whether steps have changed any."""
+        """Whether steps have changed numbers that the optimizer keeps on itself."""
         return bool(self._names)
 
     def begin(self) -> None:
