@@ -529,3 +529,24 @@ def test_an_account_that_an_administrator_has_made_is_not_asked_for_its_right_to
         names = [finding.name for finding in Examination(api, options, {}).of_session()]
         api.close()
     assert "events" not in names
+
+
+@pytest.mark.parametrize("is_large", [True, False])
+def test_machines_that_are_too_small_limit_a_run_and_refuse_none(tmp_path: Path, is_large: bool) -> None:
+    """A cluster may make such a machine when a pod waits for one."""
+    place = sized("a") if is_large else sized("a", cpu="10m")
+    place["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+
+    def answer(method: str, path: str, body: Any) -> tuple[int, Any]:
+        if method == "POST":  # a pod, tried without being made
+            return 201, body
+        return 200, {"items": [place] if path == "/api/v1/nodes" else [], "metadata": {}}
+
+    with api_server(tmp_path, answer) as server:
+        api = KubernetesApi(kubeconfig=server.kubeconfig)
+        (places,) = [
+            finding for finding in Examination(api, OPTIONS, {}).of_run(RunDemand(nodes=2)) if finding.name == "places"
+        ]
+        api.close()
+    assert places.is_there
+    assert places.is_limited is not is_large
