@@ -990,7 +990,7 @@ def test_a_session_whose_coordinator_is_gone_is_followed_by_another_one(harness:
         ({"image": "local.test/none:1"}, BadInput, "name an image that machines can pull"),
         ({"python": "/no/python"}, BadInput, "name the Python of the image"),
         ({"python": "/usr/bin/python3"}, BadInput, "there has no chaoskit"),
-        ({"cpu": "1000"}, HarnessError, "node0: .*Insufficient cpu.*ask for less"),
+        ({"cpu": "1000"}, HarnessError, "(coordinator|driver): .*Insufficient cpu.*ask for less"),
     ],
     ids=["no image", "no python", "no chaoskit", "no room"],
 )
@@ -1000,9 +1000,22 @@ def test_a_pod_that_cannot_run_is_told_with_the_reason_and_removed(
     cpu = given.get("cpu", "")
     more: dict[str, Any] = {**{name: value for name, value in given.items() if name != "cpu"}, "startup_s": 15.0}
     if cpu:
-        more["template"] = pods.template(tmp_path, resources={"requests": {"cpu": cpu}})
+        more["template"] = pods.template(tmp_path, roles={"requests": {"cpu": cpu}})
     with pytest.raises(error, match=told):
         begin(pods.options(tmp_path, **more), harness)
+    there.await_nothing_left()
+
+
+@pytest.mark.costly
+@pytest.mark.slow
+def test_a_node_without_room_names_the_scarce_resource(tmp_path: Path, job: Path, there: Namespace) -> None:
+    template = pods.template(tmp_path, resources={"requests": {"cpu": "1000"}})
+    substrate = KubernetesSubstrate(pods.options(tmp_path, template=template, startup_s=15.0))
+    with (
+        contextlib.closing(substrate),
+        pytest.raises(HarnessError, match=r"node0: .*Insufficient cpu.*ask for less"),
+    ):
+        Harness(substrate, tmp_path / "runs").run(f"{job}:plain", nodes=1, steps=10, twin=False)
     there.await_nothing_left()
 
 

@@ -25,6 +25,7 @@ from chaoskit.substrate.kubernetes.installation import USERS, installation
 from chaoskit.substrate.kubernetes.manifests import ALLOWED, ALLOWED_VALUE
 from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions
 from chaoskit.substrate.kubernetes.rights import RBAC
+from chaoskit.substrate.kubernetes.template import ROLES
 from support.waiting import wait_until
 
 VARIABLE_OF_TESTS = "CHAOSKIT_TEST_KUBECONFIG"
@@ -266,12 +267,18 @@ def mounts() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     return volumes, [{"name": name, "mountPath": path, "readOnly": True} for path, name in names.items()]
 
 
-def template(directory: Path, **node: Any) -> str:
-    """A file with a template for pods with this Python. ``node``: more fields of their container."""
+def template(directory: Path, *, roles: dict[str, Any] | None = None, **node: Any) -> str:
+    """Write a file with a template for pods with this Python, and return its path.
+
+    Args:
+        roles: resources of the pods of the driver and of the coordinator. node: more fields of the node's container.
+    """
     volumes, mounted = mounts()
-    container = {"name": "node", "image": IMAGE, "volumeMounts": mounted, **node}
+    containers = [{"name": "node", "image": IMAGE, "volumeMounts": mounted, **node}]
+    if roles is not None:
+        containers += [{"name": role, "resources": roles} for role in ROLES]
     path = directory / "template.json"
-    path.write_text(json.dumps({"spec": {"containers": [container], "volumes": volumes}}))
+    path.write_text(json.dumps({"spec": {"containers": containers, "volumes": volumes}}))
     return str(path)
 
 
