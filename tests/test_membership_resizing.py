@@ -257,6 +257,28 @@ def test_a_rank_lost_before_the_others_have_met_brings_the_leavers_back() -> Non
     assert job.plan.leavers == ("b.0",), "it leaves at the next boundary"
 
 
+@pytest.mark.parametrize("world", [1, 2])
+def test_leavers_stay_if_all_members_have_ended_when_their_generation_settles(world: int) -> None:
+    """The leavers are then the last ranks with the state."""
+    job = Job()
+    job.resize(world, "abcd"[world:])
+    ended, leavers = job.world, job.plan.leavers
+    job.tell(Settled(job.plan.generation, ended))
+    for worker in ended:
+        job.tell(WorkerLost(worker))
+    assert leavers
+    assert not set(leavers) & {worker for worker, _ in job.stopped}
+    assert job.plan.abort
+    assert set(leavers) <= set(job.world)
+
+
+def test_leavers_go_if_a_member_lives_when_their_generation_settles() -> None:
+    job = Job()
+    job.resize(2, "c")
+    job.tell(Settled(job.plan.generation, (job.world[0],)))
+    assert ("c.0", "left") in job.stopped
+
+
 def test_a_departing_rank_has_no_state_any_more_if_the_others_trained_without_it() -> None:
     """A rank that became a member again does not stand for steps that a lost rank took after it had left.
 

@@ -489,6 +489,28 @@ def test_a_rank_that_is_behind_stays_if_all_that_were_done_are_lost() -> None:
     assert [message for _, message in sent if isinstance(message, StopWorker) and message.worker == leaver] == []
 
 
+def shrinking() -> Bench:
+    """A world of two ranks that are to become one: generation 2 has ``a.0`` alone, and ``b.0`` leaves."""
+    policy = ElasticPolicy(min_replicas=1, max_replicas=2, scaling_timeout_s=0, graceful_shutdown_timeout_s=20)
+    bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=0, elastic=policy)).begin()
+    sent = bench.hear(messages.ScaleTo("request", 1)) + bench.wait(0.05)
+    (plan,) = {message.generation: message for _, message in sent if isinstance(message, Plan)}.values()
+    assert ([member.worker for member in plan.members], plan.leavers) == (["a.0"], ("b.0",))
+    return bench
+
+
+@pytest.mark.parametrize("first", [Formed("a.0", 2), WorkerLost("a.0", "a", "exited", "", 1, trained_in=2)])
+def test_a_coordinator_that_hears_last_of_a_lost_world_keeps_the_leaver(first: messages.Message) -> None:
+    """The node says with its return that its rank has ended, and only then that the rank had built its group."""
+    heir = shrinking().successor()
+    heir.attach(back("a", generation=2, workers=(), ended=("a.0",)), back("b"))
+    sent = heir.hear(first, WorkerLost("a.0", "a", "exited", "", 1, trained_in=2))
+    stopped = [message.worker for _, message in sent if isinstance(message, StopWorker)]
+    assert "b.0" not in stopped
+    worlds = [[member.worker for member in message.members] for _, message in sent if isinstance(message, Plan)]
+    assert worlds[-1:] == [["b.0"]]
+
+
 def noticed(size: int, grace_s: float = 10.0) -> Bench:
     """A run of so many nodes, and no fewer, one of which will be taken away."""
     policy = ElasticPolicy(min_replicas=size, max_replicas=3, scaling_timeout_s=0, graceful_shutdown_timeout_s=20)

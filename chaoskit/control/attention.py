@@ -56,6 +56,7 @@ class Attention(Generations):
     def _lose_worker(self, lost: events.WorkerLost, now_s: float) -> list[Output]:
         told = self._tell_loss(lost, now_s)
         self._watch.forget(lost.worker)
+        self._ended.discard(lost.worker)
         return told + self._advance(lost, now_s)
 
     def _stop_and_lose(

@@ -89,9 +89,12 @@ class Settled(Event, frozen=True):
     """Every member of ``generation`` has built its group. They do so before any of them commits a step in it.
 
     That a step was committed may be known first, and of a generation that is over: then its members had the state.
+
+    ``ended``: members that are known to have ended by now, and whose loss is the next event.
     """
 
     generation: int
+    ended: tuple[str, ...] = ()
 
 
 class Healed(Event, frozen=True):

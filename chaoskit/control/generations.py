@@ -38,6 +38,7 @@ class Generations(Sizing):
         self._suspicious_until_s = -math.inf  # a generation broke, and no loss explains it
         self._formed: set[str] = set()
         self._settled = 0
+        self._ended: set[str] = set()  # workers that a node has reported as ended, and whose loss is not taken in yet
         self._broken: _Broken | None = None
 
     def _publish(self, plan: Plan, now_s: float) -> list[Output]:
@@ -62,7 +63,8 @@ class Generations(Sizing):
 
     def _settle(self, generation: int, now_s: float) -> list[Output]:
         self._settled = max(self._settled, generation)
-        settled = events.Settled(generation)
+        ended = self._ended.intersection(self._membership.members)
+        settled = events.Settled(generation, tuple(sorted(ended)))
         return [*note_of_event(settled, now_s), *self._advance(settled, now_s)]
 
     def _note_broken(self, report: GroupBroken, now_s: float) -> None:

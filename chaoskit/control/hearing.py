@@ -141,8 +141,10 @@ class Hearing(Inheritance):
                 if self._membership.host_of(worker) is None:
                     return [Send(node, StopWorker(worker, cause))]  # is in the record: need not be said again
                 lost = events.WorkerLost(worker, cause, detail, detected_ns, trained_in=trained_in)
+                self._ended.add(worker)
                 settled = self._note_trained(trained_in, now_s)
                 if self._membership.host_of(worker) is None:  # it was to leave as soon as its generation had worked
+                    self._ended.discard(worker)
                     return settled
                 return settled + self._lose_worker(lost, now_s)
             case LinksTested(node, number, unreachable):

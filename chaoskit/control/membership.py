@@ -190,7 +190,7 @@ class Membership(Renewal):
 
     def _hear_of_generation(self, event: Settled | Stalled, now_s: float) -> list[Action]:
         match event:
-            case Settled(generation) if self._plan and generation == self._plan.generation:
+            case Settled(generation, ended) if self._plan and generation == self._plan.generation:
                 if not self._trained and not self._plan.restore:
                     self._holders.update(self.members)
                 leavers = self.crew[len(self.members) :]
@@ -198,7 +198,8 @@ class Membership(Renewal):
                 self._base = self._plan
                 self._forget_outlived()
                 # where all scripts return at this step, those that leave may still save what they have
-                self._parting = leavers if self._are_done else ()
+                are_last = bool(ended) and self._holders.intersection(self.members).issubset(ended)
+                self._parting = leavers if self._are_done or are_last else ()
                 return [] if self._parting else self._lose(list(leavers), "left", now_s)
             case Settled(generation):
                 self._note_trained(generation)
@@ -288,7 +289,7 @@ class Membership(Renewal):
         if not self._plan:  # nobody is there who could be asked for copies
             late = now_s >= self._deadline_s
             return Finish(False, f"the coordinator's record was lost: {self._late()}") if late else None
-        if len(self.crew) < self._crew_size or self._stalled_generation == self.generation:
+        if self._is_short_of_workers or self._stalled_generation == self.generation:
             return self._regroup(abort=True)
         if self._may_move() and not self._config.job.sharded:  # there all begin anew, once it is known with what
             return self._regroup(abort=False)

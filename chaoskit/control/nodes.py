@@ -87,6 +87,7 @@ class Nodes(Attention):
         """A node whose loss was never decided: bring both sides to the same set of workers."""
         node, mine = hello.node, self._membership.workers_on(hello.node)
         self._contact.beat(node, now_s)
+        self._ended |= mine.intersection(hello.ended)
         strangers = sorted(set(hello.workers) - mine)
         unstarted = sorted(mine - {*hello.workers, *hello.ended, *self._deferral.held})  # those held have their time
         plan = self._reasons.plan

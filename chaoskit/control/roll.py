@@ -35,7 +35,7 @@ class Roll:
         self._growing = False  # a sharded job, once it is known what all can begin with
         self._may_train = False  # members of a sharded job, in the last generation
         self._done: set[str] = set()
-        self._parting: tuple[str, ...] = ()  # those that leave the last generation when it is at its end
+        self._parting: tuple[str, ...] = ()  # leavers of a generation that has settled, which stay for now
         self._over_s = math.inf  # when all members had committed the last step
         self._entered: set[str] = set()  # members that stand in the last generation
         self._stood_in: dict[str, int] = {}  # live worker -> the newest generation in which it is known to have stood
@@ -99,7 +99,11 @@ class Roll:
 
     @property
     def crew(self) -> tuple[str, ...]:
-        """The members, and those that leave at a step boundary that not all are known to have passed, or at the end."""
+        """The members, and the leavers that are still waited for.
+
+        Those are all leavers until all members are known to have passed the step boundary at which these leave. At the
+        end of the job, and where no member with the state lives, they stay.
+        """
         if not self._plan or not self._plan.leavers:
             return self.members
         leavers = self._parting if self._settled else self._plan.leavers
@@ -111,9 +115,11 @@ class Roll:
         return self.crew[len(self.members) :] if self._settled else ()
 
     @property
-    def _crew_size(self) -> int:
-        """How many the crew were when the last plan was published."""
-        return self.world + (len(self._plan.leavers) if self._plan and not self._settled else 0)
+    def _is_short_of_workers(self) -> bool:
+        """Whether a worker is lost that the last plan needs: a member, or a leaver before the generation settled."""
+        if self._plan is None or self._settled:
+            return len(self.members) < self.world
+        return len(self.crew) < self.world + len(self._plan.leavers)
 
     @property
     def _going(self) -> list[str]:
