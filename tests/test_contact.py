@@ -124,8 +124,13 @@ def test_nodes_without_the_state_are_no_reason_to_give_up_those_that_have_it() -
     assert clock.run(5.0, heard=("node2", "node3"), keepers=FOUR[:3]) != []
 
 
-def test_where_there_is_nothing_to_keep_silence_is_enough() -> None:
-    assert sorted(node for node, _ in Clock().run(1.0, heard=(), keepers=())) == list(FOUR)
+def test_where_no_node_has_the_state_each_node_in_contact_shows_that_the_others_are_silent() -> None:
+    assert Clock().run(FENCE_S - 1, heard=(), keepers=()) == []
+    assert Clock().run(1.0, heard=FOUR[:3], keepers=()) == [("node3", "silent for 3 beats")]
+    clock = Clock()
+    assert clock.run(2.0, heard=(), keepers=()) == []
+    lost = clock.run(RETURN_S + 0.2, heard=("node2",), keepers=())
+    assert sorted(node for node, _ in lost) == ["node0", "node1", "node3"]
 
 
 def test_whose_connection_has_ended_may_come_back_until_its_lease_has_run_out() -> None:

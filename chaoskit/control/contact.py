@@ -3,7 +3,8 @@
 Every member takes part in every commit, so as soon as one of them has left a generation the others can commit nothing
 more in it: they may be given up, whatever became of them. It is another matter when no node that has the state is in
 contact any more. Then it may be this coordinator that is cut off, while all of them train on; they are only given up
-when their own leases have run out, too, and they have ended by themselves.
+when their own leases have run out, too, and they have ended by themselves. Where no node has the state, as before the
+first step, a node that starts its ranks counts like one that trains.
 
 A node whose agent says nothing while its kernel acknowledges what it is sent is slow, and not silent: its ranks train.
 """
@@ -29,7 +30,7 @@ def may_give_up(free: bool, until_s: float, now_s: float) -> bool:
     """Whether a silent node may be given up.
 
     Args:
-        free: the others can commit nothing that it takes part in, or there is nothing to keep.
+        free: the others can commit nothing that it takes part in, and this coordinator is not cut off from them.
         until_s: when its own lease runs out, and its workers end by themselves.
     """
     return free or now_s > until_s
@@ -112,7 +113,7 @@ class Contact:
         """Look which leases have run out; to be called a few times an interval, when all input was read.
 
         Args:
-            keepers: nodes with a worker that has the state of the training; none, if there is nothing to keep.
+            keepers: nodes with a worker that has the state of the training; without any, all nodes count as such.
             acknowledged: nodes whose kernels have acknowledged what was sent to them when :meth:`ask` said so.
         """
         self._leases.acknowledge(acknowledged)
@@ -121,9 +122,10 @@ class Contact:
             since_s = now_s - (self._leases.slow_s if slow else self._leases.lease_s)
             detail = self._slow_detail if slow else self._detail
             self._silent[node] = (since_s, self._left.pop(node, detail))
+        keepers = keepers or self._heard_s
         if self._may_be_cut_off(keepers):
             self._cut_off = True
-        elif self._cut_off and (not keepers or self._is_kept(keepers, now_s)):  # not all come back at once
+        elif self._cut_off and self._is_kept(keepers, now_s):  # not all come back at once
             self._cut_off, self._patient_until_s = False, now_s + RETURN_S
 
     def _may_be_cut_off(self, keepers: Collection[str]) -> bool:
@@ -133,7 +135,7 @@ class Contact:
 
     def lost(self, keepers: Collection[str], now_s: float) -> list[tuple[str, str]]:
         """Silent nodes that may be given up now, each with how it was lost."""
-        free = not keepers or (self._is_kept(keepers, now_s) and now_s >= self._patient_until_s)
+        free = self._is_kept(keepers or self._heard_s, now_s) and now_s >= self._patient_until_s
         return [
             (node, detail)
             for node, (since_s, detail) in self._silent.items()

@@ -331,8 +331,8 @@ class Faults:
         for_s = self._random.choice((0.3, 1.0, 2.5, 5.0))
         self._note(f"the coordinator is cut off for {for_s} s")
         nodes = self._world.agents
-        if not self._world.coordinator.plane.membership.keepers or self._world.latency_s:
-            self._world.laws.excused_nodes.update(nodes)  # there is nothing to keep, or some are heard for longer
+        if self._world.latency_s:
+            self._world.laws.excused_nodes.update(nodes)  # some are heard for longer
         self._sever({(COORDINATOR, node) for node in nodes} | {(node, COORDINATOR) for node in nodes}, for_s)
 
     def _sever(self, ways: set[tuple[str, str]], for_s: float) -> None:
