@@ -1120,18 +1120,22 @@ def test_a_node_that_misses_a_report_is_sent_something_to_acknowledge(acknowledg
     assert len(probed) <= limit_s / 0.05
 
 
-def left_out(bench: Bench, node: str) -> None:
-    """All wait, and ``node`` reaches nobody."""
+def wait_in_reduce(bench: Bench) -> list[tuple[str, messages.TestLinks]]:
+    """Let the ranks wait for each other for an interval. Returns the tests of links that follow."""
     plan = bench.plane.membership.plan
     assert plan is not None
+    for member in plan.members:
+        beat = messages.Beat(member.worker, plan.generation, member.rank, 3, Phase.REDUCE, 900.0, 0.0, 3, 0.0)
+        bench.hear(messages.Heartbeat(member.node, (beat,)))
+    return [(to, order) for to, order in bench.wait(0.05) if isinstance(order, messages.TestLinks)]
+
+
+def left_out(bench: Bench, node: str) -> None:
+    """All wait, and ``node`` reaches nobody."""
     for _ in range(40):
-        for member in plan.members:
-            beat = messages.Beat(member.worker, plan.generation, member.rank, 3, Phase.REDUCE, 900.0, 0.0, 3, 0.0)
-            bench.hear(messages.Heartbeat(member.node, (beat,)))
-        for to, order in bench.wait(0.05):
-            if isinstance(order, messages.TestLinks):
-                away = tuple(one for one, _, _ in order.targets if node in (one, to))
-                bench.hear(messages.LinksTested(to, order.number, away))
+        for to, order in wait_in_reduce(bench):
+            away = tuple(one for one, _, _ in order.targets if node in (one, to))
+            bench.hear(messages.LinksTested(to, order.number, away))
         if bench.plane.membership.left_out:
             return
     raise AssertionError("nobody was left out")
@@ -1148,6 +1152,30 @@ def test_who_was_left_out_returns_when_it_reaches_the_others_also_to_the_next_co
     assert sorted(to for to, _ in orders) == ["a", "b"]
     heir.hear(*(messages.LinksTested(to, order.number, ()) for to, order in orders))
     assert heir.plane.membership.left_out == ()
+
+
+def late_test(bench: Bench, seconds: float = 2.0) -> list[tuple[str, messages.TestLinks]]:
+    """Let the ranks wait for so long while all links are well, and until they are tested once more."""
+    asked: list[tuple[str, messages.TestLinks]] = []
+    until_s = bench.now_s + seconds
+    while bench.now_s < until_s or not asked:
+        bench.hear(*(messages.LinksTested(to, order.number, ()) for to, order in asked))
+        asked = wait_in_reduce(bench)
+    return asked
+
+
+def test_a_test_of_links_for_the_coordinator_before_counts_no_more() -> None:
+    """A node answers the next coordinator what the one before it has asked."""
+    bench = Bench().begin()
+    asked = late_test(bench)
+    heir = bench.successor()
+    heir.attach(back("a"), back("b"))
+    assert late_test(heir)
+    sent = heir.hear(*(messages.LinksTested(to, order.number, ("b",) if to == "a" else ()) for to, order in asked))
+    for to, order in sent:
+        heir.hear(messages.LinksTested(to, order.number, ()))
+    wait_in_reduce(heir)
+    assert not [entry for entry in heir.record if isinstance(entry.event, events.LeftOut)]
 
 
 def test_after_the_end_no_links_are_tried() -> None:
@@ -1304,6 +1332,22 @@ def test_a_newcomer_that_nobody_needs_gets_workers_once_its_node_and_its_link_ha
     assert bench.plane.membership.workers_on("c") == {"c.0"}
     (known,) = [one for one in bench.plane.picture() if isinstance(one, messages.HealthReport)]
     assert {"gpu0.xid", "pair.reached"} <= {one.what for one in known.findings}
+
+
+def test_a_newcomer_is_tested_anew_by_the_next_coordinator() -> None:
+    """What it still answers to the question of the coordinator before may be about another link."""
+    bench = trains(elastic=ElasticPolicy(min_replicas=1, max_replicas=3, scaling_timeout_s=0.0), shards=3)
+    bench.attach(hello_with_door("c"))
+    asked = bench.wait(0.02)
+    heir = bench.successor()
+    heir.attach(*(back(node, host=node, port=7) for node in NODES), hello_with_door("c", generation=1))
+    asked_again = heir.go_on(0.1, *NODES, "c")
+    heir.hear(report("c", "ok"), *measured(asked))
+    assert measured(asked)
+    assert heir.plane.membership.on_probation == {"c"}
+    heir.hear(*measured(asked_again))
+    heir.wait(0.02)
+    assert heir.plane.membership.workers_on("c") == {"c.0"}
 
 
 def test_a_newcomer_that_is_badly_connected_is_refused_after_some_tries() -> None:

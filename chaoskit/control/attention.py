@@ -37,9 +37,11 @@ class Attention(Generations):
     def __init__(self, config: RunConfig, now_s: float, policies: Policies, limits: Limits) -> None:
         super().__init__(config, now_s, policies, limits)
         self._workload = Workload(config)
-        self._link_speeds = LinkSpeeds()
-        self._links = Links()
-        self._newcomers = Newcomers()
+        # a node may answer a coordinator what the one before it has asked
+        first_question = int(now_s * 1e6)
+        self._link_speeds = LinkSpeeds(first_question)
+        self._links = Links(first_question)
+        self._newcomers = Newcomers(first_question)
         self._clocks = Clocks()
         self._fitness = Fitness(enforce=config.health == "enforce")
         self._suspects = Repeats(tolerated=max(config.nodes, _SUSPECTS_LEAST))

@@ -73,11 +73,15 @@ def blame(links: Collection[SlowLink]) -> str:
 
 
 class LinkSpeeds:
-    """One measurement at a time; a later order replaces one that is not complete. Pure."""
+    """One measurement at a time; a later order replaces one that is not complete. Pure.
 
-    def __init__(self) -> None:
+    Args:
+        first: no measurement has this number or a smaller one, as those may be measurements of another coordinator.
+    """
+
+    def __init__(self, first: int = 0) -> None:
         self._doors: dict[str, tuple[str, int]] = {}
-        self._number = 0
+        self._number = first
         self._asked: frozenset[str] = frozenset()
         self._measured: dict[tuple[str, str], LinkSpeed] = {}
 

@@ -56,10 +56,14 @@ class _Test:
 
 
 class Links:
-    """One test at a time."""
+    """One test at a time.
 
-    def __init__(self) -> None:
-        self._count = 0
+    Args:
+        first: no test has this number or a smaller one, as those may be tests of another coordinator.
+    """
+
+    def __init__(self, first: int = 0) -> None:
+        self._count = first
         self._test: _Test | None = None
         self._rested_s = -math.inf
         self._tested: frozenset[str] = frozenset()  # who answered the last one

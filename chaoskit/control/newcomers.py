@@ -41,13 +41,17 @@ class _Trial:
 
 
 class Newcomers:
-    """Has every node that joins test its link to another one, and says what it finds."""
+    """Has every node that joins test its link to another one, and says what it finds.
 
-    def __init__(self) -> None:
+    Args:
+        first: no test has this number or a smaller one, as those may be tests of another coordinator.
+    """
+
+    def __init__(self, first: int = 0) -> None:
         self._limits = Limits()
         self._doors: dict[str, tuple[str, int]] = {}
         self._trials: dict[str, _Trial] = {}
-        self._count = 0
+        self._count = first
 
     def introduce(self, hello: AgentHello) -> None:
         """A node has come, perhaps again: then what it was asked is asked anew, as its answer may be lost."""
