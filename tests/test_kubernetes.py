@@ -808,6 +808,12 @@ def test_sessions_are_listed_and_ended(driven: Harness, job: Path, tmp_path: Pat
     assert outcome.verdict.value == "passed", outcome.reasons
 
 
+def test_a_list_of_sessions_names_a_namespace_that_is_not_there(tmp_path: Path) -> None:
+    listed = cluster("list", directory=tmp_path, **{f"{VARIABLE}NAMESPACE": "not-there"})
+    assert listed.returncode == 2
+    assert "kubectl create namespace not-there" in listed.stderr
+
+
 def test_what_is_installed_is_what_the_server_knows() -> None:
     """Without a field that it does not have."""
     for made in installation(pods.namespace(), "restricted"):

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -20,12 +20,12 @@ from chaoskit.errors import BadInput, ChaoskitError
 from chaoskit.plaintext import echo
 from chaoskit.report.tables import Column, DataTable
 from chaoskit.substrate.kubernetes import manifests
-from chaoskit.substrate.kubernetes.api import KubernetesApi
+from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
 from chaoskit.substrate.kubernetes.examination import ClusterFinding, examine_cluster
 from chaoskit.substrate.kubernetes.installation import installation, machine_rights
 from chaoskit.substrate.kubernetes.nights import NightlyJob, nightly_job
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
-from chaoskit.substrate.kubernetes.session import end_from_outside, started_by
+from chaoskit.substrate.kubernetes.session import end_from_outside, find_namespace, started_by
 
 _OK, _LIMITED, _MISSING = ("ok", "green"), ("limited", "yellow"), ("missing", "red")
 _JOB, _STEPS = "gpt", 3
@@ -126,6 +126,9 @@ def list_sessions(machine: Json = False) -> None:
     """
     with closing(_api()) as api:
         found = _sessions(api)
+        if not found:
+            with suppress(ApiError):  # it is not for everyone to read namespaces
+                find_namespace(api)
         pods = [one["metadata"]["labels"].get(manifests.SESSION) for one in api.find("Pod", manifests.SESSION)]
     told = [
         {

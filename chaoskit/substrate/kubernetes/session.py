@@ -221,6 +221,20 @@ def new_name() -> str:
     return f"chaoskit-{secrets.token_hex(4)}"
 
 
+def find_namespace(api: KubernetesApi) -> manifests.Manifest:
+    """Return the object of the namespace.
+
+    Raises:
+        BadInput: if the namespace is not there. ApiError: if the server does not say.
+    """
+    try:
+        return api.get("Namespace", api.namespace)
+    except ApiError as error:
+        if error.status == HTTPStatus.NOT_FOUND:
+            raise BadInput("namespace", api.namespace, f"create it: kubectl create namespace {api.namespace}") from None
+        raise
+
+
 def require_allowed(api: KubernetesApi) -> None:
     """Refuse a namespace whose owners have not said that runs may take place in it.
 
@@ -232,10 +246,8 @@ def require_allowed(api: KubernetesApi) -> None:
     if name.startswith("kube-"):
         raise BadInput("namespace", name, "use one of your own: this one is the cluster's")
     try:
-        found = api.get("Namespace", name)
+        found = find_namespace(api)
     except ApiError as error:
-        if error.status == HTTPStatus.NOT_FOUND:
-            raise BadInput("namespace", name, f"create it: kubectl create namespace {name}") from None
         if not error.is_refusal:
             raise
         raise BadInput("context", api.server, f"use a cluster that lets you in: {error}") from None
