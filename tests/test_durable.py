@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from support.waiting import wait_until
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from chaoskit.checkpoint.disk import DiskTier
@@ -102,6 +103,9 @@ def test_plain_dcp_reads_what_the_agents_wrote(chaos: Chaos, tmp_path: Path, job
     weight = "3.weight" if job == PLAIN else "head.weight"
     assert state[f"optimizer.state.{weight}.exp_avg"].shape == state[f"model.{weight}"].shape
     assert all(one.isfinite().all() for one in state.values() if isinstance(one, torch.Tensor))
+    dcp_to_torch_save(found.snapshots[0].path, tmp_path / "state.pt")
+    plain = torch.load(tmp_path / "state.pt", weights_only=True)
+    assert torch.equal(plain[f"model.{weight}"], state[f"model.{weight}"])
     assert Snapshot.open(found.snapshots[0].path).manifest.world == 2
 
 
