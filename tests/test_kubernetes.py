@@ -133,7 +133,7 @@ def assert_annotated(outcome: Any, test: str) -> str:
     nodes = wait_until(lambda: found if len(found := annotated()) == 2 else [], "the annotations of both pods")
     for pod in nodes:
         annotations, labels = pod["metadata"]["annotations"], pod["metadata"]["labels"]
-        assert annotations[RUN].endswith(Path(outcome.directory).name)
+        assert annotations[RUN] == Path(outcome.directory).name
         assert annotations.get(RANKS, "").replace(",", "_") == labels.get(RANKS, "")
         assert annotations[GENERATION] == labels[GENERATION]
     (session,) = {pod["metadata"]["labels"][SESSION] for pod in nodes}
@@ -507,6 +507,10 @@ def test_a_run_is_driven_by_a_pod_of_its_own(driven: Harness, job: Path, request
     assert {one["metadata"]["ownerReferences"][0]["name"] for one in found} == {session}
     assert assert_annotated(outcome, request.node.nodeid) == session
     assert_told_of_kill(outcome, session, request.node.nodeid)
+    (driver,) = pods.pods(f"{STATION}=driver")
+    name = Path(outcome.directory).name
+    wait_until(lambda: f"chaoskit driver: run {name} ends after" in pods.log(driver), "the driver's log of the run")
+    assert f"chaoskit driver: run {name} begins" in pods.log(driver)
 
 
 @pytest.mark.costly

@@ -159,7 +159,8 @@ class RemoteHost:
         return load_command_run(directory, experiment)
 
     def _execute(self, experiment: Planned, directory: Path, watch: Watch | None, twin_id: str, port: int = 0) -> None:
-        there = self._place.files / "runs" / f"{next(self._numbers):03d}-{directory.name}"
+        # a folder for each run: directories of several sessions have the same names
+        there = self._place.files / "runs" / f"{next(self._numbers):03d}" / directory.name
         saved = encode(experiment)
         if len(saved) > _PLAN_BYTES_MAX:
             raise BadInput("faults", f"{len(saved)} bytes", f"plan fewer: {_PLAN_BYTES_MAX} bytes of a plan travel")

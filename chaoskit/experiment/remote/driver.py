@@ -6,6 +6,7 @@ import contextlib
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -33,6 +34,7 @@ from chaoskit.experiment.remote.messages import (
 )
 from chaoskit.messages import Message
 from chaoskit.osprocess import die_with_parent, set_name, socket_name
+from chaoskit.plaintext import one_line
 from chaoskit.substrate import choice
 from chaoskit.substrate.supervised import SupervisedSubstrate
 
@@ -113,7 +115,17 @@ def _execute(order: ExecutePlan, host: LocalHost, tell: Callable[[FromDriver], N
         if order.watched and isinstance(message, Message):
             tell(DriverWatched(wire.encode(message)))
 
-    if isinstance(experiment, CommandExperiment):
-        host.execute_command(experiment, directory, watch=watch, twin_id=order.twin_id)
-    else:
-        host.execute(experiment, directory, watch=watch, port=order.port, twin_id=order.twin_id)
+    began_s = time.monotonic()
+    _log(f"run {directory.name} begins")
+    try:
+        if isinstance(experiment, CommandExperiment):
+            host.execute_command(experiment, directory, watch=watch, twin_id=order.twin_id)
+        else:
+            host.execute(experiment, directory, watch=watch, port=order.port, twin_id=order.twin_id)
+    finally:
+        _log(f"run {directory.name} ends after {time.monotonic() - began_s:.1f} s")
+
+
+def _log(line: str) -> None:
+    """Write a line to the log of the driver's pod or host."""
+    print(f"chaoskit driver: {one_line(line)}", flush=True)
