@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from statistics import median
 
 from bars import Bar, quantile, spread
@@ -24,6 +25,9 @@ PLACES = (
     (0, "forward"),
     (3, "reduce"),
     (2, "backward"),
+    (1, "optimizer"),
+    (3, "forward"),
+    (0, "backward"),
 )
 _STEPS, _STRIKE = 40, 24
 
@@ -48,7 +52,7 @@ def kill(lab: Lab) -> list[Bar]:
 
 def hang(lab: Lab) -> list[Bar]:
     """A rank that is stopped, holds the interpreter lock, or spins."""
-    places = PLACES[: lab.repeats(5)]
+    places = PLACES[: lab.repeats(len(PLACES))]
     found = []
     for how, what in (("stop", "SIGSTOP"), ("gil", "hang that holds the GIL"), ("spin", "endless loop")):
         say(f"  {what}")
@@ -62,10 +66,14 @@ def hang(lab: Lab) -> list[Bar]:
 
 def nan(lab: Lab) -> list[Bar]:
     """A value on one rank that is not a number."""
-    wheres = ("gradient", "weight", "activation")[: lab.repeats(3)]
-    faults = [NaN(rank=1, at_step=_STRIKE, parameter="head.weight", where=where) for where in wheres]
+    places = PLACES[: lab.repeats(len(PLACES))]
+    wheres = itertools.cycle(("gradient", "weight", "activation"))
+    faults = [
+        NaN(rank=rank, at_step=_STRIKE, parameter="head.weight", where=where)
+        for (rank, _), where in zip(places, wheres, strict=False)
+    ]
     outcomes = [lab.run(fault, steps=_STEPS, twin=True) for fault in faults]
-    named = [1 in _accused(outcome) and not _accused(outcome) - {1} for outcome in outcomes]
+    named = [_accused(outcome) == {fault.rank} for fault, outcome in zip(faults, outcomes, strict=True)]
     clean = unchanged("nan", "NaN on one rank: no poisoned step committed, same losses and weights", outcomes)
     times = [seconds for outcome in outcomes if (seconds := to_next_step(outcome)) is not None]
     name = Bar(

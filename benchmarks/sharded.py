@@ -19,9 +19,9 @@ _STRIKE, _STEPS = 12, 20
 
 def sharded(lab: Lab) -> list[Bar]:
     """FSDP2 on four ranks, a warm spare: the state of a rank is in its node's memory, and in that of a partner."""
-    places = PLACES[: lab.repeats(5)]
+    places = PLACES[: lab.repeats(len(PLACES))]
     kills: list[Fault] = [Kill(rank=rank, at_step=_STRIKE, phase=phase) for rank, phase in places]
-    nodes: list[Fault] = [KillNode(rank=rank, at_step=_STRIKE, phase=phase) for rank, phase in places[:3]]
+    nodes: list[Fault] = [KillNode(rank=rank, at_step=_STRIKE, phase=phase) for rank, phase in places]
     found: list[Bar] = []
     for what, faults in (("SIGKILL of a rank", kills), ("loss of a node", nodes)):
         say(f"  {what}")
