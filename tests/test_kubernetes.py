@@ -973,7 +973,7 @@ def test_a_pod_that_could_not_be_made_is_made_for_the_next_run(
 ) -> None:
     """One run fails with the server's words, and those behind it do not."""
     run(harness, NaN(rank=1, at_step=8), job)
-    with pods.quota(pods=len(pods.pods())), pytest.raises(BadInput, match="quota='.*exceeded quota"):
+    with pods.quota(pods=len(pods.pods())), pytest.raises(BadInput, match=r"quota='.*exceeded quota"):
         harness.run(f"{job}:plain", nodes=4, steps=20, twin=False)
     outcome = harness.run(f"{job}:plain", nodes=4, steps=20, twin=False, **DETECTION["relaxed"])
     assert outcome.verdict.value == "passed", outcome.reasons

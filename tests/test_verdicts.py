@@ -233,7 +233,7 @@ def test_every_start_puts_back_what_a_killed_harness_left(tmp_path: Path, monkey
         ({"steps": 0}, "steps", "1 or more"),
         ({"node": 2}, "setting", "write nodes"),
         ({"reduction": "roughly"}, "reduction", "use one of exact, fast"),
-        ({"options": {"width": 3}}, "options", "faithful takes steps"),
+        ({"options": {"width": 3}}, "options.width", "faithful takes steps"),
         ({"faults": [Kill(rank=2, at_step=1)]}, "rank", "from 0 to 1"),
         ({"faults": [Kill(rank=0, at_step=20)]}, "at_step", "from 0 to 19"),
         ({"faults": [Kill(rank=0, at_step=1, phase="lunch")]}, "phase", "use one of"),
