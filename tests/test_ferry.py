@@ -223,11 +223,15 @@ def test_both_sides_can_speak_at_once() -> None:
         ends.append(ours)
         threading.Thread(target=Ferry(theirs).carry, args=[connection], daemon=True).start()
     senders = [threading.Thread(target=end.sendall, args=[bytes(size_bytes)], daemon=True) for end in ends]
-    for one in senders:
-        one.start()
     for end in ends:
         end.settimeout(60.0)
+    for sender in senders:
+        sender.start()
+    for end in ends:
         assert len(wire.receive_exactly(end, size_bytes)) == size_bytes
+    for sender in senders:
+        sender.join(60.0)
+    for end in ends:
         end.close()
 
 
