@@ -58,7 +58,7 @@ def test_a_single_link_is_named() -> None:
 
 
 def test_links_are_judged_when_all_have_answered() -> None:
-    known, table = LinkSpeeds(), speeds(n2=LinkSpeed(2.0, 1.0))
+    known, table = LinkSpeeds(first=7), speeds(n2=LinkSpeed(2.0, 1.0))
     for number, node in enumerate(NODES):
         known.introduce(AgentHello(node, "host", 1, host="h", port=number))
     assert known.order(["n0", "unknown"]) == []
@@ -68,8 +68,9 @@ def test_links_are_judged_when_all_have_answered() -> None:
     assert isinstance(orders[0].message, MeasureLinks)
     assert [node for node, _, _ in orders[0].message.targets] == ["n1", "n2", "n3"]
     heard = {node: tuple(reading(to, one) for (by, to), one in table.items() if by == node) for node in NODES}
-    answers = [LinksMeasured(node, 2, links) for node, links in heard.items()]
-    assert known.answer(LinksMeasured("n0", 1, ())) is None, "of the question before"
+    answers = [LinksMeasured(node, 9, links) for node, links in heard.items()]
+    assert known.answer(LinksMeasured("n0", 8, ())) is None, "of the question before"
+    assert known.answer(LinksMeasured("n0", 2, ())) is None, "of a question of the coordinator before"
     for answer in (*answers[:3], answers[0]):
         assert known.answer(answer) is None
     found = known.answer(answers[3])

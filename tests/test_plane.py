@@ -511,6 +511,15 @@ def test_a_coordinator_that_hears_last_of_a_lost_world_keeps_the_leaver(first: m
     assert worlds[-1:] == [["b.0"]]
 
 
+def test_a_lost_member_that_had_trained_alone_brings_the_leaver_back() -> None:
+    """The report of the loss is the first sign that the group of that member was built."""
+    bench = shrinking()
+    sent = bench.hear(WorkerLost("a.0", "a", "exited", "", 1, trained_in=2))
+    assert "b.0" not in [message.worker for _, message in sent if isinstance(message, StopWorker)]
+    worlds = [[member.worker for member in message.members] for _, message in sent if isinstance(message, Plan)]
+    assert worlds[-1:] == [["b.0"]]
+
+
 def noticed(size: int, grace_s: float = 10.0) -> Bench:
     """A run of so many nodes, and no fewer, one of which will be taken away."""
     policy = ElasticPolicy(min_replicas=size, max_replicas=3, scaling_timeout_s=0, graceful_shutdown_timeout_s=20)
@@ -1131,7 +1140,7 @@ def wait_in_reduce(bench: Bench) -> list[tuple[str, messages.TestLinks]]:
 
 
 def left_out(bench: Bench, node: str) -> None:
-    """All wait, and ``node`` reaches nobody."""
+    """All ranks wait, and ``node`` reaches no other node."""
     for _ in range(40):
         for to, order in wait_in_reduce(bench):
             away = tuple(one for one, _, _ in order.targets if node in (one, to))
@@ -1335,7 +1344,7 @@ def test_a_newcomer_that_nobody_needs_gets_workers_once_its_node_and_its_link_ha
 
 
 def test_a_newcomer_is_tested_anew_by_the_next_coordinator() -> None:
-    """What it still answers to the question of the coordinator before may be about another link."""
+    """An answer to the coordinator before may be about another link."""
     bench = trains(elastic=ElasticPolicy(min_replicas=1, max_replicas=3, scaling_timeout_s=0.0), shards=3)
     bench.attach(hello_with_door("c"))
     asked = bench.wait(0.02)

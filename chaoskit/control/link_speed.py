@@ -73,7 +73,7 @@ def blame(links: Collection[SlowLink]) -> str:
 
 
 class LinkSpeeds:
-    """One measurement at a time; a later order replaces one that is not complete. Pure.
+    """Measurements of links, one at a time; a later order replaces one that is not complete. Pure.
 
     Args:
         first: no measurement has this number or a smaller one, as those may be measurements of another coordinator.

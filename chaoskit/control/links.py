@@ -56,7 +56,7 @@ class _Test:
 
 
 class Links:
-    """One test at a time.
+    """Tests of the links between nodes, one at a time.
 
     Args:
         first: no test has this number or a smaller one, as those may be tests of another coordinator.

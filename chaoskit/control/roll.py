@@ -116,7 +116,7 @@ class Roll:
 
     @property
     def _is_short_of_workers(self) -> bool:
-        """Whether a worker is lost that the last plan needs: a member, or a leaver before the generation settled."""
+        """True if the last plan lacks a worker: a member, or a leaver while its generation has not settled."""
         if self._plan is None or self._settled:
             return len(self.members) < self.world
         return len(self.crew) < self.world + len(self._plan.leavers)

@@ -246,12 +246,12 @@ def require_allowed(api: KubernetesApi) -> None:
     if name.startswith("kube-"):
         raise BadInput("namespace", name, "use one of your own: this one is the cluster's")
     try:
-        found = find_namespace(api)
+        namespace = find_namespace(api)
     except ApiError as error:
         if not error.is_refusal:
             raise
         raise BadInput("context", api.server, f"use a cluster that lets you in: {error}") from None
-    if found["metadata"].get("labels", {}).get(manifests.ALLOWED) != manifests.ALLOWED_VALUE:
+    if namespace["metadata"].get("labels", {}).get(manifests.ALLOWED) != manifests.ALLOWED_VALUE:
         remedy = f"kubectl label namespace {name} {manifests.ALLOWED}={manifests.ALLOWED_VALUE}"
         raise BadInput("namespace", name, f"allow runs that break things there: {remedy}")
 
