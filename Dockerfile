@@ -20,4 +20,4 @@ RUN python3 -m pip install --constraint /tmp/constraints.txt ${TORCH_OPTIONS} to
 COPY . /tmp/chaoskit
 RUN python3 -m pip install --constraint /tmp/constraints.txt '/tmp/chaoskit[jobs,kubernetes]' \
     && rm -rf /tmp/chaoskit /tmp/constraints.txt \
-    && python3 -c 'import chaoskit.runtime.worker, chaoskit.substrate.supervisor.server'
+    && python3 -c 'import chaoskit.runtime.worker.process, chaoskit.substrate.supervisor.server'

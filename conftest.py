@@ -29,13 +29,13 @@ _ERROR_CHARS = 240
 #: that launchers before it have left, a machine that is taken away has pods of other tests, and some hundred plans are
 #: drawn once for all cases that look at them.
 _GROUPS = {
-    "tests/test_docker": "docker",
-    "tests/test_kubernetes.py": "kubernetes",
-    "tests/test_machines.py": "kubernetes",
-    "tests/test_nightly_cluster.py": "kubernetes",
-    "tests/test_pod_network.py": "kubernetes",
-    "tests/test_strategies.py::test_plans_cover": "plans",
-    "tests/test_strategies.py::test_each_kind_is_drawn": "plans",
+    "tests/cluster/substrates/test_docker": "docker",
+    "tests/cluster/kubernetes/test_kubernetes.py": "kubernetes",
+    "tests/cluster/kubernetes/test_machines.py": "kubernetes",
+    "tests/cluster/kubernetes/test_nightly_cluster.py": "kubernetes",
+    "tests/cluster/kubernetes/test_pod_network.py": "kubernetes",
+    "tests/cluster/faults/test_strategies.py::test_plans_cover": "plans",
+    "tests/cluster/faults/test_strategies.py::test_each_kind_is_drawn": "plans",
 }
 _SKIPS = Path(__file__).with_name("tests") / "skips.toml"
 

@@ -1,4 +1,4 @@
-"""Every claim about speed, measured: ``python benchmarks/run.py [--only kill,overhead] [--quick] [--settle SECONDS]``.
+"""Every claim about speed, measured: ``python -m benchmarks.run [--only kill,overhead] [--quick] [--settle SECONDS]``.
 
 Writes results/latest.json (with every sample) and results/latest.md. Exit status 1 if a bar is not met. On a busy
 machine durations are reported as noisy, and not judged. What takes long has a script of its own, with the same kind of
@@ -17,15 +17,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from bars import QUIET_LOAD, Bar, Report, choose, look_at_machine, save, show
-from elastic import experiments, resize, throughput
-from integrity import integrity
-from lab import Lab, say
-from network import network
-from overhead import overhead
-from recovery import hang, kill, nan
-from resizing import resizing
-from sharded import sharded
+from benchmarks.harness.bars import QUIET_LOAD, Bar, Report, choose, look_at_machine, save, show
+from benchmarks.harness.lab import Lab, say
+from benchmarks.recoveries.elastic import experiments, resize, throughput
+from benchmarks.recoveries.network import network
+from benchmarks.recoveries.recovery import hang, kill, nan
+from benchmarks.recoveries.resizing import resizing
+from benchmarks.recoveries.sharded import sharded
+from benchmarks.steps.integrity import integrity
+from benchmarks.steps.overhead import overhead
 
 TOPICS: dict[str, Callable[[Lab], list[Bar]]] = {
     "kill": kill,

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from chaoskit.errors import BadInput, ChaoskitError, HarnessError
     from chaoskit.experiment.directory import judge_directory
     from chaoskit.experiment.harness import Harness
-    from chaoskit.experiment.outcome import Outcome, Recovery
     from chaoskit.interface import Trainer
     from chaoskit.journal import Record
     from chaoskit.launcher.launch import LaunchResult, launch
@@ -25,9 +24,10 @@ if TYPE_CHECKING:
     from chaoskit.pytest_plugin import Chaos, VerdictError
     from chaoskit.report.store import read_outcomes
     from chaoskit.rules.replay import check_log_rules
-    from chaoskit.runtime.callbacks import Preemption, RankLost, Resize
-    from chaoskit.runtime.shardwork import Shard
-    from chaoskit.runtime.transaction import Transaction
+    from chaoskit.runlog.outcome import Outcome, Recovery
+    from chaoskit.runtime.step.callbacks import Preemption, RankLost, Resize
+    from chaoskit.runtime.step.shardwork import Shard
+    from chaoskit.runtime.step.transaction import Transaction
     from chaoskit.stacks.patterns import LogPatterns
     from chaoskit.vocabulary import Verdict
 
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 _HOMES = {
     # what a training script uses
     "Trainer": "interface",
-    "Transaction": "runtime.transaction",
-    "Shard": "runtime.shardwork",
-    "Resize": "runtime.callbacks",
-    "Preemption": "runtime.callbacks",
-    "RankLost": "runtime.callbacks",
+    "Transaction": "runtime.step.transaction",
+    "Shard": "runtime.step.shardwork",
+    "Resize": "runtime.step.callbacks",
+    "Preemption": "runtime.step.callbacks",
+    "RankLost": "runtime.step.callbacks",
     # settings
     "RunConfig": "config",
     "CheckpointTier": "config",
@@ -57,8 +57,8 @@ _HOMES = {
     "Chaos": "pytest_plugin",
     "Harness": "experiment.harness",
     "judge_directory": "experiment.directory",
-    "Outcome": "experiment.outcome",
-    "Recovery": "experiment.outcome",
+    "Outcome": "runlog.outcome",
+    "Recovery": "runlog.outcome",
     "Record": "journal",
     "Verdict": "vocabulary",
     "VerdictError": "pytest_plugin",

@@ -12,10 +12,10 @@ import msgspec
 
 from chaoskit.elastic.settings import ElasticPolicy, validate_policy
 from chaoskit.errors import BadInput
-from chaoskit.hostchecks import require_cuda, require_writable
 from chaoskit.job import JobSpec, validate_job
 from chaoskit.logrule import LogRule
 from chaoskit.nodename import require_node_name
+from chaoskit.process.host_checks import require_cuda, require_writable
 from chaoskit.typed import convert
 
 Detection = Literal["production", "relaxed"]
@@ -46,7 +46,7 @@ class CheckpointTier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         endpoint: of the remote tier: where an S3 store listens that is not Amazon's, such as ``http://minio:9000``.
         every_steps: the state after each multiple of it is stored; 0 for none. Of the remote tier: after so many.
         every_s: the state is stored after so many seconds, too; 0 for never by time.
-        keep_last, keep_every, budget_bytes: see :class:`chaoskit.checkpoint.retention.Retention`.
+        keep_last, keep_every, budget_bytes: see :class:`chaoskit.checkpoint.disk.retention.Retention`.
     """
 
     target: str

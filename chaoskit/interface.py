@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from chaoskit.runtime.callbacks import Preemption, RankLost, Resize
-    from chaoskit.runtime.registered import Scheduler
-    from chaoskit.runtime.transaction import Transaction
+    from chaoskit.runtime.state.registered import Scheduler
+    from chaoskit.runtime.step.callbacks import Preemption, RankLost, Resize
+    from chaoskit.runtime.step.transaction import Transaction
 
 
 class Trainer(Protocol):

@@ -1,7 +1,7 @@
 """A job trained by plain PyTorch in one process: what a run is compared with that shares no code with the runtime.
 
 ``python -m chaoskit.plain REQUEST ANSWER`` reads a :class:`Request` and writes a :class:`PlainAnswer`, both JSON. The
-process imports torch and the job, and nothing of ``chaoskit.runtime``, ``chaoskit.checkpoint`` or ``chaoskit.control``:
+process imports torch and the job, and nothing of ``chaoskit.runtime``, ``chaoskit.checkpoint`` or ``chaoskit.agent``:
 what these do wrong in every run, also in the unbroken one, is not done here. The rules that a run promises are stated
 here once more: the samples and the seed of a shard, the order of the sum, the mean of the losses.
 """
@@ -28,7 +28,17 @@ import msgspec
 from chaoskit.job import JobSpec, import_job
 
 #: Packages of which nothing may be loaded in this process.
-UNDER_TEST = ("chaoskit.runtime", "chaoskit.checkpoint", "chaoskit.control")
+UNDER_TEST = (
+    "chaoskit.agent",
+    "chaoskit.checkpoint",
+    "chaoskit.coordinator",
+    "chaoskit.daemon",
+    "chaoskit.logs",
+    "chaoskit.process.heartbeat_page",
+    "chaoskit.runtime",
+    "chaoskit.wire.announcements",
+    "chaoskit.wire.lease",
+)
 
 
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -22,18 +22,18 @@ import pytest
 from chaoskit.config import DETECTION
 from chaoskit.errors import BadInput, CommandFailed, HarnessError, error_line, long_notes
 from chaoskit.plaintext import printable
-from chaoskit.substrate.choice import names, unavailable
+from chaoskit.substrate.registry import names, unavailable
 from chaoskit.typed import convert
 from chaoskit.vocabulary import Verdict
 
 if TYPE_CHECKING:
     from chaoskit.experiment.harness import Harness
-    from chaoskit.experiment.host import ExperimentHost
-    from chaoskit.experiment.outcome import Outcome
+    from chaoskit.experiment.remote.host import ExperimentHost
     from chaoskit.faults.base import Fault
     from chaoskit.history.compare import RunComparison
     from chaoskit.history.session import SessionRecords
     from chaoskit.rules import Fired
+    from chaoskit.runlog.outcome import Outcome
     from chaoskit.sla.judge import Judged
 
 _VERDICT_PROPERTY = "chaoskit.verdict"
@@ -200,7 +200,7 @@ def _records(config: pytest.Config) -> SessionRecords | None:
         return None
     from chaoskit.history.compare import TOLERANCE
     from chaoskit.history.session import SessionRecords
-    from chaoskit.hostchecks import require_writable
+    from chaoskit.process.host_checks import require_writable
 
     places = {name: _absolute(given[name], Path.cwd()) for name in ("save", "compare", "summary")}
     store = _absolute(store, Path.cwd() if config.getoption("chaos_history") else config.rootpath)
@@ -237,7 +237,7 @@ def _settings(config: pytest.Config) -> _Settings:
         raise pytest.UsageError(f"chaos_substrate={value('substrate')!r}: use another one: {lacking}")
     report = value("report")
     if report:
-        from chaoskit.hostchecks import require_writable
+        from chaoskit.process.host_checks import require_writable
 
         try:
             require_writable("chaos_report", Path(report))
@@ -335,7 +335,7 @@ class Stock:
 
     Args:
         directory: where runs leave journals and logs.
-        docker_image: see :func:`chaoskit.substrate.choice.make`.
+        docker_image: see :func:`chaoskit.substrate.registry.make`.
     """
 
     def __init__(self, directory: Path, docker_image: str = "") -> None:
@@ -346,7 +346,7 @@ class Stock:
     def harness(self, name: str) -> Harness:
         """The harness on the substrate of that name."""
         from chaoskit.experiment.harness import Harness
-        from chaoskit.experiment.host import make_host
+        from chaoskit.experiment.remote.host import make_host
 
         if name not in self._harnesses:
             self._hosts[name] = make_host(name, docker_image=self._docker_image)
@@ -535,8 +535,8 @@ def _line_of_test(item: pytest.Item, raised: pytest.ExceptionInfo[BaseException]
 
 def _note_test(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
     """Write into the outcomes of a test how it ended: a run that passed may be one of a test that did not."""
-    from chaoskit.experiment.outcome import TestResult
     from chaoskit.report.store import write_outcome
+    from chaoskit.runlog.outcome import TestResult
 
     chaos = item.stash.get(_chaos_key, None)
     if chaos is None:

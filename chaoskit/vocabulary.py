@@ -156,7 +156,7 @@ class RunEnd(StrEnum):
 #: report of its parent. How it exited is known later; the record ``worker_exited`` says it.
 EXITED = "exited"
 
-#: A log rule of the user's asked for it: :mod:`chaoskit.control.rulings`.
+#: A log rule of the user's asked for it: :mod:`chaoskit.coordinator.detectors.rulings`.
 LOG_RULE = "log rule"
 
 #: Of a rank that held the others up for too long.

@@ -4,39 +4,39 @@
 """
 
 from chaoskit.faults.base import Fault
-from chaoskit.faults.bits import BitFlip
-from chaoskit.faults.clock import ClockJump
-from chaoskit.faults.coordinator import KillCoordinator
-from chaoskit.faults.copies import CorruptReplica, LosePeerCopy
-from chaoskit.faults.data import BadBatch, DataStall
-from chaoskit.faults.deadlock import Deadlock
-from chaoskit.faults.disk import DiskError, DiskFull, ReadOnlyDisk, SlowDisk
-from chaoskit.faults.hang import Hang
-from chaoskit.faults.kill import Kill
 from chaoskit.faults.kubernetes.coordinator_pod import DeleteCoordinatorPod
 from chaoskit.faults.kubernetes.machine import DrainMachine, LoseMachine, StopApiServer, TaintMachine
 from chaoskit.faults.kubernetes.pending import BadImage, NoRoom
 from chaoskit.faults.kubernetes.pod import DeletePod, EvictPod, KillContainer, PreemptPod
-from chaoskit.faults.leaving import Exit
-from chaoskit.faults.limits import LimitCpu, LimitIo, LimitMemory, LimitPids
-from chaoskit.faults.links import Flap, LinkDown
-from chaoskit.faults.losing import LoseNode, Rack, ReplaceNode
-from chaoskit.faults.memory import OutOfMemory
 from chaoskit.faults.moments import at_rate
-from chaoskit.faults.network import Cut, Reset
-from chaoskit.faults.node import FreezeNode, KillAgent, KillNode, Preempt
-from chaoskit.faults.numeric import NaN
-from chaoskit.faults.poison import PoisonSnapshot
-from chaoskit.faults.raising import Raise
-from chaoskit.faults.remote import RemoteOutage
-from chaoskit.faults.resize import AddNode, Demand, Scale, TakeSpot
+from chaoskit.faults.network.links import Flap, LinkDown
+from chaoskit.faults.network.partitions import Cut, Reset
+from chaoskit.faults.network.slow_network import Bandwidth, Delay, Loss
+from chaoskit.faults.nodes.coordinator import KillCoordinator
+from chaoskit.faults.nodes.limits import LimitCpu, LimitIo, LimitMemory, LimitPids
+from chaoskit.faults.nodes.losing import LoseNode, Rack, ReplaceNode
+from chaoskit.faults.nodes.node import FreezeNode, KillAgent, KillNode, Preempt
+from chaoskit.faults.nodes.resize import AddNode, Demand, Scale, TakeSpot
+from chaoskit.faults.numbers.bits import BitFlip
+from chaoskit.faults.numbers.data import BadBatch, DataStall
+from chaoskit.faults.numbers.numeric import NaN
+from chaoskit.faults.processes.clock import ClockJump
+from chaoskit.faults.processes.deadlock import Deadlock
+from chaoskit.faults.processes.hang import Hang
+from chaoskit.faults.processes.kill import Kill
+from chaoskit.faults.processes.leaving import Exit
+from chaoskit.faults.processes.memory import OutOfMemory
+from chaoskit.faults.processes.raising import Raise
+from chaoskit.faults.processes.slow import Straggle
+from chaoskit.faults.processes.sticky import CrashLoop, FailLoad
 from chaoskit.faults.short_name import SHORT, share_modules
-from chaoskit.faults.slow import Straggle
-from chaoskit.faults.slow_network import Bandwidth, Delay, Loss
-from chaoskit.faults.sticky import CrashLoop, FailLoad
-from chaoskit.faults.stored import CorruptFile
+from chaoskit.faults.storage.copies import CorruptReplica, LosePeerCopy
+from chaoskit.faults.storage.disk import DiskError, DiskFull, ReadOnlyDisk, SlowDisk
+from chaoskit.faults.storage.poison import PoisonSnapshot
+from chaoskit.faults.storage.remote import RemoteOutage
+from chaoskit.faults.storage.stored import CorruptFile
+from chaoskit.faults.storage.torn import TornWrite
 from chaoskit.faults.target import Target
-from chaoskit.faults.torn import TornWrite
 
 #: Every fault there is, for catalogues and strategies.
 CATALOGUE: tuple[type[Fault], ...] = (

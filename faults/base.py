@@ -18,10 +18,10 @@ from chaoskit.errors import BadInput, name_remedy
 from chaoskit.faults.evidence import Evidence
 from chaoskit.faults.incidents import IncidentKind
 from chaoskit.faults.target import Target
-from chaoskit.messages import Trigger
-from chaoskit.substrate.actions import Action
+from chaoskit.substrate.core.actions import Action
 from chaoskit.typed import convert, convert_fields
 from chaoskit.vocabulary import LOSS_CAUSES, STRIKE_PHASES, TRIGGER_PHASES
+from chaoskit.wire.messages import Trigger
 
 Found = TypeVar("Found")
 

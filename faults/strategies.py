@@ -23,10 +23,10 @@ except ImportError as error:
 from chaoskit.errors import BadInput
 from chaoskit.faults import CATALOGUE
 from chaoskit.faults.base import Fault
-from chaoskit.faults.hang import HOWS
 from chaoskit.faults.kinds import kinds as kinds_known
-from chaoskit.faults.numeric import WHERES
+from chaoskit.faults.numbers.numeric import WHERES
 from chaoskit.faults.possible import moments
+from chaoskit.faults.processes.hang import HOWS
 from chaoskit.faults.survival import REACH, struck_by, survivable
 from chaoskit.typed import typed_arguments
 from chaoskit.vocabulary import STRIKE_PHASES, TRIGGER_PHASES

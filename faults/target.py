@@ -13,7 +13,12 @@ from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 from chaoskit.config import RunConfig
 from chaoskit.errors import HarnessError
 from chaoskit.faults.evidence import Counted, Evidence, RankProcess, ReadBack, Subject, WholeNode
-from chaoskit.messages import (
+from chaoskit.substrate.core.actions import Action, Applied
+from chaoskit.substrate.core.base import Cluster
+from chaoskit.substrate.core.processes import Process
+from chaoskit.substrate.object_store.proxy import ObjectProxy
+from chaoskit.substrate.undo import UndoLog
+from chaoskit.wire.messages import (
     ActReport,
     AskThread,
     AtHook,
@@ -29,11 +34,6 @@ from chaoskit.messages import (
     Trigger,
     WorkerLost,
 )
-from chaoskit.substrate.actions import Action, Applied
-from chaoskit.substrate.base import Cluster
-from chaoskit.substrate.object_proxy import ObjectProxy
-from chaoskit.substrate.processes import Process
-from chaoskit.substrate.undo import UndoLog
 
 Found = TypeVar("Found")
 

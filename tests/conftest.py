@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from chaoskit.fixtures.s3_server import S3Server
-from chaoskit.substrate.object_proxy import ObjectProxy
+from chaoskit.substrate.object_store.proxy import ObjectProxy
 from chaoskit.substrate.undo import UndoLog
 
 

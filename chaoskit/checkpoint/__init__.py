@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from chaoskit.checkpoint.dcp import Restored, SaveFailed, SnapshotReader, SnapshotWriter, restore
-    from chaoskit.checkpoint.disk import DiskTier
-    from chaoskit.checkpoint.inventory import NothingToRestore
-    from chaoskit.checkpoint.manifest import Damaged
+    from chaoskit.checkpoint.disk.inventory import NothingToRestore
+    from chaoskit.checkpoint.disk.retention import Retention
+    from chaoskit.checkpoint.disk.snapshot import Snapshot
+    from chaoskit.checkpoint.disk.tier import DiskTier
+    from chaoskit.checkpoint.layout.manifest import Damaged
     from chaoskit.checkpoint.remote.tier import RemoteTier
     from chaoskit.checkpoint.remote.uploader import Uploader
-    from chaoskit.checkpoint.retention import Retention
-    from chaoskit.checkpoint.snapshot import Snapshot
 
 _HOMES = {
-    "Damaged": "manifest",
-    "DiskTier": "disk",
-    "NothingToRestore": "inventory",
+    "Damaged": "layout.manifest",
+    "DiskTier": "disk.tier",
+    "NothingToRestore": "disk.inventory",
     "RemoteTier": "remote.tier",
     "Restored": "dcp",
-    "Retention": "retention",
+    "Retention": "disk.retention",
     "SaveFailed": "dcp",
-    "Snapshot": "snapshot",
+    "Snapshot": "disk.snapshot",
     "SnapshotReader": "dcp",
     "SnapshotWriter": "dcp",
     "Uploader": "remote.uploader",

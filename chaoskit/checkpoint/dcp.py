@@ -37,19 +37,19 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from chaoskit.checkpoint.dcp_metadata import build_metadata, index_of, indexed
-from chaoskit.checkpoint.disk import DATA_SUFFIX, DiskTier
-from chaoskit.checkpoint.inventory import DamagedSnapshot, NothingToRestore
-from chaoskit.checkpoint.layout import Box, whole
-from chaoskit.checkpoint.manifest import Damaged, FileEntry, Item, Part
-from chaoskit.checkpoint.names import parse_name
-from chaoskit.checkpoint.parts import PartWriter
+from chaoskit.checkpoint.disk.dcp_metadata import build_metadata, index_of, indexed
+from chaoskit.checkpoint.disk.inventory import DamagedSnapshot, NothingToRestore
+from chaoskit.checkpoint.disk.names import parse_name
+from chaoskit.checkpoint.disk.parts import PartWriter
+from chaoskit.checkpoint.disk.snapshot import Snapshot, Wanted
+from chaoskit.checkpoint.disk.staging import Staging
+from chaoskit.checkpoint.disk.tier import DATA_SUFFIX, DiskTier
+from chaoskit.checkpoint.layout.boxes import Box, whole
+from chaoskit.checkpoint.layout.manifest import Damaged, FileEntry, Item, Part
 from chaoskit.checkpoint.remote.tier import RemoteSnapshot, RemoteTier, checked_manifest
-from chaoskit.checkpoint.snapshot import Snapshot, Wanted
-from chaoskit.checkpoint.staging import Staging
 from chaoskit.checkpoint.step_names import CheckpointId, names_step, step_of
 from chaoskit.errors import BadInput, ChaoskitError
-from chaoskit.osprocess import reason_of
+from chaoskit.process.linux import reason_of
 from chaoskit.typed import convert, typed_arguments
 
 _log = logging.getLogger("chaoskit.checkpoint")

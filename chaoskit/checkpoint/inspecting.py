@@ -12,17 +12,17 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from chaoskit.checkpoint.disk import DiskTier
-from chaoskit.checkpoint.drill import Drill, drill
-from chaoskit.checkpoint.inventory import DamagedSnapshot
-from chaoskit.checkpoint.manifest import MANIFEST, Damaged
-from chaoskit.checkpoint.names import QUARANTINE, STAGING
+from chaoskit.checkpoint.disk.drill import Drill, drill
+from chaoskit.checkpoint.disk.inventory import DamagedSnapshot
+from chaoskit.checkpoint.disk.names import QUARANTINE, STAGING
+from chaoskit.checkpoint.disk.retention import Retention
+from chaoskit.checkpoint.disk.snapshot import Snapshot
+from chaoskit.checkpoint.disk.tier import DiskTier
+from chaoskit.checkpoint.layout.manifest import MANIFEST, Damaged
 from chaoskit.checkpoint.remote.backoff import Backoff, RemoteRefused, RemoteUnavailable
 from chaoskit.checkpoint.remote.store import Traffic
 from chaoskit.checkpoint.remote.tier import RemoteTier
 from chaoskit.checkpoint.remote.upload import QUARANTINE as QUARANTINE_NOTE
-from chaoskit.checkpoint.retention import Retention
-from chaoskit.checkpoint.snapshot import Snapshot
 from chaoskit.config import validate_endpoint
 from chaoskit.errors import BadInput
 

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from chaoskit.checkpoint.names import parse_name
+from chaoskit.checkpoint.disk.names import parse_name
 from chaoskit.errors import BadInput
 
 CheckpointId = str | os.PathLike[str]

@@ -23,9 +23,12 @@ from chaoskit.cli.output import (
     refuse,
 )
 from chaoskit.errors import BadInput, HarnessError, closest_name, error_line
-from chaoskit.osprocess import restore_signals, signal_name
 from chaoskit.plaintext import printable
+from chaoskit.process.linux import restore_signals, signal_name
 from chaoskit.vocabulary import Verdict
+
+#: Panel of the help -> the folder that holds the modules of its commands.
+_FOLDERS = {"Train": "training", "Test": "testing", "Observe": "training", "Machine": "machine"}
 
 #: Command -> its panel in the help. Its module has its name, and an ``app``; it is imported when it is needed.
 COMMANDS = {
@@ -62,6 +65,11 @@ _RENAMED = {
 }
 
 
+def _module_of(command: str) -> str:
+    """Return the name of the module of a command."""
+    return f"chaoskit.cli.{_FOLDERS[COMMANDS[command]]}.{command}"
+
+
 class _Commands(TyperGroup):
     """Imports the module of a command when the command is asked for."""
 
@@ -71,7 +79,7 @@ class _Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
-        command: Any = typer.main.get_command(import_module(f"chaoskit.cli.{cmd_name}").app)
+        command: Any = typer.main.get_command(import_module(_module_of(cmd_name)).app)
         command.name, command.rich_help_panel = cmd_name, COMMANDS[cmd_name]
         return _with_help(command)
 
@@ -157,7 +165,7 @@ def _options_of(command: Any, arguments: list[str]) -> dict[str, str]:
         if not isinstance(command, TyperGroup) or (below := command.get_command(typer.Context(command), word)) is None:
             break
         if isinstance(command, _Commands):
-            named |= getattr(import_module(f"chaoskit.cli.{word}"), "FIELDS", {})
+            named |= getattr(import_module(_module_of(word)), "FIELDS", {})
         command = below
     return {parameter.name: option_name(parameter) for parameter in command.params} | named
 

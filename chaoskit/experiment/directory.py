@@ -13,19 +13,19 @@ from typing import TypeVar
 import msgspec
 
 from chaoskit.errors import BadInput
-from chaoskit.experiment.blackbox.judge import judge_command
-from chaoskit.experiment.blackbox.plan import CommandExperiment
-from chaoskit.experiment.blackbox.run import load_command_run
-from chaoskit.experiment.blackbox.twin import CommandTwin
-from chaoskit.experiment.cache import write_whole
-from chaoskit.experiment.floor import Floor
-from chaoskit.experiment.judge import judge
-from chaoskit.experiment.outcome import Outcome
-from chaoskit.experiment.planfile import FILE_NAME, recall
-from chaoskit.experiment.reference import Reference
-from chaoskit.experiment.run import load_run
-from chaoskit.experiment.twin import Twin
+from chaoskit.experiment.judge.command_judge import judge_command
+from chaoskit.experiment.judge.judge import judge
+from chaoskit.experiment.plan.command_plan import CommandExperiment
+from chaoskit.experiment.plan.planfile import FILE_NAME, recall
+from chaoskit.experiment.reference.cache import write_whole
+from chaoskit.experiment.reference.floor import Floor
+from chaoskit.experiment.reference.reference import Reference
+from chaoskit.experiment.run.command_run import load_command_run
+from chaoskit.experiment.run.run import load_run
+from chaoskit.experiment.twin.command_twin import CommandTwin
+from chaoskit.experiment.twin.twin import Twin
 from chaoskit.journal import read_events
+from chaoskit.runlog.outcome import Outcome
 from chaoskit.typed import named_path
 from chaoskit.vocabulary import Event
 

@@ -12,28 +12,28 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from chaoskit.errors import BadInput, FaultBroken
-from chaoskit.experiment.blackbox.judge import judge_command
-from chaoskit.experiment.blackbox.plan import CommandExperiment, plan_command
-from chaoskit.experiment.blackbox.run import CommandRun, load_command_run
-from chaoskit.experiment.blackbox.twin import CommandTwin, CommandTwins
-from chaoskit.experiment.comparison import exactness
 from chaoskit.experiment.directory import keep
-from chaoskit.experiment.floor import Floor, floor_of
-from chaoskit.experiment.follow import Watch
-from chaoskit.experiment.history import History
-from chaoskit.experiment.host import ExperimentHost, LocalHost, demand_of, make_host
-from chaoskit.experiment.judge import judge
-from chaoskit.experiment.outcome import Outcome
-from chaoskit.experiment.plan import Experiment, plan_experiment, require_divisible
-from chaoskit.experiment.planfile import FILE_NAME, Planned, save
-from chaoskit.experiment.reference import reference_of
-from chaoskit.experiment.run import LATER, RawRun, load_run
-from chaoskit.experiment.twin import Interrupted, Twin, TwinCache, UnbrokenFailed
+from chaoskit.experiment.injection.follow import Watch
+from chaoskit.experiment.judge.command_judge import judge_command
+from chaoskit.experiment.judge.comparison import exactness
+from chaoskit.experiment.judge.judge import judge
+from chaoskit.experiment.plan.command_plan import CommandExperiment, plan_command
+from chaoskit.experiment.plan.plan import Experiment, plan_experiment, require_divisible
+from chaoskit.experiment.plan.planfile import FILE_NAME, Planned, save
+from chaoskit.experiment.reference.floor import Floor, floor_of
+from chaoskit.experiment.reference.reference import reference_of
+from chaoskit.experiment.remote.host import ExperimentHost, LocalHost, demand_of, make_host
+from chaoskit.experiment.run.command_run import CommandRun, load_command_run
+from chaoskit.experiment.run.run import LATER, RawRun, load_run
+from chaoskit.experiment.twin.command_twin import CommandTwin, CommandTwins
+from chaoskit.experiment.twin.twin import Interrupted, Twin, TwinCache, UnbrokenFailed
 from chaoskit.faults.base import Fault
-from chaoskit.hostchecks import require_file_size, require_writable
+from chaoskit.process.host_checks import require_file_size, require_writable
+from chaoskit.runlog.history import History
+from chaoskit.runlog.outcome import Outcome
 from chaoskit.stacks import LogPatterns
-from chaoskit.substrate import choice
-from chaoskit.substrate.base import Substrate
+from chaoskit.substrate import registry
+from chaoskit.substrate.core.base import Substrate
 from chaoskit.substrate.undo import Undo, UndoLog, temporary_directory
 from chaoskit.typed import convert, named_path, typed_arguments
 
@@ -55,7 +55,7 @@ class Harness:
     @typed_arguments
     def __init__(
         self,
-        substrate: Substrate | ExperimentHost | str = choice.LOCAL,
+        substrate: Substrate | ExperimentHost | str = registry.LOCAL,
         directory: str | Path | None = None,
         twins: TwinCache | None = None,
     ) -> None:
@@ -92,8 +92,8 @@ class Harness:
             twin: compare with the unbroken run, which is run first unless it is known.
             watch: of a job, is shown every message of the coordinator, for live views. Of a command, how its log shows
                 steps and losses.
-            plan: see :func:`chaoskit.experiment.plan.plan_experiment`; of a command,
-                :func:`chaoskit.experiment.blackbox.plan.plan_command`.
+            plan: see :func:`chaoskit.experiment.plan.plan.plan_experiment`; of a command,
+                :func:`chaoskit.experiment.plan.command_plan.plan_command`.
 
         Raises:
             BadInput: before anything is started, or when the job refuses its input. HarnessError: chaoskit failed.
@@ -160,7 +160,7 @@ class Harness:
 
     def _require_able(self, experiment: Planned) -> None:
         for fault in experiment.faults:
-            if self.host.name in choice.NAMES and self.host.name not in fault.substrates:
+            if self.host.name in registry.NAMES and self.host.name not in fault.substrates:
                 able = " or ".join(fault.substrates)
                 raise BadInput(
                     "faults",

@@ -8,6 +8,6 @@ from __future__ import annotations
 from chaoskit.health.limits import Limits
 from chaoskit.health.quarantine import Entry, Quarantine
 from chaoskit.health.verdict import HealthVerdict, Standing, decide
-from chaoskit.messages import Finding
+from chaoskit.wire.messages import Finding
 
 __all__ = ["Entry", "Finding", "HealthVerdict", "Limits", "Quarantine", "Standing", "decide"]

@@ -9,7 +9,7 @@ import msgspec
 
 from chaoskit.health.finding import at_most
 from chaoskit.health.limits import Limits
-from chaoskit.messages import ClockOffset, Finding
+from chaoskit.wire.messages import ClockOffset, Finding
 
 _LOOK_S = 0.02
 

@@ -9,7 +9,7 @@ import xxhash
 
 from chaoskit.health.finding import at_most, bad, good
 from chaoskit.health.limits import Limits
-from chaoskit.messages import Finding
+from chaoskit.wire.messages import Finding
 
 _SIZE = 96
 _ROUNDS = 3

@@ -12,7 +12,7 @@ import xxhash
 
 from chaoskit.health.finding import at_least, at_most, bad, good
 from chaoskit.health.limits import Limits
-from chaoskit.messages import Finding
+from chaoskit.wire.messages import Finding
 
 PROBE_BYTES = 2**20
 

@@ -8,7 +8,7 @@ from chaoskit.health import clock, compute, disk, memory, nvml, pair
 from chaoskit.health import gpu as gpus
 from chaoskit.health.finding import of_node
 from chaoskit.health.limits import Limits
-from chaoskit.messages import Finding
+from chaoskit.wire.messages import Finding
 
 PROBES = ("gpu", "clock", "disk", "memory", "compute")
 _QUICK_BYTES = 2**18

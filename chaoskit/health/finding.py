@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from chaoskit.messages import Finding
+from chaoskit.wire.messages import Finding
 
 
 def at_most(

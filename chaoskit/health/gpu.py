@@ -11,7 +11,7 @@ import msgspec
 from chaoskit.health.finding import at_least, at_most, bad, good, warned
 from chaoskit.health.limits import Limits
 from chaoskit.health.xid import classify
-from chaoskit.messages import Finding
+from chaoskit.wire.messages import Finding
 
 #: Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h) that say that a GPU cannot run as it should.
 _HARDWARE_SLOWDOWNS = {0x08: "hardware slowdown", 0x40: "hardware thermal slowdown", 0x80: "power brake"}

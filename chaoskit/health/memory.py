@@ -10,7 +10,7 @@ import psutil
 
 from chaoskit.health.finding import at_least, at_most
 from chaoskit.health.limits import Limits
-from chaoskit.messages import Finding
+from chaoskit.wire.messages import Finding
 
 _EDAC = Path("/sys/devices/system/edac/mc")
 _CGROUPS = (

@@ -14,16 +14,16 @@ from types import TracebackType
 
 import msgspec
 
-from chaoskit import wire
 from chaoskit.errors import ChaoskitError, Refused
-from chaoskit.handshakes import proven
 from chaoskit.health import tcp
 from chaoskit.health.clock import ahead_ms
 from chaoskit.health.finding import at_least, at_most, bad, good
 from chaoskit.health.limits import Limits
 from chaoskit.health.pair_protocol import Digest, Echo, Echoed, Give, Look, Seen, Take, TooSlow, decode, give, take
-from chaoskit.messages import Finding, PairReading
-from chaoskit.osprocess import lower_priority
+from chaoskit.process.linux import lower_priority
+from chaoskit.wire import frames
+from chaoskit.wire.handshakes import proven
+from chaoskit.wire.messages import Finding, PairReading
 
 PINGS = 20
 STREAM_BYTES = 16 * 2**20
@@ -105,15 +105,15 @@ class PairServer:
         with self._lock:
             self.served += 1
         while True:
-            match wire.receive(connection, decode):
+            match frames.receive(connection, decode):
                 case Echo(number):
-                    wire.send(connection, Echoed(number, time.time_ns()))
+                    frames.send(connection, Echoed(number, time.time_ns()))
                 case Take(size_bytes):
-                    wire.send(connection, Digest(take(connection, size_bytes)))
+                    frames.send(connection, Digest(take(connection, size_bytes)))
                 case Give(size_bytes):
-                    wire.send(connection, Digest(give(connection, size_bytes)))
+                    frames.send(connection, Digest(give(connection, size_bytes)))
                 case Look():
-                    wire.send(connection, Seen(tcp.path(connection).mb_s))
+                    frames.send(connection, Seen(tcp.path(connection).mb_s))
                 case _:
                     raise Refused("not a request of a pair test")
 
@@ -138,7 +138,7 @@ def read(
     known = PairReading(address=f"{address[0]}:{address[1]}", node=node)
     began_s = time.monotonic()
     try:
-        with wire.connect(address, token, silent_s) as connection:
+        with frames.connect(address, token, silent_s) as connection:
             known = msgspec.structs.replace(known, connect_ms=(time.monotonic() - began_s) * 1e3)
             connection.settimeout(silent_s)
             rtt_ms, offset_ms = _ping(connection, pings)
@@ -158,8 +158,8 @@ def _ping(connection: socket.socket, pings: int) -> tuple[tuple[float, ...], flo
     trips = []
     for number in range(pings):
         sent_ns, sent_wall_ns = time.monotonic_ns(), time.time_ns()
-        wire.send(connection, Echo(number))
-        echoed = wire.receive(connection, decode)
+        frames.send(connection, Echo(number))
+        echoed = frames.receive(connection, decode)
         rtt_ns = time.monotonic_ns() - sent_ns
         if not isinstance(echoed, Echoed) or echoed.number != number:
             raise Refused("not the echo of a pair test")
@@ -169,17 +169,17 @@ def _ping(connection: socket.socket, pings: int) -> tuple[tuple[float, ...], flo
 
 def _stream(connection: socket.socket, size_bytes: int, known: PairReading, until_s: float) -> PairReading:
     began_s = time.monotonic()
-    wire.send(connection, Take(size_bytes))
+    frames.send(connection, Take(size_bytes))
     mine = give(connection, size_bytes, until_s)
-    theirs = wire.receive(connection, decode)
+    theirs = frames.receive(connection, decode)
     sent_s = time.monotonic()
     path_sent_mb_s = tcp.path(connection).mb_s
-    wire.send(connection, Give(size_bytes))
+    frames.send(connection, Give(size_bytes))
     received = take(connection, size_bytes, until_s)
-    promised = wire.receive(connection, decode)
+    promised = frames.receive(connection, decode)
     received_s = time.monotonic()
-    wire.send(connection, Look())
-    seen = wire.receive(connection, decode)
+    frames.send(connection, Look())
+    seen = frames.receive(connection, decode)
     return msgspec.structs.replace(
         known,
         sent_mb_s=size_bytes / _MB / (sent_s - began_s),

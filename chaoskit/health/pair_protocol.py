@@ -9,9 +9,9 @@ import time
 
 import xxhash
 
-from chaoskit import wire
 from chaoskit.errors import Refused
-from chaoskit.messages import Message
+from chaoskit.wire import frames
+from chaoskit.wire.messages import Message
 
 STREAM_BYTES_MAX = 2**30
 _PIECE_BYTES = 2**18
@@ -59,7 +59,7 @@ class Seen(Message, frozen=True):
     mb_s: float
 
 
-decode = wire.decoder(Echo | Echoed | Take | Give | Digest | Look | Seen)
+decode = frames.decoder(Echo | Echoed | Take | Give | Digest | Look | Seen)
 
 
 def _checked(size_bytes: int) -> int:

@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 
 from chaoskit.errors import BadInput
-from chaoskit.hostchecks import user_directory
 from chaoskit.nodename import GRAMMAR, is_node_name, require_node_name
-from chaoskit.osprocess import user_at_host
+from chaoskit.process.host_checks import user_directory
+from chaoskit.process.linux import user_at_host
 
 _FILE, _LOCK = "quarantine.json", "quarantine.lock"
 _VARIABLE = "XDG_STATE_HOME"

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import msgspec
 
-from chaoskit.messages import Finding
+from chaoskit.wire.messages import Finding
 
 
 class Standing(StrEnum):

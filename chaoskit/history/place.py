@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from chaoskit.experiment.outcome import Outcome
-from chaoskit.osprocess import core_count, cpu_model
+from chaoskit.process.linux import core_count, cpu_model
+from chaoskit.runlog.outcome import Outcome
 
 _GIT_S = 10.0
 

@@ -12,8 +12,8 @@ from uuid import UUID
 
 import msgspec
 
-from chaoskit.experiment.outcome import Outcome, Recovery
 from chaoskit.history.finding import NumberFinding, Unit
+from chaoskit.runlog.outcome import Outcome, Recovery
 from chaoskit.vocabulary import RECOVERY_PHASES, Verdict
 
 #: Of every record that is written; records of earlier versions are read for ever.

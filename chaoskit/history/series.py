@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 
 from chaoskit.errors import BadInput
-from chaoskit.experiment.outcome import Outcome
-from chaoskit.experiment.planfile import FILE_NAME
+from chaoskit.experiment.plan.planfile import FILE_NAME
 from chaoskit.faults.kinds import find_kind
+from chaoskit.runlog.outcome import Outcome
 
 _LENGTH = 16  # hexadecimal digits of a digest: 64 bits
 _SECRET = re.compile(r"(?i)(api.?key|access.?key|token|secret|password|credential)")

@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 
 from chaoskit.errors import BadInput, HarnessError
-from chaoskit.experiment.outcome import Outcome
 from chaoskit.history.compare import TOLERANCE, RunComparison, compare, with_accepted
 from chaoskit.history.place import Sources, covariates_of, machine_of
 from chaoskit.history.record import HistoryRecord, RunRecord, SeriesRecord, metrics_of, new_id
@@ -17,6 +16,7 @@ from chaoskit.history.series import plan_of, series_of, series_plan
 from chaoskit.history.store import RunContents, RunHistory, decode, encode, read_file
 from chaoskit.report.statistics import without_repeat
 from chaoskit.report.store import write_whole
+from chaoskit.runlog.outcome import Outcome
 
 
 def records_of(

@@ -1,7 +1,7 @@
 """Append-only records of what each process saw, on one clock.
 
 A journal is a file of JSON lines. Each line is written by one ``write(2)``, so a SIGKILL loses nothing that was
-reported and never tears a line of another process. ``t_ns`` is of the run's clock (:mod:`chaoskit.runclock`).
+reported and never tears a line of another process. ``t_ns`` is of the run's clock (:mod:`chaoskit.process.run_clock`).
 Lines carry a sequence number and a checksum: what is missing or damaged is known (:class:`FileCoverage`).
 
 While the disk is full, records wait in memory, where a SIGKILL does lose them, and are written in their order once

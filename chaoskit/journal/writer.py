@@ -17,8 +17,8 @@ from typing import Any
 
 from chaoskit.errors import JournalFull
 from chaoskit.journal import lines
-from chaoskit.osprocess import NO_ROOM, boot_id, core_count, cpu_model, file_size_limit, start_ticks
-from chaoskit.runclock import to_run
+from chaoskit.process.linux import NO_ROOM, boot_id, core_count, cpu_model, file_size_limit, start_ticks
+from chaoskit.process.run_clock import to_run
 from chaoskit.vocabulary import Event
 
 #: Of what is written; told by the first record of every writer.

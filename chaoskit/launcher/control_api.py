@@ -18,9 +18,9 @@ import msgspec
 
 from chaoskit.elastic.client import Door, RequestReply, open_door
 from chaoskit.errors import BadInput
-from chaoskit.experiment.requests import Requests
-from chaoskit.messages import NoticeCancelled, ReturnNodes, SpotNotice
-from chaoskit.osprocess import await_readable
+from chaoskit.experiment.plan.requests import Requests
+from chaoskit.process.linux import await_readable
+from chaoskit.wire.messages import NoticeCancelled, ReturnNodes, SpotNotice
 
 _BODY_BYTES_MAX = 65536
 

@@ -15,12 +15,10 @@ from rich.console import Console
 from rich.text import Text
 
 from chaoskit.errors import BadInput
-from chaoskit.experiment.account import TimeAccount
-from chaoskit.experiment.plan import Experiment, plan_experiment, require_settings
-from chaoskit.experiment.requests import Requests
-from chaoskit.experiment.run import execute
-from chaoskit.experiment.storing import why_not_stored
-from chaoskit.hostchecks import require_file_size, require_free_port, require_writable
+from chaoskit.experiment.plan.plan import Experiment, plan_experiment, require_settings
+from chaoskit.experiment.plan.requests import Requests
+from chaoskit.experiment.run.run import execute
+from chaoskit.experiment.run.storing import why_not_stored
 from chaoskit.journal import Record, read_tail
 from chaoskit.launcher.control_api import listening
 from chaoskit.launcher.notice import GraceOver, StopNotice
@@ -29,13 +27,15 @@ from chaoskit.launcher.progress import Progress
 from chaoskit.launcher.quarantined import QuarantinedNodes
 from chaoskit.launcher.stored import Stored, look_at_stored
 from chaoskit.launcher.view import View
-from chaoskit.messages import EndJob, Halt
 from chaoskit.observe.metrics import LOOPBACK
 from chaoskit.observe.watching import Observation, require_observable
 from chaoskit.plaintext import plural
-from chaoskit.substrate import choice
+from chaoskit.process.host_checks import require_file_size, require_free_port, require_writable
+from chaoskit.runlog.account.time_account import TimeAccount
+from chaoskit.substrate import registry
 from chaoskit.typed import named_path, typed_arguments
 from chaoskit.vocabulary import Event
+from chaoskit.wire.messages import EndJob, Halt
 
 #: What is shown of a run that goes on is as old as this at most.
 _HEARTBEAT_S = 0.25
@@ -112,7 +112,7 @@ def launch(
     *,
     report: str | Path | None = None,
     options: dict[str, Any] | None = None,
-    substrate: str = choice.LOCAL,
+    substrate: str = registry.LOCAL,
     **settings: Any,
 ) -> LaunchResult:
     """Train with recovery until the job ends; nothing is broken, and nothing is printed.
@@ -141,7 +141,7 @@ def launch_shown(
     directory: Path | None,
     options: dict[str, Any],
     port: int = 0,
-    substrate: str = choice.LOCAL,
+    substrate: str = registry.LOCAL,
     control_port: int = 0,
     metrics_port: int | None = None,
     metrics_host: str = LOOPBACK,
@@ -163,10 +163,10 @@ def launch_shown(
     require_settings(settings)
     quarantined = QuarantinedNodes(enforce=settings.get("health", "enforce") == "enforce")
     experiment = plan_experiment(job, options=options, deadline_s=math.inf, **quarantined.added_to(settings))
-    if substrate == choice.LOCAL:  # elsewhere the coordinator has an address of its own
+    if substrate == registry.LOCAL:  # elsewhere the coordinator has an address of its own
         require_free_port("port", LOOPBACK, port)
     require_free_port("control_port", LOOPBACK, control_port)
-    choice.require(substrate)
+    registry.require(substrate)
     require_observable(metrics_port, metrics_host, otlp_endpoint)
     directory = fresh_directory(directory, experiment.name.replace(":", "-"))
     progress = Progress(time.monotonic(), steps=experiment.steps)
@@ -188,7 +188,7 @@ def launch_shown(
         requests, starter, ended_ns = Requests(), NodeStarter(config, directory, watch_all), 0
         with (
             contextlib.suppress(GraceOver),
-            contextlib.closing(choice.make(substrate)) as place,
+            contextlib.closing(registry.make(substrate)) as place,
             listening(requests, directory, control_port),
             notice.awaited(requests) if notice is not None else contextlib.nullcontext(),
             view.shown(),

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
 from chaoskit.errors import BadInput
-from chaoskit.experiment.requests import Requests
+from chaoskit.experiment.plan.requests import Requests
 
 #: Slurm, Kubernetes and clouds send these; SIGHUP comes where a terminal is closed.
 USUAL = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)

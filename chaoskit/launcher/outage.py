@@ -10,11 +10,11 @@ from pathlib import Path
 
 from chaoskit.config import RunConfig
 from chaoskit.errors import HarnessError
-from chaoskit.experiment.follow import Watch
+from chaoskit.experiment.injection.follow import Watch
 from chaoskit.launcher.stored import Stored, look_at_stored
-from chaoskit.messages import EndJob
 from chaoskit.report.summary import duration
-from chaoskit.substrate.base import Cluster
+from chaoskit.substrate.core.base import Cluster
+from chaoskit.wire.messages import EndJob
 
 #: Nodes that lived for longer than this, or than the launch waits, end one outage; their loss is another.
 _APART_S = 10.0

@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from chaoskit.experiment.blackbox.follow import FaultStruck, LogRead
-from chaoskit.experiment.storing import Storing
+from chaoskit.experiment.injection.command_follower import FaultStruck, LogRead
+from chaoskit.experiment.run.storing import Storing
 from chaoskit.launcher.outage import NodesLost
-from chaoskit.messages import (
+from chaoskit.plaintext import plural
+from chaoskit.report.summary import duration, number
+from chaoskit.vocabulary import EXITED
+from chaoskit.wire.messages import (
     AtHook,
     Beat,
     EndJob,
@@ -26,9 +29,6 @@ from chaoskit.messages import (
     WorkerReady,
     WorldSize,
 )
-from chaoskit.plaintext import plural
-from chaoskit.report.summary import duration, number
-from chaoskit.vocabulary import EXITED
 
 _RATE_WINDOW_S = 10.0
 _SAME_LOSS_SHOWN = 3  # a script that fails on every rank, again and again, is told about this often

@@ -7,7 +7,7 @@ from typing import Any
 
 from chaoskit.health import Quarantine, decide
 from chaoskit.health.quarantine import state_directory
-from chaoskit.messages import HealthReport
+from chaoskit.wire.messages import HealthReport
 
 
 class QuarantinedNodes:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import msgspec
 
-from chaoskit.checkpoint.names import parse_name
+from chaoskit.checkpoint.disk.names import parse_name
 from chaoskit.config import CheckpointTier, RunConfig
-from chaoskit.hostchecks import answer_within
 from chaoskit.journal import Record, read_tail
+from chaoskit.process.host_checks import answer_within
 from chaoskit.vocabulary import Event
 
 _DISK_ANSWER_S = 5.0

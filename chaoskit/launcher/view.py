@@ -18,10 +18,10 @@ from rich.table import Table
 from rich.text import Text
 
 from chaoskit.launcher.progress import Progress, ViewLine
-from chaoskit.messages import Beat, Member
 from chaoskit.plaintext import plural, printable
 from chaoskit.report.summary import number
 from chaoskit.vocabulary import Phase
+from chaoskit.wire.messages import Beat, Member
 
 _FRAMES_PER_S = 5
 _LINE_EVERY_S = 5.0

@@ -17,15 +17,15 @@ from chaoskit.errors import BadInput, HarnessError
 from chaoskit.nightly.outcome import LEFT_BEHIND
 from chaoskit.nightly.traces import own_traces, shared_traces
 from chaoskit.nightly.watch import AbortCondition
-from chaoskit.osprocess import user_at_host
-from chaoskit.substrate.kubernetes import rights
-from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
+from chaoskit.process.linux import user_at_host
+from chaoskit.substrate.kubernetes.api import rights
+from chaoskit.substrate.kubernetes.api.lease import NamespaceLease
+from chaoskit.substrate.kubernetes.api.requests import ApiError, KubernetesApi
 from chaoskit.substrate.kubernetes.examination import examine_cluster
-from chaoskit.substrate.kubernetes.lease import NamespaceLease
-from chaoskit.substrate.kubernetes.machines import put_back_left
-from chaoskit.substrate.kubernetes.manifests import SESSION, STARTED_BY
+from chaoskit.substrate.kubernetes.machines.machines import put_back_left
 from chaoskit.substrate.kubernetes.nights import NIGHT_JOB
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
+from chaoskit.substrate.kubernetes.pods.manifests import SESSION, STARTED_BY
 from chaoskit.substrate.kubernetes.session import STARTED_BY_VARIABLE, end, require_allowed, started_by
 from chaoskit.substrate.undo import describe, sweep
 

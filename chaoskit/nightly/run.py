@@ -40,8 +40,8 @@ from chaoskit.nightly.repeats import NightTests, Part
 from chaoskit.nightly.report import build_report, gone
 from chaoskit.nightly.watch import AbortCondition, NightAborted, command_holds, watched
 from chaoskit.nightly.webhook import post
-from chaoskit.osprocess import adopt_orphans, reap
 from chaoskit.plaintext import plural
+from chaoskit.process.linux import adopt_orphans, reap
 from chaoskit.sla.judge import judge
 from chaoskit.sla.promises import load as load_slas
 from chaoskit.substrate.kubernetes.nights import NIGHT_JOB

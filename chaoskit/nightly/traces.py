@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from chaoskit.osprocess import descendants, process_name
+from chaoskit.process.linux import descendants, process_name
 from chaoskit.substrate.undo import left_behind
 from chaoskit.substrate.undo.entries import PREFIX
 from chaoskit.substrate.undo.files import candidates

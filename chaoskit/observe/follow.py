@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chaoskit.errors import BadInput
-from chaoskit.experiment.account import Recently, TimeAccount
-from chaoskit.experiment.accounting import UNHEARD, Accountant
-from chaoskit.experiment.outcome import CopyInterval
-from chaoskit.experiment.setback import Setback
-from chaoskit.experiment.torn import interval_of
 from chaoskit.journal import JournalTail, Record
 from chaoskit.observe.notes import Note, note_of, note_of_return
-from chaoskit.osprocess import start_ticks
+from chaoskit.process.linux import start_ticks
+from chaoskit.runlog.account import UNHEARD, Accountant
+from chaoskit.runlog.account.setback import Setback
+from chaoskit.runlog.account.time_account import Recently, TimeAccount
+from chaoskit.runlog.outcome import CopyInterval
+from chaoskit.runlog.torn import interval_of
 from chaoskit.vocabulary import Event
 
 _HOLD_NS = 100_000_000  # what is younger may still be overtaken by an older record of another process

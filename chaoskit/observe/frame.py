@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from chaoskit.experiment.account import Recently, TimeAccount
-from chaoskit.experiment.outcome import CopyInterval
 from chaoskit.observe.follow import Follower, Place
 from chaoskit.observe.live import LiveState
 from chaoskit.observe.notes import Note
+from chaoskit.runlog.account.time_account import Recently, TimeAccount
+from chaoskit.runlog.outcome import CopyInterval
 from chaoskit.vocabulary import Phase
 
 _LOSSES_SHOWN = 60

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
-from chaoskit.experiment.setback import Setback
+from chaoskit.runlog.account.setback import Setback
 from chaoskit.vocabulary import RECOVERY_PHASES
 
 STEP_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from chaoskit.messages import EndJob, Heartbeat, WorkerLost
+from chaoskit.wire.messages import EndJob, Heartbeat, WorkerLost
 
 FILE_NAME = "live.json"
 _WRITE_EVERY_S = 0.25

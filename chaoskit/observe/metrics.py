@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from chaoskit.errors import BadInput
-from chaoskit.experiment.setback import Setback
 from chaoskit.observe.follow import Follower
 from chaoskit.observe.histograms import STEP_BUCKETS_S, Histogram, RecoveryTimes
 from chaoskit.observe.live import Live, LiveState
+from chaoskit.runlog.account.setback import Setback
 from chaoskit.vocabulary import Phase
 
 if TYPE_CHECKING:

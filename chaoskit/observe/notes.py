@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
-from chaoskit.experiment.account import PLANNED
-from chaoskit.experiment.setback import Setback
 from chaoskit.journal import Record
 from chaoskit.plaintext import plural
 from chaoskit.report.summary import duration
+from chaoskit.runlog.account.setback import Setback
+from chaoskit.runlog.account.time_account import PLANNED
 from chaoskit.vocabulary import EXITED, Event
 
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from chaoskit.errors import BadInput
-from chaoskit.experiment.setback import Setback
 from chaoskit.journal import Record
 from chaoskit.observe.follow import Follower
 from chaoskit.observe.spans import Clock, Span, all_spans, run_span, setback_span, span_id, trace_id
+from chaoskit.runlog.account.setback import Setback
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan

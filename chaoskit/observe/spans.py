@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from chaoskit.experiment.setback import Setback
 from chaoskit.journal import Record
 from chaoskit.observe.follow import Follower
+from chaoskit.runlog.account.setback import Setback
 
 Value = str | int | float | bool | list[str]
 

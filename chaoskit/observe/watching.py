@@ -8,12 +8,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from chaoskit.experiment.account import TimeAccount
-from chaoskit.hostchecks import require_free_port
 from chaoskit.observe import otel
 from chaoskit.observe.follow import Follower
 from chaoskit.observe.live import Live, LiveFile
 from chaoskit.observe.metrics import LOOPBACK, MetricsServer, RunMetrics, require_client
+from chaoskit.process.host_checks import require_free_port
+from chaoskit.runlog.account.time_account import TimeAccount
 
 _POLL_EVERY_S = 1.0
 

@@ -14,13 +14,13 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from chaoskit.experiment.account import TimeAccount
-from chaoskit.experiment.outcome import FaultRecord, Outcome, Recovery, StepPoint
 from chaoskit.plaintext import plural, shorten_command
 from chaoskit.report import summary, svg, times, words
 from chaoskit.report.statistics import Estimates, estimate_recovery
 from chaoskit.report.store import encode_outcome
 from chaoskit.report.svg import Scale
+from chaoskit.runlog.account.time_account import TimeAccount
+from chaoskit.runlog.outcome import FaultRecord, Outcome, Recovery, StepPoint
 from chaoskit.vocabulary import Verdict
 
 EVIDENCE_LEVELS = ("armed", "effective", "impactful")

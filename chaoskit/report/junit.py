@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-from chaoskit.experiment.outcome import Outcome
 from chaoskit.report.summary import count_verdicts, loss_sentence, slowest, slowest_full_strength
+from chaoskit.runlog.outcome import Outcome
 from chaoskit.vocabulary import Verdict
 
 #: The element that tells a CI system what happened. JUnit has no word for unknown, and it must not look passed.

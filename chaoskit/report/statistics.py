@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from chaoskit.experiment.outcome import Outcome
-from chaoskit.experiment.proportion import wilson_interval
+from chaoskit.experiment.shrink.proportion import wilson_interval
+from chaoskit.runlog.outcome import Outcome
 from chaoskit.vocabulary import Verdict
 
 _P95_LEAST = 20  # values; of fewer, the nearest rank is the greatest one

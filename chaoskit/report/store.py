@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from chaoskit.errors import BadInput
-from chaoskit.experiment.outcome import Outcome
+from chaoskit.runlog.outcome import Outcome
 from chaoskit.typed import named_path
 
 FILE_NAME = "outcome.json"

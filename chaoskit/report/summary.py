@@ -10,11 +10,11 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.padding import Padding
 from rich.text import Text
 
-from chaoskit.experiment.account import Recently, TimeAccount
-from chaoskit.experiment.outcome import CopyInterval, Outcome, PhaseSpan, Recovery, StepPoint
 from chaoskit.plaintext import plural, printable, shorten_command
 from chaoskit.report.statistics import Estimate, Estimates, estimate_recovery
 from chaoskit.report.tables import Column, DataTable
+from chaoskit.runlog.account.time_account import Recently, TimeAccount
+from chaoskit.runlog.outcome import CopyInterval, Outcome, PhaseSpan, Recovery, StepPoint
 from chaoskit.vocabulary import Verdict
 
 _SCALE = 1.25  # of the time to the first good step

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from markupsafe import Markup, escape
 
-from chaoskit.experiment.outcome import PhaseSpan, Recovery
 from chaoskit.report.statistics import Estimate
 from chaoskit.report.summary import duration, interval_words, number, percentage, spans_to_first_step, with_reference
+from chaoskit.runlog.outcome import PhaseSpan, Recovery
 from chaoskit.vocabulary import RECOVERY_PHASES
 
 #: Colours by role: on a light and on a dark page.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from chaoskit.experiment.account import PRODUCTIVE, TimeAccount
 from chaoskit.plaintext import plural
 from chaoskit.report.summary import duration, share
+from chaoskit.runlog.account.time_account import PRODUCTIVE, TimeAccount
 
 _BAR = 24
 _PER_WALL = "per wall-clock hour (Meta, HPCA'25): trained / wall; waits and start-up count"

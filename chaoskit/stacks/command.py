@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from chaoskit.errors import BadInput
-from chaoskit.substrate.launched_ranks import VARIABLES
+from chaoskit.substrate.core.launched_ranks import VARIABLES
 
 #: What a process tells its children about its place in a world of its own: not that of the command.
 _OF_ANOTHER_WORLD = (*VARIABLES, "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "SLURM_LOCALID")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from chaoskit.osprocess import is_ending, parent, variables
-from chaoskit.substrate.launched_ranks import rank_of, strength
-from chaoskit.substrate.processes import Process
+from chaoskit.process.linux import is_ending, parent, variables
+from chaoskit.substrate.core.launched_ranks import rank_of, strength
+from chaoskit.substrate.core.processes import Process
 
 
 @dataclass(frozen=True, slots=True)

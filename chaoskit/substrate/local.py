@@ -9,17 +9,17 @@ import sys
 from collections.abc import Iterable, Sequence
 
 from chaoskit.errors import HarnessError
-from chaoskit.osprocess import start_ticks
-from chaoskit.substrate import abilities
-from chaoskit.substrate.actions import Action, Backend
-from chaoskit.substrate.disks import Disks
-from chaoskit.substrate.extensions import BackendPlace, brought_backends
-from chaoskit.substrate.holds import Holds, ProcessHolds
-from chaoskit.substrate.network import Loopback, Network
-from chaoskit.substrate.nodes import BaseCluster
-from chaoskit.substrate.supervised import SupervisedSubstrate
-from chaoskit.substrate.supervisor.link import SupervisorLink
-from chaoskit.substrate.traffic import Change
+from chaoskit.process.linux import start_ticks
+from chaoskit.substrate.cluster.network import Loopback, Network
+from chaoskit.substrate.cluster.nodes import BaseCluster
+from chaoskit.substrate.cluster.supervised import SupervisedSubstrate
+from chaoskit.substrate.core.actions import Action, Backend
+from chaoskit.substrate.core.extensions import BackendPlace, brought_backends
+from chaoskit.substrate.core.traffic import Change
+from chaoskit.substrate.disk.disks import Disks
+from chaoskit.substrate.limits import capabilities
+from chaoskit.substrate.limits.holds import Holds, ProcessHolds
+from chaoskit.substrate.supervisor.client import SupervisorLink
 from chaoskit.substrate.undo import EndEntry
 
 _END_S = 10.0
@@ -78,7 +78,7 @@ class LocalSubstrate(SupervisedSubstrate):
         """Why an action of this kind cannot be done to nodes from here; "" if it can."""
         if issubclass(action, Change):
             return f"nodes of the substrate {self.name} have no networks of their own"
-        return abilities.why_not(action)
+        return capabilities.why_not(action)
 
     def close(self) -> None:
         """End the supervisor, and with it everything that it started."""

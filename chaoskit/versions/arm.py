@@ -20,7 +20,7 @@ import msgspec
 from chaoskit.errors import BadInput, HarnessError
 from chaoskit.history.record import RunRecord, SeriesRecord
 from chaoskit.history.store import decode
-from chaoskit.osprocess import await_readable, die_with_parent
+from chaoskit.process.linux import await_readable, die_with_parent
 from chaoskit.versions import in_arm
 from chaoskit.versions.schedule import ArmReport
 

@@ -13,8 +13,8 @@ import msgspec
 
 from chaoskit.journal.writer import own_version
 from chaoskit.substrate.kubernetes.installation import installation, machine_rights
-from chaoskit.substrate.kubernetes.manifests import Manifest
 from chaoskit.substrate.kubernetes.nights import NightlyJob, nightly_job
+from chaoskit.substrate.kubernetes.pods.manifests import Manifest
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 _GENERATED = "# Written by docs/generate/deploy.py.\n"

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from chaoskit.faults.base import found
-from chaoskit.faults.coordinator import CoordinatorFault
 from chaoskit.faults.evidence import CoordinatorProcess, Evidence, ProcessEnded
 from chaoskit.faults.kubernetes.pod import EXAMPLE, OVER_SOURCE, pods_unavailable
+from chaoskit.faults.nodes.coordinator import CoordinatorFault
 from chaoskit.faults.target import Target
-from chaoskit.substrate.actions import Action
-from chaoskit.substrate.kubernetes.actions import PodDeletion
+from chaoskit.substrate.cluster.network import COORDINATOR
+from chaoskit.substrate.core.actions import Action
 from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions
-from chaoskit.substrate.network import COORDINATOR
+from chaoskit.substrate.kubernetes.pods.actions import PodDeletion
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,16 +11,17 @@ from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
 from chaoskit.faults import incidents
 from chaoskit.faults.base import found, require_seconds
-from chaoskit.faults.coordinator import ControlFault
 from chaoskit.faults.evidence import ApiServer, Evidence, MachineSilent, ServerSilent
 from chaoskit.faults.incidents import IncidentKind
 from chaoskit.faults.kubernetes.pod import EXAMPLE, pods_over, pods_unavailable, require_grace_s
-from chaoskit.faults.node import NodeFault
-from chaoskit.faults.processes import look_up
+from chaoskit.faults.nodes.coordinator import ControlFault
+from chaoskit.faults.nodes.node import NodeFault
+from chaoskit.faults.processes.signals import look_up
 from chaoskit.faults.target import Target
-from chaoskit.substrate.actions import Action
-from chaoskit.substrate.kubernetes import levers
-from chaoskit.substrate.kubernetes.actions import (
+from chaoskit.substrate.core.actions import Action
+from chaoskit.substrate.kubernetes.machines import machine_commands
+from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions, in_a_pod
+from chaoskit.substrate.kubernetes.pods.actions import (
     ANSWER_S,
     SERVER_SILENT_S,
     ApiServerStop,
@@ -28,7 +29,6 @@ from chaoskit.substrate.kubernetes.actions import (
     MachineLoss,
     MachineTaint,
 )
-from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions, in_a_pod
 
 _STANDS_S = 0.3  # a rank waits so long for the command: others would take it for hung
 
@@ -56,7 +56,7 @@ def _require_lever(name: str, *, machines: bool) -> None:
     options = _options()
     if options.driven is not None or not options.levers:
         return
-    known = levers.read(options.levers)
+    known = machine_commands.read(options.levers)
     fitting = [one for one, lever in known.items() if lever.is_for_machines is machines]
     if name not in fitting:
         kind = "with {machine} in its words" if machines else "without {machine}"

@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
 from chaoskit.faults.base import require_seconds
-from chaoskit.faults.coordinator import ControlFault
 from chaoskit.faults.evidence import ApiServer, Counted, Evidence
 from chaoskit.faults.kubernetes.pod import EXAMPLE, pods_unavailable
+from chaoskit.faults.nodes.coordinator import ControlFault
 from chaoskit.faults.target import Target
-from chaoskit.substrate.actions import Action, Applied
-from chaoskit.substrate.kubernetes.actions import PodHindrance
-from chaoskit.substrate.kubernetes.hindrance import How
+from chaoskit.substrate.core.actions import Action, Applied
+from chaoskit.substrate.kubernetes.pods.actions import PodHindrance
+from chaoskit.substrate.kubernetes.pods.pod_blocker import How
 
 
 @dataclass(frozen=True, kw_only=True)

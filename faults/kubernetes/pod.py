@@ -14,13 +14,13 @@ from chaoskit.faults import incidents
 from chaoskit.faults.base import found
 from chaoskit.faults.evidence import Evidence
 from chaoskit.faults.incidents import IncidentKind
-from chaoskit.faults.node import NodeFault
-from chaoskit.faults.processes import all_gone, look_up
+from chaoskit.faults.nodes.node import NodeFault
+from chaoskit.faults.processes.signals import all_gone, look_up
 from chaoskit.faults.target import Target
-from chaoskit.substrate.actions import Action, Applied
-from chaoskit.substrate.kubernetes.actions import ContainerCrash, PodDeletion, PodEviction, PodPreemption
+from chaoskit.substrate.core.actions import Action, Applied
+from chaoskit.substrate.core.processes import Process
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
-from chaoskit.substrate.processes import Process
+from chaoskit.substrate.kubernetes.pods.actions import ContainerCrash, PodDeletion, PodEviction, PodPreemption
 
 OVER_SOURCE = "the end of the pod's first process, and the API server"
 _OVER = "; the API server has no such pod any more, or says that it has ended"

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from chaoskit import Chaos, Harness, Outcome, Record
-from chaoskit.experiment.redundancy import windows
 from chaoskit.faults import Fault
+from chaoskit.runlog.redundancy import windows
 from chaoskit.suites.goals import JournalFlag
 
 AT = 8  # the step in which faults strike

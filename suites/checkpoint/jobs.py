@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from chaoskit.checkpoint import DiskTier
-from chaoskit.checkpoint.names import STAGING, snapshot_name
+from chaoskit.checkpoint.disk.names import STAGING, snapshot_name
 from chaoskit.journal import read_journals
 
 _DATA = torch.rand(480, 8, generator=torch.Generator().manual_seed(5))

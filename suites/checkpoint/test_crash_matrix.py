@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from chaoskit import Chaos, Outcome
-from chaoskit.checkpoint import DiskTier, RemoteTier, boundaries
+from chaoskit.checkpoint import DiskTier, RemoteTier
+from chaoskit.checkpoint.layout import boundaries
 from chaoskit.faults import Fault, ReplaceNode, TornWrite
 from chaoskit.suites.checkpoint.expect import uploaded_after
 from chaoskit.suites.recovery.expect import STEADY

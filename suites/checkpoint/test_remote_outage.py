@@ -10,9 +10,9 @@ import pytest
 
 from chaoskit import Harness, Outcome, Verdict
 from chaoskit.checkpoint import RemoteTier
-from chaoskit.checkpoint.names import parse_name
+from chaoskit.checkpoint.disk.names import parse_name
 from chaoskit.faults import RemoteOutage
-from chaoskit.faults.remote import MODES
+from chaoskit.faults.storage.remote import MODES
 from chaoskit.fixtures.s3_server import S3Server
 from chaoskit.suites.checkpoint.expect import uploaded_after
 from chaoskit.suites.recovery.expect import STEADY

@@ -9,10 +9,10 @@ import pytest
 
 from chaoskit import Chaos
 from chaoskit.checkpoint import DiskTier
-from chaoskit.checkpoint.names import parse_name
+from chaoskit.checkpoint.disk.names import parse_name
 from chaoskit.faults import CorruptFile, DiskError, DiskFull, ReadOnlyDisk, ReplaceNode, SlowDisk
-from chaoskit.faults.disk import DiskFault
-from chaoskit.faults.stored import HOWS
+from chaoskit.faults.storage.disk import DiskFault
+from chaoskit.faults.storage.stored import HOWS
 
 NODES = 2
 EVERY = 12

@@ -7,7 +7,7 @@ from math import comb
 import pytest
 
 from chaoskit import Chaos, Outcome
-from chaoskit.checkpoint.placement import Piece, survival_probability
+from chaoskit.checkpoint.peer.placement import Piece, survival_probability
 from chaoskit.faults import KillNode
 from chaoskit.suites.checkpoint.expect import AT, all_copied, ends, sharded
 

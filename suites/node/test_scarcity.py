@@ -6,7 +6,7 @@ import pytest
 
 from chaoskit import Chaos
 from chaoskit.faults import Fault, Kill, LimitCpu, LimitIo, LimitMemory, LimitPids
-from chaoskit.substrate.device import device_of
+from chaoskit.substrate.limits.device import device_of
 from chaoskit.suites.goals import all_took_effect, happened
 from chaoskit.suites.recovery.expect import AT, JOBS, heals, is_left_alone, survives
 

@@ -107,7 +107,7 @@ ELSEWHERE: dict[type[Fault], str] = {
     CrashLoop: "test_bad_replacements.py",
     FailLoad: "test_bad_replacements.py",
     **dict.fromkeys((ReplaceNode, Rack, LimitCpu, LimitMemory, LimitPids, LimitIo), "chaoskit.suites.node"),
-    **{kind: "tests/test_disks.py" for kind in CATALOGUE if kind.family == "disk"},
+    **{kind: "tests/cluster/faults/test_disks.py" for kind in CATALOGUE if kind.family == "disk"},
     **{kind: "chaoskit.suites.checkpoint" for kind in CATALOGUE if kind.family == "checkpoint"},
     **{kind: "chaoskit.suites.elasticity" for kind in CATALOGUE if kind.family == "elastic"},
 }

@@ -18,8 +18,8 @@ import pytest
 
 from chaoskit import Chaos, RunConfig
 from chaoskit.faults import Hang, Straggle
-from chaoskit.osprocess import die_with_parent
-from chaoskit.substrate.cgroup import unavailable
+from chaoskit.process.linux import die_with_parent
+from chaoskit.substrate.limits.cgroup import unavailable
 from chaoskit.suites.goals import all_took_effect
 from chaoskit.suites.recovery.expect import AT, JOBS, WORLDS, is_left_alone, survives
 
@@ -104,7 +104,7 @@ def crowd(count: int) -> Iterator[None]:
     loops = [
         subprocess.Popen(
             [sys.executable, "-c", "while True: pass"],
-            preexec_fn=lambda: die_with_parent(me),  # noqa: PLW1509 -- as in chaoskit.cli.test
+            preexec_fn=lambda: die_with_parent(me),  # noqa: PLW1509 -- as in chaoskit.cli.testing.test
         )
         for _ in range(count)
     ]

@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
-from chaoskit.osprocess import start_ticks
-from chaoskit.substrate.actions import Action, Applied
-from chaoskit.substrate.extensions import BackendPlace
-from chaoskit.substrate.job_cluster import JobCluster
+from chaoskit.process.linux import start_ticks
+from chaoskit.substrate.cluster.job_cluster import JobCluster
+from chaoskit.substrate.core.actions import Action, Applied
+from chaoskit.substrate.core.extensions import BackendPlace
+from chaoskit.substrate.core.processes import Process
 from chaoskit.substrate.local import LocalSubstrate
-from chaoskit.substrate.processes import Process
 from chaoskit.substrate.undo import CommandEntry, Undo
 from chaoskit.vocabulary import HUNG_CAUSES
 from faults import Fault, Target

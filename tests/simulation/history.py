@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chaoskit.messages import EndJob
+from chaoskit.wire.messages import EndJob
 from simulation.engine import Endless
-from simulation.faults import Faults
-from simulation.laws import Violation
-from simulation.resizes import Resizes
+from simulation.laws.history_laws import Violation
+from simulation.laws.size_law import SETTLING_S
 from simulation.seams import SOUND, Seams
-from simulation.size_law import SETTLING_S
-from simulation.stalls import Stalls
+from simulation.troubles.faults import Faults
+from simulation.troubles.resizes import Resizes
+from simulation.troubles.stalls import Stalls
 from simulation.world import Kind, World
 
 #: Every so many histories trains until its world can have settled.

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from chaoskit.messages import Plan
+from chaoskit.wire.messages import Plan
 
 if TYPE_CHECKING:
-    from simulation.worker import Worker
+    from simulation.processes.worker import Worker
     from simulation.world import World
 
 
@@ -32,7 +32,7 @@ class Round:
 
 
 class Mesh:
-    """All ranks of one generation, connected with each other (``runtime/group.py`` over gloo).
+    """All ranks of one generation, connected with each other (``runtime/group/process_group.py`` over gloo).
 
     First every rank sends what the others need to finish their segments, then each spreads its own. A rank that ends
     or leaves in between leaves some of the others with everything, and some without.

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from chaoskit.config import RunConfig
-from chaoskit.control.copy_budget import CopyBudget
-from chaoskit.control.facts import Facts
-from chaoskit.control.limits import LIMITS, Limits
-from chaoskit.control.outputs import Output
-from chaoskit.control.plane import ControlPlane
-from chaoskit.control.policies import POLICIES, Policies
-from chaoskit.experiment.torn import TornWorld, torn_worlds
+from chaoskit.coordinator.membership.limits import LIMITS, Limits
+from chaoskit.coordinator.membership.policies import POLICIES, Policies
+from chaoskit.coordinator.outputs import Output
+from chaoskit.coordinator.plane import ControlPlane
+from chaoskit.daemon.copy_budget import CopyBudget
 from chaoskit.journal import Record
+from chaoskit.runlog.torn import TornWorld, torn_worlds
+from chaoskit.wire.announcements import Facts
 
 
 def _as_said(plane: ControlPlane, message: Any) -> Iterable[Any]:

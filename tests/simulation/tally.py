@@ -97,7 +97,9 @@ class Tally:
 
     def _describe(self, history: History) -> str:
         one = f"-k 'one_seed and {self._kind}'"
-        rerun = f"CHAOSKIT_SIM_SEED={history.seed} python -m pytest tests/test_simulation.py {one} -s"
+        rerun = (
+            f"CHAOSKIT_SIM_SEED={history.seed} python -m pytest tests/simulation/histories/test_simulation.py {one} -s"
+        )
         law = history.broken.replace("\\", "").replace('"', "'")
         entry = f'[[history]]\nkind = "{self._kind}"\nseed = {history.seed}\nlaw = "{law}"\nrepaired = ""'
         return "\n".join([f"seed {history.seed}: {history.broken}", *history.faults, rerun, entry])

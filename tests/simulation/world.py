@@ -9,21 +9,21 @@ import msgspec
 
 from chaoskit.config import RunConfig
 from chaoskit.job import JobSpec
-from chaoskit.messages import Plan
-from simulation.coordinator import Coordinator, Record
+from chaoskit.wire.messages import Plan
 from simulation.engine import Engine, Process
-from simulation.laws import Laws
+from simulation.laws.history_laws import Laws
+from simulation.laws.replica_laws import ReplicaLaws
+from simulation.laws.sharded_laws import ShardedLaws
 from simulation.mesh import Mesh
 from simulation.network import COORDINATOR, Line
-from simulation.node import Agent
-from simulation.pieces import PieceKeeper
-from simulation.replica_laws import ReplicaLaws
-from simulation.replicas import Doom, ReplicaKeeper, ReplicaWorker
-from simulation.resizes import follow_for, policy_for
+from simulation.processes.coordinator import Coordinator, Record
+from simulation.processes.node import Agent
+from simulation.processes.pieces import PieceKeeper
+from simulation.processes.replicas import Doom, ReplicaKeeper, ReplicaWorker
+from simulation.processes.sharded import ShardedWorker
+from simulation.processes.worker import Worker
 from simulation.seams import SOUND, Seams
-from simulation.sharded import ShardedWorker
-from simulation.sharded_laws import ShardedLaws
-from simulation.worker import Worker
+from simulation.troubles.resizes import follow_for, policy_for
 
 #: A job must be over so long after the last fault: the start of replacements that hang, leases, detectors one after
 #: the other, pauses between starts that fail.

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import NoReturn
 
-from chaoskit.osprocess import die_with_parent
+from chaoskit.process.linux import die_with_parent
 
 SPINNERS_A_PROCESSOR = 2
 _BLOCK_BYTES = 4 << 20

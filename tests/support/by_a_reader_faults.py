@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from faults import Kill
 from faults.base import Fault
 from faults.evidence import Evidence, ProcessEnded, ReadBack
-from faults.processes import killed
+from faults.processes.signals import killed
 from faults.target import Target
 
 

@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from chaoskit.osprocess import start_ticks
+from chaoskit.process.linux import start_ticks
 from chaoskit.substrate.undo import ContinueEntry
 from faults import Kill, KillNode, NaN
 from faults.base import found
 from faults.evidence import Evidence
-from faults.processes import gone, killed, signal_all
+from faults.processes.signals import gone, killed, signal_all
 from faults.target import Target
 
 _IN_UPDATE_S = 0.1

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from chaoskit.messages import Heartbeat, WorkerLost
+from chaoskit.wire.messages import Heartbeat, WorkerLost
 
 
 class Flag:

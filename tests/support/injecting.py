@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from chaoskit import wire
-from chaoskit.messages import AtHook, Message
-from chaoskit.substrate.processes import Process
+from chaoskit.substrate.core.processes import Process
 from chaoskit.substrate.undo import UndoLog
+from chaoskit.wire import frames
+from chaoskit.wire.messages import AtHook, Message
 from faults.base import Fault
 from faults.evidence import Evidence
 from faults.target import Target
@@ -36,7 +36,7 @@ class Deserted:
         self.unsaid.append(message)
         with socket.socket() as closed:
             closed.close()
-            wire.send(closed, message)
+            frames.send(closed, message)
 
 
 def target_of(undo: UndoLog, cluster: Any = None, **known: Any) -> Target:

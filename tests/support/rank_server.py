@@ -14,8 +14,9 @@ import torch
 import torch.distributed.fsdp
 import torch.distributed.tensor
 
-from chaoskit.osprocess import die_with_parent
-from chaoskit.runtime import replica, world  # noqa: F401
+from chaoskit.process.linux import die_with_parent
+from chaoskit.runtime.group import world  # noqa: F401
+from chaoskit.runtime.state import replica  # noqa: F401
 
 #: Of the server: the parent of every rank.
 PID = os.getpid()

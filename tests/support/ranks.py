@@ -28,7 +28,7 @@ from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 
-from chaoskit import osprocess
+from chaoskit.process import linux
 from support.waiting import LIMIT_S, wait_until
 
 _context = multiprocessing.get_context("forkserver")
@@ -131,7 +131,7 @@ class Rank:
 
     def await_state(self, state: str) -> None:
         """Wait until the kernel shows the process in this state, as "T" after SIGSTOP."""
-        wait_until(lambda: osprocess.state(self.pid) == state, f"state {state} of rank {self.number}")
+        wait_until(lambda: linux.state(self.pid) == state, f"state {state} of rank {self.number}")
 
     def wait(self) -> int:
         """Return the exit code, negative for a signal."""
@@ -299,9 +299,10 @@ def _load(module: str, path: str, name: str) -> Body:
         spec = importlib.util.spec_from_file_location(module, Path(path))
         assert spec is not None
         assert spec.loader is not None
-        package, _, _ = module.rpartition(".")
-        if package and package not in sys.modules:  # as pytest does it: pickle asks for the first part of a name
-            sys.modules[package] = types.ModuleType(package)
+        parts = module.split(".")
+        for package in (".".join(parts[:count]) for count in range(1, len(parts))):
+            if package not in sys.modules:  # as pytest does it: pickle asks for the first part of a name
+                sys.modules[package] = types.ModuleType(package)
         sys.modules[module] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[module])
     body: Any = sys.modules[module]
@@ -316,7 +317,7 @@ def _run(body: Body, line: Line, stack: DupFd, arguments: tuple[Any, ...]) -> No
     try:
         server = sys.modules.get(_PRELOADED)
         assert server is not None, f"the fork server could not import {_PRELOADED}"
-        osprocess.die_with_parent(server.PID)
+        linux.die_with_parent(server.PID)
         assert len(os.listdir("/proc/self/task")) == 1, "forked from a process with threads"
         faulthandler.register(signal.SIGTERM, file=stack.detach(), chain=True)  # chain: and end by it
         line.connection.send((_RETURNED, body(line, *arguments)))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from chaoskit.experiment.outcome import Outcome
 from chaoskit.journal import Record, read_journals
 from chaoskit.pytest_plugin import Chaos
+from chaoskit.runlog.outcome import Outcome
 from chaoskit.vocabulary import Event
 
 SHARD_S = 0.02

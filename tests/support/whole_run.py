@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from chaoskit.experiment.plan import Experiment, plan_experiment
-from chaoskit.experiment.run import RawRun
+from chaoskit.experiment.plan.plan import Experiment, plan_experiment
+from chaoskit.experiment.run.run import RawRun
 from chaoskit.journal import FileCoverage, Journals, Record, WriterCoverage
-from chaoskit.messages import EndJob
 from chaoskit.vocabulary import Event
+from chaoskit.wire.messages import EndJob
 from faults import Kill
 from faults.base import Fault
 

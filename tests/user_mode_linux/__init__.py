@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from chaoskit.substrate import abilities
+from chaoskit.substrate.limits import capabilities
 
 HERE = Path(__file__).parent
 MODULES = Path("/usr/lib/uml/modules")
@@ -50,7 +50,7 @@ def run(program: Path, directory: Path, *options: str) -> dict[str, Any]:
 
 def run_here(program: Path) -> dict[str, Any]:
     """What ``program`` prints on the kernel of this machine."""
-    isolation = ["unshare", *abilities.isolation()] if not abilities.privileged() else []
+    isolation = ["unshare", *capabilities.isolation()] if not capabilities.privileged() else []
     command = [*isolation, sys.executable, str(program)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=True)
     return measured(done.stdout)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from chaoskit.substrate import namespaces
-from chaoskit.substrate.echo import Echoes, open_socket
-from chaoskit.substrate.fabric import Fabric
-from chaoskit.substrate.traffic import Degrade, between
-from chaoskit.substrate.wiring import Wiring, kernel_has_netem
+from chaoskit.substrate.core import namespaces
+from chaoskit.substrate.core.echo import Echoes, open_socket
+from chaoskit.substrate.core.traffic import Degrade, between
+from chaoskit.substrate.network.fabric import Fabric
+from chaoskit.substrate.network.wiring import Wiring, kernel_has_netem
 
 _NEAR, _FAR = "near", "far"
 _ECHOES = 60

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from chaoskit.osprocess import start_ticks
-from chaoskit.substrate import cgroup
-from chaoskit.substrate.cgroup import Cgroup
+from chaoskit.process.linux import start_ticks
+from chaoskit.substrate.limits import cgroup
+from chaoskit.substrate.limits.cgroup import Cgroup
 from chaoskit.substrate.undo import UndoLog
 
 CONTROLLERS = ("cpu", "memory", "pids", "io", "freezer")

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from chaoskit.checkpoint.manifest import FILE_CHUNK_BYTES, Damaged, FileEntry
-from chaoskit.checkpoint.reading import Segment, by_chunk
+from chaoskit.checkpoint.disk.reading import Segment, by_chunk
+from chaoskit.checkpoint.layout.manifest import FILE_CHUNK_BYTES, Damaged, FileEntry
 from chaoskit.checkpoint.remote.source import check_chunk
 from chaoskit.checkpoint.remote.store import Store
 

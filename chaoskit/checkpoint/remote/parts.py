@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from chaoskit.checkpoint.manifest import FILE_CHUNK_BYTES
+from chaoskit.checkpoint.layout.manifest import FILE_CHUNK_BYTES
 
 #: S3 takes no more parts of one object.
 PARTS_MAX = 10_000

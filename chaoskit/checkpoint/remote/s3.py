@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from chaoskit.checkpoint.manifest import FileEntry
+from chaoskit.checkpoint.layout.manifest import FileEntry
 from chaoskit.checkpoint.remote.parts import Part, Taken, content_md5, cut, md5, whole_etag
 from chaoskit.checkpoint.remote.store import Read, Store, Traffic
 

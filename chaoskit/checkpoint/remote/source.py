@@ -8,7 +8,7 @@ from pathlib import Path
 
 import xxhash
 
-from chaoskit.checkpoint.manifest import FILE_CHUNK_BYTES, MANIFEST, Damaged, FileEntry, decode_manifest
+from chaoskit.checkpoint.layout.manifest import FILE_CHUNK_BYTES, MANIFEST, Damaged, FileEntry, decode_manifest
 from chaoskit.errors import ChaoskitError
 
 Bytes = bytes | bytearray | memoryview

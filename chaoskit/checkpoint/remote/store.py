@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from chaoskit.checkpoint.manifest import FILE_CHUNK_BYTES, FileEntry
+from chaoskit.checkpoint.layout.manifest import FILE_CHUNK_BYTES, FileEntry
 from chaoskit.checkpoint.remote.backoff import Backoff, RemoteRefused, RemoteUnavailable, meaning
 from chaoskit.checkpoint.remote.pace import Pace
 from chaoskit.checkpoint.remote.workers import Workers, finish

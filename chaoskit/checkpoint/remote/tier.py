@@ -11,19 +11,19 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from chaoskit.checkpoint.boundaries import Hook, undisturbed
-from chaoskit.checkpoint.inventory import DamagedSnapshot, NothingToRestore
-from chaoskit.checkpoint.layout import Box
-from chaoskit.checkpoint.manifest import MANIFEST, Damaged, FileEntry, Manifest, decode_manifest
-from chaoskit.checkpoint.names import parse_name, snapshot_name
-from chaoskit.checkpoint.reading import Segment
+from chaoskit.checkpoint.disk.inventory import DamagedSnapshot, NothingToRestore
+from chaoskit.checkpoint.disk.names import parse_name, snapshot_name
+from chaoskit.checkpoint.disk.reading import Segment
+from chaoskit.checkpoint.disk.retention import Kept, Retention
+from chaoskit.checkpoint.disk.snapshot import Snapshot
+from chaoskit.checkpoint.layout.boundaries import Hook, undisturbed
+from chaoskit.checkpoint.layout.boxes import Box
+from chaoskit.checkpoint.layout.manifest import MANIFEST, Damaged, FileEntry, Manifest, decode_manifest
 from chaoskit.checkpoint.remote import fetch
 from chaoskit.checkpoint.remote.opening import open_store
 from chaoskit.checkpoint.remote.source import DirectorySource
 from chaoskit.checkpoint.remote.store import Store, Traffic
 from chaoskit.checkpoint.remote.upload import QUARANTINE, Sent, Upload, Verification, quarantine_note
-from chaoskit.checkpoint.retention import Kept, Retention
-from chaoskit.checkpoint.snapshot import Snapshot
 from chaoskit.errors import ChaoskitError
 from chaoskit.typed import typed_arguments
 
@@ -69,7 +69,7 @@ class RemoteTier:
         traffic: time limits, back-off, bandwidth, requests at a time.
         verification: how what was uploaded is verified.
         retention: what :meth:`prune` leaves.
-        at: called at each of :data:`~chaoskit.checkpoint.boundaries.REMOTE`.
+        at: called at each of :data:`~chaoskit.checkpoint.layout.boundaries.REMOTE`.
 
     Raises:
         BadInput: if the URL is none, or what it takes is not installed.

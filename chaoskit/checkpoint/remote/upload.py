@@ -13,8 +13,8 @@ from typing import Literal
 
 import msgspec
 
-from chaoskit.checkpoint.boundaries import Hook, undisturbed
-from chaoskit.checkpoint.manifest import MANIFEST, Damaged, FileEntry, Manifest
+from chaoskit.checkpoint.layout.boundaries import Hook, undisturbed
+from chaoskit.checkpoint.layout.manifest import MANIFEST, Damaged, FileEntry, Manifest
 from chaoskit.checkpoint.remote.backoff import RemoteUnavailable
 from chaoskit.checkpoint.remote.fetch import verify
 from chaoskit.checkpoint.remote.source import DirectorySource, read_checked

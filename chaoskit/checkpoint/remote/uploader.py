@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from chaoskit.checkpoint.names import snapshot_name
+from chaoskit.checkpoint.disk.names import snapshot_name
 from chaoskit.checkpoint.remote.backoff import RemoteUnavailable
 from chaoskit.checkpoint.remote.source import DirectorySource
 from chaoskit.checkpoint.remote.tier import RemoteTier

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from chaoskit.experiment.outcome import Check
 from chaoskit.experiment.properties import membership, progress, steps
 from chaoskit.experiment.properties.base import Property, RunTrace
 from chaoskit.plaintext import plural
+from chaoskit.runlog.outcome import Check
 from chaoskit.vocabulary import Verdict
 
 _SLACK = "10 s for a machine without a free CPU"

@@ -10,12 +10,12 @@ from itertools import pairwise
 from typing import Literal
 
 from chaoskit.config import RunConfig
-from chaoskit.experiment.history import History
-from chaoskit.experiment.injected import InjectionRecord
-from chaoskit.experiment.outcome import Recovery
 from chaoskit.experiment.properties.promised import FIRST_STEP_ALLOWANCES, KNOWN_STEPS, YOUNG_STEPS
-from chaoskit.experiment.run import RawRun
+from chaoskit.experiment.run.run import RawRun
 from chaoskit.journal import Record
+from chaoskit.runlog.history import History
+from chaoskit.runlog.injected import InjectionRecord
+from chaoskit.runlog.outcome import Recovery
 from chaoskit.vocabulary import HUNG, Event
 
 Kind = Literal["safety", "liveness"]

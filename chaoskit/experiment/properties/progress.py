@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 
-from chaoskit.experiment.injected import InjectionRecord, Struck
 from chaoskit.experiment.properties import promised
 from chaoskit.experiment.properties.base import SLACK_S, Finding, RunTrace
 from chaoskit.journal import Record
+from chaoskit.runlog.injected import InjectionRecord, Struck
 from chaoskit.vocabulary import HUNG, SLOW, Event
 
 _SETTLED_STEPS = 5  # before so many steps no durations are known, and a hang is found by the start-up limit only

@@ -1,7 +1,7 @@
 """What is promised of time, in numbers of its own: another constant in the runtime moves no bound.
 
-``tests/test_promised_bounds.py`` holds the settings of the runtime to them. What a bound has from the run itself is
-said in ``docs/properties.md``: a hang is measured by the steps and recoveries of that run.
+``tests/unit/experiment/test_promised_bounds.py`` holds the settings of the runtime to them. What a bound has from the
+run itself is said in ``docs/properties.md``: a hang is measured by the steps and recoveries of that run.
 """
 
 from __future__ import annotations

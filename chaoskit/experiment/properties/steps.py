@@ -6,10 +6,10 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from chaoskit.experiment.ending import check_finite, described
-from chaoskit.experiment.history import Step
 from chaoskit.experiment.properties.base import Finding, RunTrace
+from chaoskit.experiment.reference.ending import check_finite, described
 from chaoskit.journal import Record
+from chaoskit.runlog.history import Step
 from chaoskit.vocabulary import Event, Verdict
 
 

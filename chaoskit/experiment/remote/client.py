@@ -16,13 +16,11 @@ from typing import Protocol
 
 import msgspec
 
-from chaoskit import wire
 from chaoskit.errors import BadInput, HarnessError
-from chaoskit.experiment.blackbox.plan import CommandExperiment
-from chaoskit.experiment.blackbox.run import CommandRun, load_command_run
-from chaoskit.experiment.follow import Watch
-from chaoskit.experiment.plan import Experiment
-from chaoskit.experiment.planfile import Planned, encode
+from chaoskit.experiment.injection.follow import Watch
+from chaoskit.experiment.plan.command_plan import CommandExperiment
+from chaoskit.experiment.plan.plan import Experiment
+from chaoskit.experiment.plan.planfile import Planned, encode
 from chaoskit.experiment.remote.messages import (
     AskAble,
     DoErrand,
@@ -38,29 +36,31 @@ from chaoskit.experiment.remote.messages import (
     Order,
     pieces,
 )
-from chaoskit.experiment.run import RawRun, load_run
-from chaoskit.experiment.twin import SessionTwins
+from chaoskit.experiment.run.command_run import CommandRun, load_command_run
+from chaoskit.experiment.run.run import RawRun, load_run
+from chaoskit.experiment.twin.twin import SessionTwins
 from chaoskit.faults import CATALOGUE
 from chaoskit.faults.base import Fault
-from chaoskit.messages import AnyMessage, InjectionReport
-from chaoskit.osprocess import current_test
-from chaoskit.substrate.actions import Action
-from chaoskit.substrate.demand import RunDemand
-from chaoskit.substrate.errands import ErrandsHere
-from chaoskit.substrate.processes import Process
-from chaoskit.substrate.supervisor.away import kind_name
-from chaoskit.substrate.supervisor.ferry import PATIENCE_S
-from chaoskit.substrate.supervisor.link import SupervisorGone, SupervisorLink
+from chaoskit.process.linux import current_test
+from chaoskit.substrate.core.actions import Action
+from chaoskit.substrate.core.demand import RunDemand
+from chaoskit.substrate.core.external_commands import ErrandsHere
+from chaoskit.substrate.core.processes import Process
+from chaoskit.substrate.supervisor.client import SupervisorGone, SupervisorLink
 from chaoskit.substrate.supervisor.messages import LineClosed, LineData, Program
+from chaoskit.substrate.supervisor.remote_node import kind_name
+from chaoskit.substrate.supervisor.resumable_stream import PATIENCE_S
 from chaoskit.substrate.supervisor.sources import Source
 from chaoskit.substrate.undo import UndoLog, sweep, temporary_directory
+from chaoskit.wire import frames
+from chaoskit.wire.messages import AnyMessage, InjectionReport
 
 _ENTRY = "chaoskit.experiment.remote.driver:run_driver"
 _SHOWN_LINES = 20
 _PLAN_BYTES_MAX = 2**16  # it goes in two forms on a line, which holds about 200 KiB that are not read at once
 _ENDS_S = 10.0  # that a driver has to put back what it has broken
-_decode = wire.decoder(FromDriver)
-_decode_watched = wire.decoder(AnyMessage | InjectionReport)
+_decode = frames.decoder(FromDriver)
+_decode_watched = frames.decoder(AnyMessage | InjectionReport)
 
 
 class DriverPlace(Protocol):
@@ -98,7 +98,7 @@ class Conversation:
     def __init__(self) -> None:
         self.line: int | None = None
         self.answers = deque[FromDriver]()
-        self._splitter = wire.Splitter(_decode)
+        self._splitter = frames.Splitter(_decode)
 
     def opened(self, line: int) -> None:
         self.line = line if self.line is None else self.line  # no process but the first is the driver
@@ -267,7 +267,7 @@ class RemoteHost:
                 case DriverTold(text):
                     self._tell(text)
                 case DriverWatched(frame):
-                    for message in wire.Splitter(_decode_watched).feed(frame):
+                    for message in frames.Splitter(_decode_watched).feed(frame):
                         if watch is not None:
                             watch(message)
                 case DoErrand(number, name, machine, lasts_s):
@@ -280,7 +280,7 @@ class RemoteHost:
     def _do(self, link: SupervisorLink, number: int, name: str, machine: str, lasts_s: float) -> None:
         failure = self._errands.do(number, name, machine, lasts_s)
         done = ErrandDone(number, failure)
-        link.tell(LineData(self._conversation.line or 0, wire.encode(done)))
+        link.tell(LineData(self._conversation.line or 0, frames.encode(done)))
 
     def _hear(self, link: SupervisorLink, condition: Callable[[], bool]) -> None:
         """Wait until a condition is met. Raises HarnessError if the driver ends before."""

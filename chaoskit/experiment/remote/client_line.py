@@ -8,7 +8,6 @@ import socket
 import threading
 from collections import deque
 
-from chaoskit import wire
 from chaoskit.errors import HarnessError
 from chaoskit.experiment.remote.messages import (
     DoErrand,
@@ -19,9 +18,10 @@ from chaoskit.experiment.remote.messages import (
     ToDriver,
     pieces,
 )
-from chaoskit.substrate.supervisor.door import LINE_BYTES_MAX
+from chaoskit.substrate.supervisor.socket_relay import LINE_BYTES_MAX
+from chaoskit.wire import frames
 
-_decode = wire.decoder(ToDriver)
+_decode = frames.decoder(ToDriver)
 
 
 class ClientLine:
@@ -29,7 +29,7 @@ class ClientLine:
 
     def __init__(self, line: socket.socket) -> None:
         self._line, self._saying = line, threading.Lock()
-        self._splitter = wire.Splitter(_decode)
+        self._splitter = frames.Splitter(_decode)
         self._orders = deque[Order]()
         self._numbers = itertools.count(1)
         self._done: dict[int, str] = {}  # errand -> why it failed

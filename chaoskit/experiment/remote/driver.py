@@ -15,12 +15,11 @@ from typing import Any
 
 import msgspec
 
-from chaoskit import wire
 from chaoskit.errors import BadInput, ChaoskitError
-from chaoskit.experiment.blackbox.plan import CommandExperiment
-from chaoskit.experiment.host import LocalHost
-from chaoskit.experiment.planfile import FILE_NAME, receive
+from chaoskit.experiment.plan.command_plan import CommandExperiment
+from chaoskit.experiment.plan.planfile import FILE_NAME, receive
 from chaoskit.experiment.remote.client_line import ClientLine
+from chaoskit.experiment.remote.host import LocalHost
 from chaoskit.experiment.remote.messages import (
     AskAble,
     DriverDone,
@@ -32,11 +31,12 @@ from chaoskit.experiment.remote.messages import (
     FromDriver,
     Order,
 )
-from chaoskit.messages import Message
-from chaoskit.osprocess import die_with_parent, set_name, socket_name
 from chaoskit.plaintext import one_line
-from chaoskit.substrate import choice
-from chaoskit.substrate.supervised import SupervisedSubstrate
+from chaoskit.process.linux import die_with_parent, set_name, socket_name
+from chaoskit.substrate import registry
+from chaoskit.substrate.cluster.supervised import SupervisedSubstrate
+from chaoskit.wire import frames
+from chaoskit.wire.messages import Message
 
 
 def run_driver(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) -> None:
@@ -69,7 +69,7 @@ class Driver:
 
     def _made(self) -> LocalHost:
         if self._host is None:
-            substrate = choice.make(self._name)
+            substrate = registry.make(self._name)
             if isinstance(substrate, SupervisedSubstrate):
                 substrate.tell = lambda line: self._client.say(DriverTold(line))
                 substrate.errands = self._client
@@ -113,7 +113,7 @@ def _execute(order: ExecutePlan, host: LocalHost, tell: Callable[[FromDriver], N
 
     def watch(message: Any) -> None:
         if order.watched and isinstance(message, Message):
-            tell(DriverWatched(wire.encode(message)))
+            tell(DriverWatched(frames.encode(message)))
 
     began_s = time.monotonic()
     _log(f"run {directory.name} begins")

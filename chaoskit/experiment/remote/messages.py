@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from chaoskit import wire
-from chaoskit.messages import Message
+from chaoskit.wire import frames
+from chaoskit.wire.messages import Message
 
 
 class DriverSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -97,8 +97,8 @@ _PIECE_BYTES = 2**15
 
 
 def pieces(message: Message) -> Iterator[bytes]:
-    """A message in pieces that a line takes; they are joined by :class:`chaoskit.wire.Splitter`."""
-    data = wire.encode(message)
+    """A message in pieces that a line takes; they are joined by :class:`chaoskit.wire.frames.Splitter`."""
+    data = frames.encode(message)
     for at in range(0, len(data), _PIECE_BYTES):
         yield data[at : at + _PIECE_BYTES]
 

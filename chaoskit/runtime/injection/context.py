@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from chaoskit.checkpoint.breakpoints import Breakpoints
+from chaoskit.checkpoint.disk.breakpoints import Breakpoints
 from chaoskit.errors import ChaoskitError
-from chaoskit.runtime.collective import Group
-from chaoskit.runtime.registered import Registered
+from chaoskit.runtime.group.collective import Group
+from chaoskit.runtime.state.registered import Registered
 
 Report = Callable[[bool, str], None]
 Fetch = Callable[[], Any]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from chaoskit.runtime.injection.context import Fetch, InjectionContext
-from chaoskit.runtime.sampling import map_tensors
+from chaoskit.runtime.state.sampling import map_tensors
 
 
 def stall(context: InjectionContext, options: dict[str, Any]) -> None:

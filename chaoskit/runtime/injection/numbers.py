@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from chaoskit.errors import BadInput
 from chaoskit.runtime.injection.context import InjectionContext, Report
-from chaoskit.runtime.registered import Registered
-from chaoskit.runtime.sharding import is_sharded, local_part
+from chaoskit.runtime.state.registered import Registered
+from chaoskit.runtime.state.sharding import is_sharded, local_part
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 

@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Any
 
-from chaoskit.osprocess import set_name
+from chaoskit.process.linux import set_name
 from chaoskit.runtime.injection.context import InjectionContext
 from chaoskit.runtime.injection.waiting import STILL_S, watch
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from chaoskit.osprocess import switches
-from chaoskit.runtime.collective import Group
+from chaoskit.process.linux import switches
+from chaoskit.runtime.group.collective import Group
 from chaoskit.runtime.injection.context import InjectionContext, Report
 
 #: How long a thread must stand before :func:`watch` reports it.

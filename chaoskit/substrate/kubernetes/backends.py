@@ -6,8 +6,9 @@ import math
 import time
 
 from chaoskit.errors import HarnessError
-from chaoskit.substrate.actions import Action, Applied
-from chaoskit.substrate.kubernetes.actions import (
+from chaoskit.substrate.core.actions import Action, Applied
+from chaoskit.substrate.kubernetes.api.requests import EvictionRefused
+from chaoskit.substrate.kubernetes.pods.actions import (
     POD_ACTIONS,
     ContainerCrash,
     PodDeletion,
@@ -15,8 +16,7 @@ from chaoskit.substrate.kubernetes.actions import (
     PodHindrance,
     PodPreemption,
 )
-from chaoskit.substrate.kubernetes.api import EvictionRefused
-from chaoskit.substrate.kubernetes.pods import ASK_AGAIN_S, Pod, SessionPods
+from chaoskit.substrate.kubernetes.pods.pods import ASK_AGAIN_S, Pod, SessionPods
 from chaoskit.substrate.supervisor.messages import CrashContainer
 
 

@@ -18,13 +18,14 @@ from pathlib import Path
 
 from chaoskit.errors import HarnessError
 from chaoskit.plaintext import same_but_ports
-from chaoskit.substrate.demand import RunDemand
-from chaoskit.substrate.kubernetes import manifests, port_forward, template
-from chaoskit.substrate.kubernetes.api import KubernetesApi
-from chaoskit.substrate.kubernetes.diagnosis import PodDiagnosis
-from chaoskit.substrate.kubernetes.machines import Machines, put_back_left
+from chaoskit.substrate.core.demand import RunDemand
+from chaoskit.substrate.kubernetes import port_forward, template
+from chaoskit.substrate.kubernetes.api.requests import KubernetesApi
+from chaoskit.substrate.kubernetes.machines.machines import Machines, put_back_left
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
-from chaoskit.substrate.kubernetes.pod_state import in_words
+from chaoskit.substrate.kubernetes.pods import manifests
+from chaoskit.substrate.kubernetes.pods.diagnosis import PodDiagnosis
+from chaoskit.substrate.kubernetes.pods.state import in_words
 from chaoskit.substrate.kubernetes.preflight import Preflight
 from chaoskit.substrate.kubernetes.session import (
     DEADLINE_S,
@@ -37,8 +38,8 @@ from chaoskit.substrate.kubernetes.session import (
     started_by,
     taking_back,
 )
-from chaoskit.substrate.supervisor.away import KernelAway
-from chaoskit.substrate.supervisor.link import SupervisorLink
+from chaoskit.substrate.supervisor.client import SupervisorLink
+from chaoskit.substrate.supervisor.remote_node import KernelAway
 from chaoskit.substrate.undo import CommandEntry, Undo, UndoLog
 
 _LOOK_S = 0.2  # between two looks at a pod that does not run yet

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from chaoskit.substrate.kubernetes.api import KubernetesApi
+from chaoskit.substrate.kubernetes.api.requests import KubernetesApi
 from chaoskit.substrate.kubernetes.session import end
 
 if __name__ == "__main__":

@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
 
-from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
-from chaoskit.substrate.kubernetes.background import BackgroundRequests
-from chaoskit.substrate.kubernetes.manifests import Manifest
-from chaoskit.substrate.run_event import RunEvent
+from chaoskit.substrate.core.run_event import RunEvent
+from chaoskit.substrate.kubernetes.api.background import BackgroundRequests
+from chaoskit.substrate.kubernetes.api.requests import ApiError, KubernetesApi
+from chaoskit.substrate.kubernetes.pods.manifests import Manifest
 
 #: The reporting controller of all these Events.
 CONTROLLER = "chaoskit"

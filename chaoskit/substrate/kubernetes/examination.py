@@ -10,16 +10,19 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from chaoskit.errors import BadInput
-from chaoskit.substrate.actions import Action
-from chaoskit.substrate.demand import RunDemand
-from chaoskit.substrate.kubernetes import machines, manifests, marks, placement, quotas, rights, template
-from chaoskit.substrate.kubernetes.actions import MachineDrain, MachineLoss, MachineTaint
-from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
+from chaoskit.substrate.cluster.network import COORDINATOR
+from chaoskit.substrate.core.actions import Action
+from chaoskit.substrate.core.demand import RunDemand
+from chaoskit.substrate.kubernetes import template
+from chaoskit.substrate.kubernetes.api import rights
+from chaoskit.substrate.kubernetes.api.requests import ApiError, KubernetesApi
 from chaoskit.substrate.kubernetes.installation import ACCOUNT
-from chaoskit.substrate.kubernetes.manifests import Manifest
+from chaoskit.substrate.kubernetes.machines import machines, marks
 from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions
+from chaoskit.substrate.kubernetes.pods import manifests, placement, quotas
+from chaoskit.substrate.kubernetes.pods.actions import MachineDrain, MachineLoss, MachineTaint
+from chaoskit.substrate.kubernetes.pods.manifests import Manifest
 from chaoskit.substrate.kubernetes.session import may_write_events, new_name, require_allowed
-from chaoskit.substrate.network import COORDINATOR
 
 _REQUESTS = 8  # that are under way at once
 _NODE = "node0"

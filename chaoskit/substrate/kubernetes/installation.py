@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from chaoskit.substrate.kubernetes import rights
-from chaoskit.substrate.kubernetes.manifests import ALLOWED, ALLOWED_VALUE, Manifest
+from chaoskit.substrate.kubernetes.api import rights
+from chaoskit.substrate.kubernetes.pods.manifests import ALLOWED, ALLOWED_VALUE, Manifest
 
 #: The service account of drivers, and the role of people.
 ACCOUNT, USERS = "chaoskit-driver", "chaoskit-user"
@@ -37,7 +37,9 @@ def installation(namespace: str, security: str) -> list[Manifest]:
 
 
 def machine_rights() -> Manifest:
-    """A role of the cluster for people that break machines; see :mod:`chaoskit.substrate.kubernetes.machines`."""
+    """A role of the cluster for people that break machines; see
+    :mod:`chaoskit.substrate.kubernetes.machines.machines`.
+    """
     return role(MACHINE_USERS, {"labels": LABELS}, rights.MACHINE_RIGHTS, kind="ClusterRole")
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from copy import deepcopy
 from dataclasses import dataclass
 
-from chaoskit.substrate.kubernetes import rights
+from chaoskit.substrate.kubernetes.api import rights
 from chaoskit.substrate.kubernetes.installation import ACCOUNT, LABELS, USERS, role
-from chaoskit.substrate.kubernetes.manifests import CONTAINER_SECURITY, POD_SECURITY, Manifest
 from chaoskit.substrate.kubernetes.options import VARIABLE
+from chaoskit.substrate.kubernetes.pods.manifests import CONTAINER_SECURITY, POD_SECURITY, Manifest
 from chaoskit.vocabulary import EXIT_BAD_INPUT, Verdict
 
 #: Of all its objects; of a ConfigMap and a Secret, too, whose variables it gets where they are there.

@@ -62,7 +62,8 @@ class KubernetesOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         startup_s: pods must run within this time.
         machines: of the cluster that faults may break, separated by commas. Pods of nodes go there; the driver's and
             the coordinator's rather do not. "" for none.
-        levers: file with commands that break them; see :mod:`chaoskit.substrate.kubernetes.levers`. "" for none.
+        levers: file with commands that break them; see :mod:`chaoskit.substrate.kubernetes.machines.machine_commands`.
+            "" for none.
         strangers: whether a machine may be broken on which others' pods run.
         network_faults: whether pods have a helper that may change their network: a container of root's with NET_ADMIN
             and NET_RAW, which the namespace must let in.

@@ -17,11 +17,11 @@ import threading
 from http import HTTPStatus
 from typing import Any
 
-from chaoskit import wire
-from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
-from chaoskit.substrate.kubernetes.pod_state import has_ended
-from chaoskit.substrate.supervisor.ferry import cross
+from chaoskit.substrate.kubernetes.api.requests import ApiError, KubernetesApi
+from chaoskit.substrate.kubernetes.pods.state import has_ended
+from chaoskit.substrate.supervisor.resumable_stream import cross
 from chaoskit.substrate.supervisor.stream import watch
+from chaoskit.wire import frames
 
 _DATA, _ERROR = 0, 1  # channels; on each the number of the port comes first
 _NEVER = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
@@ -62,7 +62,7 @@ def main() -> None:
             if error.status in _NEVER:
                 raise LookupError(f"you may not: {error}") from None
             raise
-        wire.introduce(connection, token)
+        frames.introduce(connection, token)
         return connection
 
     if reason := cross(local, connect, patience_s):

@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing
 
 from chaoskit.errors import BadInput, ChaoskitError, HarnessError
-from chaoskit.substrate.demand import RunDemand
-from chaoskit.substrate.kubernetes.actions import MACHINE_ACTIONS
-from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
-from chaoskit.substrate.kubernetes.diagnosis import PodsBarred
+from chaoskit.substrate.core.demand import RunDemand
+from chaoskit.substrate.kubernetes.api.requests import ApiError, KubernetesApi
 from chaoskit.substrate.kubernetes.examination import ClusterFinding, Examination
-from chaoskit.substrate.kubernetes.manifests import Manifest
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
+from chaoskit.substrate.kubernetes.pods.actions import MACHINE_ACTIONS
+from chaoskit.substrate.kubernetes.pods.diagnosis import PodsBarred
+from chaoskit.substrate.kubernetes.pods.manifests import Manifest
 
 
 class FirstRefusal:

@@ -23,17 +23,19 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from chaoskit.errors import BadInput, ChaoskitError
-from chaoskit.osprocess import user_at_host
-from chaoskit.substrate.kubernetes import manifests, rights, template
-from chaoskit.substrate.kubernetes.api import ApiError, KubernetesApi
-from chaoskit.substrate.kubernetes.background import BackgroundRequests
-from chaoskit.substrate.kubernetes.disruption import ENDED_BY, disruption_of, end_of_session
+from chaoskit.process.linux import user_at_host
+from chaoskit.substrate.cluster.network import COORDINATOR
+from chaoskit.substrate.core.run_event import RunEvent
+from chaoskit.substrate.kubernetes import template
+from chaoskit.substrate.kubernetes.api import rights
+from chaoskit.substrate.kubernetes.api.background import BackgroundRequests
+from chaoskit.substrate.kubernetes.api.requests import ApiError, KubernetesApi
 from chaoskit.substrate.kubernetes.events import EventWriter
-from chaoskit.substrate.kubernetes.machines import Machines, put_back_left
+from chaoskit.substrate.kubernetes.machines.machines import Machines, put_back_left
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
-from chaoskit.substrate.kubernetes.pods import Pod, SessionPods
-from chaoskit.substrate.network import COORDINATOR
-from chaoskit.substrate.run_event import RunEvent
+from chaoskit.substrate.kubernetes.pods import manifests
+from chaoskit.substrate.kubernetes.pods.disruption import ENDED_BY, disruption_of, end_of_session
+from chaoskit.substrate.kubernetes.pods.pods import Pod, SessionPods
 from chaoskit.substrate.supervisor.reception import Reception
 from chaoskit.substrate.undo import CommandEntry, Undo, UndoLog
 

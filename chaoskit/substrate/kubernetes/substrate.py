@@ -16,37 +16,37 @@ from typing import Any
 import msgspec
 
 from chaoskit.config import RunConfig
-from chaoskit.coordinator_files import RECORD, CoordinatorAddress, address_file
 from chaoskit.errors import BadInput, HarnessError
-from chaoskit.injection_line import InjectionDoor
 from chaoskit.journal import Journal
-from chaoskit.messages import NodeLost, Plan
-from chaoskit.osprocess import current_test
-from chaoskit.substrate.actions import Action, Backend
-from chaoskit.substrate.away import AwaySubstrate
-from chaoskit.substrate.demand import RunDemand
-from chaoskit.substrate.errands import Errands, ErrandsHere
-from chaoskit.substrate.job_cluster import JobCluster
+from chaoskit.process.linux import current_test
+from chaoskit.substrate.cluster.job_cluster import JobCluster
+from chaoskit.substrate.cluster.network import COORDINATOR, Network
+from chaoskit.substrate.cluster.nodes import BaseCluster
+from chaoskit.substrate.cluster.remote_nodes import AwaySubstrate
+from chaoskit.substrate.cluster.supervised import node_names
+from chaoskit.substrate.core.actions import Action, Backend
+from chaoskit.substrate.core.demand import RunDemand
+from chaoskit.substrate.core.external_commands import Errands, ErrandsHere
+from chaoskit.substrate.core.processes import Process
+from chaoskit.substrate.core.run_event import RunEvent
+from chaoskit.substrate.core.traffic import Change
 from chaoskit.substrate.kubernetes import template
-from chaoskit.substrate.kubernetes.actions import ANSWER_S, MACHINE_ACTIONS, POD_ACTIONS
 from chaoskit.substrate.kubernetes.backends import PodApi
-from chaoskit.substrate.kubernetes.manifests import FILES, STANDBY, world_annotations, world_labels
+from chaoskit.substrate.kubernetes.machine_faults import Outside
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
-from chaoskit.substrate.kubernetes.outside import Outside
-from chaoskit.substrate.kubernetes.placement import AVOID_S
-from chaoskit.substrate.kubernetes.pod_network import PodNetwork, why_not_in_pods
-from chaoskit.substrate.kubernetes.pods import Pod, SessionPods
+from chaoskit.substrate.kubernetes.pods.actions import ANSWER_S, MACHINE_ACTIONS, POD_ACTIONS
+from chaoskit.substrate.kubernetes.pods.manifests import FILES, STANDBY, world_annotations, world_labels
+from chaoskit.substrate.kubernetes.pods.network import PodNetwork, why_not_in_pods
+from chaoskit.substrate.kubernetes.pods.placement import AVOID_S
+from chaoskit.substrate.kubernetes.pods.pods import Pod, SessionPods
 from chaoskit.substrate.kubernetes.preflight import FirstRefusal, Preflight, require_possible
 from chaoskit.substrate.kubernetes.session import Session
-from chaoskit.substrate.network import COORDINATOR, Network
-from chaoskit.substrate.nodes import BaseCluster
-from chaoskit.substrate.processes import Process
-from chaoskit.substrate.run_event import RunEvent
-from chaoskit.substrate.supervised import node_names
-from chaoskit.substrate.supervisor.away import KernelAway
-from chaoskit.substrate.supervisor.link import SupervisorGone, SupervisorLink
-from chaoskit.substrate.traffic import Change
+from chaoskit.substrate.supervisor.client import SupervisorGone, SupervisorLink
+from chaoskit.substrate.supervisor.remote_node import KernelAway
 from chaoskit.vocabulary import Event
+from chaoskit.wire.coordinator_files import RECORD, CoordinatorAddress, address_file
+from chaoskit.wire.injection_line import InjectionDoor
+from chaoskit.wire.messages import NodeLost, Plan
 
 _LOOK_S = 0.25  # a coordinator says something twenty times a second
 _TIDY_S = 5.0

@@ -5,10 +5,12 @@ All that it is told and that it tells passes through one stream: a Unix socket, 
 
 * :mod:`.messages`: what is said on the stream.
 * :mod:`.server`: the supervisor itself.
-* :mod:`.link`: the runner's end.
-* :mod:`.away`: the kernel and the backends of a node that only its stream reaches.
-* :mod:`.programs`, :mod:`.acts`, :mod:`.door`: what it starts, what it does to nodes, and its injection lines.
+* :mod:`.client`: the runner's end.
+* :mod:`.remote_node`: the kernel and the backends of a node that only its stream reaches.
+* :mod:`.programs`, :mod:`.actions`, :mod:`.socket_relay`: what it starts, what it does to nodes, and its injection
+  lines.
 * :mod:`.files`, :mod:`.sources`: journals and logs on their way here, and a job's code on its way there.
 * :mod:`.reception`: where the runner listens for supervisors that dial it.
-* :mod:`.ferry`: a stream to a supervisor that outlives the connections which carry it. :mod:`.stream`: keep-alive.
+* :mod:`.resumable_stream`: a stream to a supervisor that outlives the connections which carry it. :mod:`.stream`:
+  keep-alive.
 """

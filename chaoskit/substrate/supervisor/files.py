@@ -10,9 +10,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from chaoskit.coordinator_files import RECORD
-from chaoskit.osprocess import DirectoryWatch
+from chaoskit.process.linux import DirectoryWatch
 from chaoskit.substrate.supervisor.messages import FileChunk
+from chaoskit.wire.coordinator_files import RECORD
 
 #: Of the directory of a run. What else lies there stays on the node.
 FOLDERS = ("journal", "log")

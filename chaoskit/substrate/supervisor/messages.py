@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from chaoskit.messages import Message
+from chaoskit.wire.messages import Message
 
 
 class Program(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -87,7 +87,9 @@ class AskAlive(Message, frozen=True):
 
 
 class AskKernel(Message, frozen=True):
-    """Ask what the kernel says of a process: one of the questions of :class:`chaoskit.substrate.processes.Kernel`."""
+    """Ask what the kernel says of a process: one of the questions of
+    :class:`chaoskit.substrate.core.processes.Kernel`.
+    """
 
     number: int
     question: str
@@ -136,7 +138,7 @@ class LiftAction(Message, frozen=True):
 class AskEchoes(Message, frozen=True):
     """Ask for the round trips of echoes that are being sent, in ms; None for each that was lost.
 
-    ``applied``: the number of :class:`chaoskit.substrate.packets.SendEchoes`.
+    ``applied``: the number of :class:`chaoskit.substrate.network.packets.SendEchoes`.
     """
 
     number: int

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from chaoskit.osprocess import (
+from chaoskit.process.linux import (
     adopt_orphans,
     await_readable,
     children,
@@ -25,8 +25,8 @@ from chaoskit.osprocess import (
     reap,
     start_ticks,
 )
-from chaoskit.runclock import set_ahead
-from chaoskit.substrate import namespaces
+from chaoskit.process.run_clock import set_ahead
+from chaoskit.substrate.core import namespaces
 from chaoskit.substrate.supervisor.messages import Program
 
 _END_S = 5.0

@@ -9,13 +9,13 @@ import time
 from collections.abc import Container
 from dataclasses import dataclass
 
-from chaoskit import wire
 from chaoskit.errors import ChaoskitError
-from chaoskit.handshakes import proven
 from chaoskit.substrate.supervisor.messages import SupervisorHello
+from chaoskit.wire import frames
+from chaoskit.wire.handshakes import proven
 
 _HELLO_S = 10.0
-_decode = wire.decoder(SupervisorHello)
+_decode = frames.decoder(SupervisorHello)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Reception:
         for connection in proven(self._listener, token):
             try:
                 connection.settimeout(_HELLO_S)
-                hello: SupervisorHello = wire.receive(connection, _decode, most_bytes=wire.UNPROVEN_BYTES_MAX)
+                hello: SupervisorHello = frames.receive(connection, _decode, most_bytes=frames.UNPROVEN_BYTES_MAX)
                 connection.settimeout(None)
             except (OSError, ChaoskitError):
                 connection.close()

@@ -20,14 +20,12 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from chaoskit import wire
 from chaoskit.errors import ChaoskitError
 from chaoskit.journal.writer import own_version
-from chaoskit.osprocess import adopt_orphans, restore_signals, set_name, socket_name
-from chaoskit.runclock import clock_id
-from chaoskit.substrate.supervisor import ferry
-from chaoskit.substrate.supervisor.acts import Acts
-from chaoskit.substrate.supervisor.door import LineDoor
+from chaoskit.process.linux import adopt_orphans, restore_signals, set_name, socket_name
+from chaoskit.process.run_clock import clock_id
+from chaoskit.substrate.supervisor import resumable_stream
+from chaoskit.substrate.supervisor.actions import Acts
 from chaoskit.substrate.supervisor.files import CHUNK_BYTES, IN_FLIGHT_BYTES, RunFiles, replace_file
 from chaoskit.substrate.supervisor.log_echo import LogEcho
 from chaoskit.substrate.supervisor.messages import (
@@ -68,8 +66,10 @@ from chaoskit.substrate.supervisor.messages import (
     WriteFile,
 )
 from chaoskit.substrate.supervisor.programs import Programs
+from chaoskit.substrate.supervisor.socket_relay import LineDoor
 from chaoskit.substrate.supervisor.sources import SourceStore
 from chaoskit.substrate.supervisor.stream import watch
+from chaoskit.wire import frames
 
 _KILLED = 128 + signal.SIGKILL  # the status of a container whose first process was killed
 _COUNT_S = 0.05  # between two looks at what actions in force have met
@@ -79,7 +79,7 @@ _DESCRIPTORS_MAX = 8  # with one message
 _FAREWELL_S = 2.0  # at the end of the grace period, for what does not end by itself, and for the last files
 _RESERVE_S = 0.2  # before the very end
 _GRACE_SHARE = 0.5  # of a grace period that is shorter: what programs have of it
-_decode = wire.decoder(Request)
+_decode = frames.decoder(Request)
 
 
 class Supervisor:
@@ -110,7 +110,7 @@ class Supervisor:
         self._connection, self._is_first, self._grace_s = connection, is_first, grace_s
         self.status = 0
         self._leaves_by_s = self._ends_by_s = math.inf  # on the monotonic clock, once it was told to end
-        self._splitter, self._descriptors = wire.Splitter(_decode), deque[int]()
+        self._splitter, self._descriptors = frames.Splitter(_decode), deque[int]()
         self._untold = bytearray()
         self._listeners: dict[int, socket.socket] = {}  # for programs that are to be started
         self._acts = Acts(network=network)
@@ -194,7 +194,7 @@ class Supervisor:
                 return
             self._serve_once(left_s)
         self._connection.settimeout(max(0.0, self._ends_by_s - time.monotonic()))
-        self._connection.sendall(wire.encode(SupervisorLeft()))
+        self._connection.sendall(frames.encode(SupervisorLeft()))
         self._connection.shutdown(socket.SHUT_WR)
         while self._connection.recv(_RECEIVE_BYTES):  # until the runner has closed its side
             pass
@@ -204,7 +204,7 @@ class Supervisor:
     def tell(self, report: Report) -> None:
         """Say something as soon as the runner reads. Where it is gone, its end is heard next."""
         was_idle = not self._untold
-        self._untold += wire.encode(report)
+        self._untold += frames.encode(report)
         if was_idle:
             self._go_on_telling()
 
@@ -381,7 +381,9 @@ def _arguments() -> argparse.Namespace:
     where.add_argument("--connect", metavar="PATH", help="to the runner's Unix socket, as first process of a container")
     where.add_argument("--dial", metavar="HOST:PORT", help="the runner, with a token from --token-file")
     where.add_argument("--listen", metavar="PORT", type=int, help="for the runner on loopback, with the same token")
-    parser.add_argument("--patience-s", metavar="S", type=float, default=ferry.PATIENCE_S, help="without a runner")
+    parser.add_argument(
+        "--patience-s", metavar="S", type=float, default=resumable_stream.PATIENCE_S, help="without a runner"
+    )
     parser.add_argument("--token-file", metavar="PATH", type=Path, help="what both sides must know; it is read once")
     parser.add_argument("--place", metavar="NAME", default="", help="which supervisor this is, for the runner it dials")
     parser.add_argument("--address", metavar="HOST", default="", help="under which processes here are reached")
@@ -404,13 +406,13 @@ def _runner(arguments: argparse.Namespace) -> tuple[socket.socket, int | None]:
     """
     if arguments.dial:
         host, _, port = arguments.dial.rpartition(":")
-        connection = wire.connect((host, int(port)), arguments.token_file.read_text().strip())
+        connection = frames.connect((host, int(port)), arguments.token_file.read_text().strip())
         watch(connection)
-        wire.send(connection, SupervisorHello(arguments.place, arguments.address, arguments.machine))
+        frames.send(connection, SupervisorHello(arguments.place, arguments.address, arguments.machine))
         return connection, None
     if arguments.listen:
         token = arguments.token_file.read_text().strip()
-        pid, connection = ferry.land(arguments.listen, token, arguments.patience_s)
+        pid, connection = resumable_stream.land(arguments.listen, token, arguments.patience_s)
         return connection, pid
     if arguments.connect:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -437,8 +439,9 @@ def main() -> None:
     status = 1
     try:
         if not arguments.cold:
-            from chaoskit.control import agent, coordinator  # noqa: F401 - programs find them imported
-            from chaoskit.runtime import zygote
+            from chaoskit.agent import agent  # noqa: F401 - programs find it imported
+            from chaoskit.coordinator import server  # noqa: F401
+            from chaoskit.runtime.worker import zygote
 
             zygote.preload()
         gc.freeze()  # a collection in a child would touch, and so copy, every page of these objects

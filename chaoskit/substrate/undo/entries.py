@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar
 
-from chaoskit.osprocess import is_ending, is_stopped, kill_if_same, start_ticks
+from chaoskit.process.linux import is_ending, is_stopped, kill_if_same, start_ticks
 
 #: Every control group that chaoskit makes is named like this, and no other is ever removed. So is every temporary
 #: directory.
@@ -160,7 +160,7 @@ class ContainerEntry(UndoEntry):
         return self.name
 
     def undo(self) -> RepairOutcome:
-        from chaoskit.substrate import docker_janitor  # HTTP takes 30 ms to import, and mostly nothing needs it
+        from chaoskit.substrate.undo import docker_janitor  # HTTP takes 30 ms to import, and mostly nothing needs it
 
         removed = docker_janitor.remove_container(self.daemon, self.name, self.owner)
         return RepairOutcome.REPAIRED if removed else RepairOutcome.NOTHING_LEFT

@@ -12,7 +12,7 @@ import signal
 import sys
 from pathlib import Path
 
-from chaoskit.osprocess import set_name
+from chaoskit.process.linux import set_name
 from chaoskit.substrate.undo import files
 from chaoskit.substrate.undo.replay import is_over, replay_file
 

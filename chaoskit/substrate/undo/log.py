@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from chaoskit.errors import BadInput, HarnessError
-from chaoskit.osprocess import await_readable, is_ending, kernel_id
+from chaoskit.process.linux import await_readable, is_ending, kernel_id
 from chaoskit.substrate.undo import files, guard
 from chaoskit.substrate.undo.entries import PREFIX, DirectoryEntry, UndoEntry, to_json
 from chaoskit.substrate.undo.replay import is_over, replay_file

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from chaoskit.osprocess import boot_id, kernel_id
+from chaoskit.process.linux import boot_id, kernel_id
 from chaoskit.substrate.undo.entries import CgroupEntry, ProcessEntry, RepairOutcome, UndoEntry, from_json
 
 _LOOK_S = 0.02
@@ -37,7 +37,7 @@ class UndoFile:
     """An undo file as far as it can be read.
 
     Attributes:
-        kernel: where its pids mean something; see :func:`chaoskit.osprocess.kernel_id`. "" where that is not told.
+        kernel: where its pids mean something; see :func:`chaoskit.process.linux.kernel_id`. "" where that is not told.
         entries: those that are open, by number.
         damaged: lines that say nothing, by number.
         begun: whether anything was written into it.

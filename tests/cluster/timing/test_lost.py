@@ -14,14 +14,14 @@ import pytest
 from support.goals import Flag
 from support.stopwatch import Stopwatch
 
-from chaoskit import osprocess
 from chaoskit.elastic.settings import ElasticPolicy
-from chaoskit.experiment.outcome import Outcome
 from chaoskit.journal import Record
-from chaoskit.messages import Heartbeat, Plan, WorkerLost
+from chaoskit.process import linux
 from chaoskit.pytest_plugin import Chaos
-from chaoskit.substrate.cgroup import unavailable
+from chaoskit.runlog.outcome import Outcome
+from chaoskit.substrate.limits.cgroup import unavailable
 from chaoskit.suites.recovery.expect import STEADY
+from chaoskit.wire.messages import Heartbeat, Plan, WorkerLost
 from faults import Cut, Delay, Fault, FreezeNode, Hang, Kill, Scale
 
 AT = 8
@@ -155,7 +155,7 @@ class AgentStop:
         match message:
             case Plan(generation=1):
                 (member,) = [member for member in message.members if member.node == "node1"]
-                self._pid = osprocess.parent(osprocess.parent(member.endpoint.pid) or 0) or 0
+                self._pid = linux.parent(linux.parent(member.endpoint.pid) or 0) or 0
             case Heartbeat("node1", beats, sent_ns):
                 if not self.stopped_ns and any(beat.step >= AT for beat in beats):
                     self._stop()

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import user_mode_linux
 
-from chaoskit.substrate import abilities
-from chaoskit.substrate.netns import NamespaceNetwork
-from chaoskit.substrate.switch import Switch
+from chaoskit.substrate.limits import capabilities
+from chaoskit.substrate.netns.substrate import NamespaceNetwork
+from chaoskit.substrate.netns.switch import Switch
 from chaoskit.substrate.undo import UndoLog
 
 NODES = ("node0", "node1", "node2", "node3")
@@ -20,10 +20,10 @@ AGREEMENT = 0.1
 
 def test_four_nodes_are_made_in_a_second() -> None:
     """Networks of their own are quick to make: an experiment on them starts as fast as without."""
-    if reason := abilities.namespaces():
+    if reason := capabilities.namespaces():
         pytest.skip(reason)
     undo = UndoLog()
-    switch = Switch(undo, privileged=abilities.privileged())
+    switch = Switch(undo, privileged=capabilities.privileged())
     try:
         begun_s = time.monotonic()
         network = NamespaceNetwork(switch, NODES, 0)
@@ -41,7 +41,7 @@ def test_four_nodes_are_made_in_a_second() -> None:
 def test_netem_and_our_queues_add_the_same_delay(tmp_path: Path) -> None:
     """The kernel's netem, in a user-mode Linux, and our own queues on this kernel add the delay that was asked for."""
     user_mode_linux.kernel()
-    if reason := abilities.delays():
+    if reason := capabilities.delays():
         pytest.skip(reason)
     program = user_mode_linux.HERE / "delays.py"
     theirs, ours = user_mode_linux.run(program, tmp_path), user_mode_linux.run_here(program)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from chaoskit.cli import doctor
+from chaoskit.cli.machine import doctor
 from chaoskit.health import Limits
 from chaoskit.health.examine import examine_quickly
 

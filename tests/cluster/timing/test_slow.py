@@ -11,19 +11,19 @@ from support.busy import load
 from support.goals import Flag
 from support.stopwatch import Stopwatch
 
-from chaoskit.experiment.outcome import Outcome
 from chaoskit.journal import Record
-from chaoskit.messages import Heartbeat, Plan
 from chaoskit.pytest_plugin import Chaos
-from chaoskit.substrate.cgroup import unavailable
+from chaoskit.runlog.outcome import Outcome
+from chaoskit.substrate.limits.cgroup import unavailable
 from chaoskit.suites.recovery.expect import JOBS, STEADY
 from chaoskit.vocabulary import Phase, Verdict
+from chaoskit.wire.messages import Heartbeat, Plan
 from faults import Fault, Hang, Kill, Straggle
 
-LATE, PRINTING = (Path(__file__).parents[2] / "jobs" / name for name in ("late.py", "printing.py"))
+LATE, PRINTING = (Path(__file__).parents[2] / "jobs" / name for name in ("failing/late.py", "logs/printing.py"))
 AT = 8
 HANG_S = 0.5  # RunConfig.hang_floor_ms
-FOLLOW_S = 2.0  # chaoskit.control.muster.FOLLOW_S
+FOLLOW_S = 2.0  # chaoskit.coordinator.detectors.muster.FOLLOW_S
 
 
 def run(chaos: Chaos, *faults: Fault, job: str = STEADY, **plan: Any) -> Outcome:

@@ -63,7 +63,7 @@ def test_a_rank_over_the_limit_is_replaced_by_a_spare_on_another_node(chaos: Cha
 
 def test_slow_input_is_told_from_slow_computation(chaos: Chaos) -> None:
     options = {"shard_s": SHARD_S, "read_s": 2 * SHARD_S}
-    outcome = run(chaos, job=f"{JOBS / 'uneven.py'}:slow_input", options=options, slow_limit=2.0, spares=1)
+    outcome = run(chaos, job=f"{JOBS / 'training' / 'uneven.py'}:slow_input", options=options, slow_limit=2.0, spares=1)
     told = journal(outcome, Event.STRAGGLER)
     assert [(record["rank"], record["kind"]) for record in told] == [(1, "input")]
     assert told[0]["score"] > 2

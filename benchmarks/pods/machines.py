@@ -1,0 +1,114 @@
+"""Machines that lose their power: ``python -m benchmarks.pods.machines [--coordinator] [--runs N] [--json FILE]``.
+
+The machine of rank 1, or with ``--coordinator`` that of the coordinator and a rank, of a job of three. Of each run:
+when the loss was known, counted from the command; the next step after that, on any rank; the median of a step; when
+each lost node had another pod; and steps that were lost. Losses are compared with those of an unbroken run, bit by
+bit. Which cluster, machines and commands: the variables of ``docs/kubernetes.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+from chaoskit.experiment.harness import Harness
+from chaoskit.journal import read_journals
+from chaoskit.runlog.outcome import Outcome
+from chaoskit.substrate.kubernetes.api.requests import KubernetesApi
+from chaoskit.substrate.kubernetes.machines.marks import CORDON, mark
+from chaoskit.substrate.kubernetes.options import KubernetesOptions
+from chaoskit.substrate.kubernetes.pods import manifests
+from chaoskit.substrate.undo import UndoLog
+from chaoskit.vocabulary import Event, Verdict
+from faults import LoseMachine
+
+JOB = f"{Path(__file__).parents[2] / 'tests' / 'jobs' / 'failing' / 'troubled.py'}:plain"
+STEPS, AT, STEP_S = 600, 40, 0.03
+
+
+def machines_of(api: KubernetesApi) -> dict[str, str]:
+    """The machine of each station's pod. No other session may be there."""
+    pods = api.find("Pod", manifests.SESSION)
+    return {one["metadata"]["labels"][manifests.STATION]: one["spec"]["nodeName"] for one in pods}
+
+
+def run_beside_coordinator(directory: Path) -> Outcome:
+    """One run, of a session of its own: its coordinator is kept off the driver's machine, which cannot be broken."""
+    options = KubernetesOptions.from_environment(os.environ)
+    api, undo = KubernetesApi(options.context, options.namespace), UndoLog()
+    with Harness("kubernetes", directory) as harness:
+        harness.host.reach()
+        uncordon = mark(api, CORDON, machines_of(api)["driver"], undo)
+        harness.run(JOB, nodes=3, steps=AT, options={"step_s": STEP_S}, twin=False)
+        uncordon()
+        found = machines_of(api)
+        return run(harness, next(rank for rank in range(3) if found[f"node{rank}"] == found["coordinator"]), 0)
+
+
+def run(harness: Harness, rank: int, replacements: int) -> Outcome:
+    """One run. Raises RuntimeError if it did not pass: then there is nothing to be measured."""
+    outcome = harness.run(
+        JOB,
+        nodes=3,
+        spares=0,
+        steps=STEPS,
+        options={"step_s": STEP_S},
+        faults=[LoseMachine(rank=rank, at_step=AT)],
+        node_replacements=replacements,
+    )
+    if outcome.verdict is not Verdict.PASSED:
+        raise RuntimeError("; ".join(outcome.reasons))
+    outcome.assert_same_losses_as_twin()
+    return outcome
+
+
+def measure(outcome: Outcome) -> dict[str, float]:
+    """Its figures, in milliseconds from the command."""
+    records = read_journals(Path(outcome.directory) / "journal")
+    begun_ns = next(one.t_ns for one in records if one.event == Event.INJECTED)
+    lost_ns = next(one.t_ns for one in records if one.event == Event.NODE_LOST)
+    commits = [one for one in records if one.event == Event.COMMIT]
+    before = [one.t_ns for one in commits if one.source == "node0.0" and one.t_ns < begun_ns]
+    replaced = [one.t_ns for one in records if one.event == Event.NODE_REPLACED]
+    return {
+        "known_ms": (lost_ns - begun_ns) / 1e6,
+        "next_step_ms": (min(one.t_ns for one in commits if one.t_ns > lost_ns) - lost_ns) / 1e6,
+        "step_ms": median((later - earlier) / 1e6 for earlier, later in pairwise(before)),
+        "replaced_ms": (max(replaced, default=begun_ns) - begun_ns) / 1e6,
+        "lost_steps": outcome.lost_steps,
+    }
+
+
+def main() -> None:
+    """Measure, print a line a run, and write what was measured."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--coordinator", action="store_true", help="the coordinator's machine, with a rank on it")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="where all figures go")
+    arguments = parser.parse_args()
+    measured = list[dict[str, float]]()
+    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as open_:
+        if not arguments.coordinator:
+            harness = open_.enter_context(Harness("kubernetes", directory))
+            harness.run(JOB, nodes=3, steps=AT, options={"step_s": STEP_S}, twin=False)  # pods are cold
+        for number in range(arguments.runs):
+            beside = Path(directory) / str(number)
+            outcome = run_beside_coordinator(beside) if arguments.coordinator else run(harness, 1, 3)
+            measured.append(measure(outcome))
+            print(
+                "known after {known_ms:6.1f} ms, next step {next_step_ms:6.1f} ms later, step {step_ms:4.1f} ms, "
+                "replaced after {replaced_ms:7.1f} ms, lost steps {lost_steps}".format(**measured[-1]),
+                flush=True,
+            )
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(measured))
+
+
+if __name__ == "__main__":
+    main()

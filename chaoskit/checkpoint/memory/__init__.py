@@ -1,0 +1,1 @@
+"""Copies of a training state in shared memory that outlives its worker."""

@@ -1,0 +1,1 @@
+"""Commands that test: chaos tests, their reports and records, and comparisons of them."""

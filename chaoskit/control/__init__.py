@@ -1,1 +1,0 @@
-"""Who is in: pure state machines for decisions, thin asyncio shells around them."""

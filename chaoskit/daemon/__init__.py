@@ -1,0 +1,1 @@
+"""The checkpoint daemon of a node: it keeps copies of training states, stores them, and checks the node."""

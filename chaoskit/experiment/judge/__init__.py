@@ -1,0 +1,1 @@
+"""The verdict on a run, from the records in its directory."""

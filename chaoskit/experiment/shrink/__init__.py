@@ -1,0 +1,1 @@
+"""Shrinking of failing experiments to the few faults that matter."""

@@ -1,0 +1,1 @@
+"""What the records of a run say: its history, faults, recoveries and findings."""

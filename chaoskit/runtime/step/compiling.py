@@ -1,0 +1,37 @@
+"""Compilations by ``torch.compile`` in the middle of a step: they take seconds, and must not be called a hang."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from chaoskit.process.heartbeat_page import Board
+from chaoskit.vocabulary import Phase
+
+
+class Compilations:
+    """Shows every compilation of this process as a long phase, and afterwards the phase that it interrupted.
+
+    One a process: of two, the second would take the long phase of the first for the one that was interrupted.
+    """
+
+    def __init__(self, board: Board) -> None:
+        from torch._dynamo.callback import callback_handler
+
+        self._board, self._handler = board, callback_handler
+        self._interrupted: list[Phase] = []
+        self.watch()
+
+    def watch(self) -> None:
+        """Make sure to hear of compilations: ``torch.compiler.reset()`` forgets who wants to. Costs next to nothing."""
+        if self._begin not in self._handler.start_callbacks:
+            self._handler.register_start_callback(self._begin)
+        if self._end not in self._handler.end_callbacks:
+            self._handler.register_end_callback(self._end)
+
+    def _begin(self, *_: Any) -> None:
+        self._interrupted.append(self._board.phase)
+        self._board.enter(Phase.LONG)
+
+    def _end(self, *_: Any) -> None:
+        if self._interrupted:
+            self._board.enter(self._interrupted.pop())

@@ -1,0 +1,24 @@
+"""The nodes and actions that a run asks of a substrate, which is asked before anything of the run is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chaoskit.substrate.core.actions import Action
+
+
+@dataclass(frozen=True, slots=True)
+class RunDemand:
+    """The part of a plan that depends on the place where its nodes come from.
+
+    Attributes:
+        nodes: number of nodes that the run may have at once. standbys: further nodes that stand by for faults.
+        actions: kinds of actions that the faults of the run apply.
+        command: the command of the run; empty for a job. device: of the job.
+    """
+
+    nodes: int
+    standbys: int = 0
+    actions: frozenset[type[Action]] = frozenset()
+    command: tuple[str, ...] = ()
+    device: str = "cpu"

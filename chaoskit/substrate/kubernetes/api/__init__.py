@@ -1,0 +1,1 @@
+"""Requests to the API server of a cluster, and the rights that they need."""

@@ -1,0 +1,1 @@
+"""Object stores that fail on purpose: an HTTP proxy before a store."""

@@ -1,0 +1,1 @@
+"""Faults of numbers: NaN, flipped bits, and bad or late batches."""

@@ -1,0 +1,81 @@
+"""Threads and ranks that wait for what never comes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from chaoskit.errors import BadInput
+from chaoskit.faults import incidents
+from chaoskit.faults.base import Fault, found
+from chaoskit.faults.evidence import Evidence, ThreadStuck
+from chaoskit.faults.incidents import IncidentKind
+from chaoskit.faults.target import Target
+from chaoskit.vocabulary import HUNG_CAUSES, Phase
+from chaoskit.wire.messages import Beat
+
+HOWS = ("lock", "skip")
+
+_STILL_MS = 40.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deadlock(Fault):
+    """Let a rank wait for something that never happens, while its process and its other threads live.
+
+    Args:
+        how: ``lock``: its training thread waits for a Python lock that is never released. ``skip``: it takes no part in
+            this step's reduction and waits for a message that is never sent; from outside it looks like every other
+            rank, which wait for it: no rank can be blamed, and the same ranks must begin the reduction anew.
+    """
+
+    how: str = "lock"
+
+    family: ClassVar[str] = "standstill"
+    effect: ClassVar[str] = "one rank sleeps for ever, in a lock or in a collective that it has not joined"
+    evidence: ClassVar[str] = (
+        "another thread of the process sees its training thread in the same frames without a context switch, and its "
+        "progress board stands still"
+    )
+    stands_for: ClassVar[str] = "ranks that leave each other in a collective, and locks in data loaders"
+    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.SOFTWARE, incidents.WATCHDOG, incidents.HANG)
+    impact: ClassVar[str] = (
+        "`lock`: the rank is given up as hung. `skip`: no rank is to blame, and the same ranks begin the reduction anew"
+    )
+    forms: ClassVar[tuple[Mapping[str, Any], ...]] = ({"how": "lock"}, {"how": "skip"})
+
+    @property
+    def leads_to(self) -> frozenset[str]:
+        return HUNG_CAUSES
+
+    @property
+    def must_show(self) -> frozenset[str]:
+        return self.leads_to if self.how == "lock" else frozenset()
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        if self.how not in HOWS:
+            raise BadInput("how", self.how, f"use one of {', '.join(HOWS)}")
+        if self.how == "skip" and self.phase == "optimizer":
+            raise BadInput("phase", self.phase, "use 'forward', 'backward' or 'reduce': then the reduction is over")
+        if self.how == "skip" and self.during is not None:
+            raise BadInput("during", self.during, "use at_step or after_s: the next reduction is that of another step")
+        if self.how == "skip" and nodes < 2:
+            raise BadInput("nodes", nodes, "use 2 or more: a single rank has no collective to skip")
+
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        target.act(self.how)
+        seen = await target.read_back()
+        beat = found(await target.heard(lambda: self._stands(target)))
+        told = f"{seen}; its board has shown {Phase(beat.phase).label} of step {beat.step} for {beat.age_ms:.0f} ms"
+        yield ThreadStuck(
+            subject=target.rank_process, source="its other threads, and its board", tid=target.tid, seen=told
+        )
+
+    def _stands(self, target: Target) -> Beat | None:
+        """The progress board, once it shows for a while that nothing moves."""
+        beat = target.beat
+        if beat is None or beat.step != target.step or beat.age_ms < _STILL_MS:
+            return None
+        return None if self.how == "skip" and Phase(beat.phase) != Phase.REDUCE else beat

@@ -1,0 +1,1 @@
+"""Faults of disks, stores, and copies of the training state."""

@@ -1,0 +1,81 @@
+"""Stored snapshots that are not what was written any more."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from chaoskit.config import RunConfig
+from chaoskit.errors import BadInput
+from chaoskit.faults.base import Fault
+from chaoskit.faults.evidence import Evidence, ReadBack, SharedStore
+from chaoskit.faults.target import Target
+
+#: What can be wrong with a snapshot.
+HOWS = ("bit", "page", "truncate", "older", "manifest")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorruptFile(Fault):
+    """Damage the newest complete snapshot in the run's disk tier. Nothing shows it before the snapshot is read.
+
+    So it belongs together with a fault that takes every copy in memory, such as ``ReplaceNode`` of every rank: then the
+    job goes on from the snapshot before, which costs the steps since that one (``max_lost_steps`` of the run).
+
+    Args:
+        rank: the one that waits meanwhile; the directory is damaged from outside.
+        how: ``bit``: one is flipped in the middle of the largest file; ``page``: 4096 bytes there are others;
+            ``truncate``: the file ends there; ``older``: a chunk is that of the snapshot before, as after a lost write;
+            ``manifest``: a bit is flipped in the table of contents.
+    """
+
+    rank: int | str = 0
+    how: str = "bit"
+
+    family: ClassVar[str] = "checkpoint"
+    effect: ClassVar[str] = "the newest snapshot on disk is not what was written"
+    evidence: ClassVar[str] = "bytes that are read back differ from those before, and their digest is wrong"
+    stands_for: ClassVar[str] = "disks and file systems that lose or change what they were given"
+    unlisted: ClassVar[str] = "the tables count what ends a job; a damaged checkpoint ends none before it is needed"
+    impact: ClassVar[str] = "the restore sets the snapshot aside, writes that down, and takes the one before"
+    undo: ClassVar[str] = "nothing is put back: the snapshot is the run's own, and stays damaged"
+    substrates: ClassVar[tuple[str, ...]] = ("local", "netns")
+    of_runtime: ClassVar[bool] = True
+    sample: ClassVar[Mapping[str, Any]] = {"at_step": 20}
+    forms: ClassVar[tuple[Mapping[str, Any], ...]] = tuple({"how": how} for how in HOWS)
+    example: ClassVar[str] = (
+        'chaos.run("gpt", nodes=4, steps=60, disk={{"target": "/tmp/job", "every_steps": 5}}, faults=[{fault}])'
+    )
+
+    @property
+    def from_outside(self) -> bool:
+        return True
+
+    @property
+    def leads_to(self) -> frozenset[str]:
+        return frozenset()
+
+    def validate(self, *, nodes: int, steps: int | None) -> None:
+        super().validate(nodes=nodes, steps=steps)
+        if self.how not in HOWS:
+            raise BadInput("how", self.how, f"use one of {', '.join(HOWS)}")
+
+    def require(self, config: RunConfig) -> None:
+        if config.disk is None:
+            raise BadInput("disk", config.disk, f"store snapshots: {self.kind} damages one")
+
+    async def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        assert target.config is not None
+        assert target.config.disk is not None
+        from chaoskit.faults.storage.damage import damage  # it needs torch, and catalogues are made without
+
+        place = target.config.disk.target
+        try:
+            seen = damage(Path(place), self.how)
+        except FileNotFoundError as error:  # there is none that could be damaged, or not any more
+            raise ProcessLookupError(str(error)) from error
+        target.release()
+        if seen:
+            yield ReadBack(subject=SharedStore(place), source="the files, read again", value=seen)

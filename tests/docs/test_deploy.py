@@ -1,0 +1,88 @@
+"""The files of ``deploy/``: as they are generated, and rendered to what ``chaoskit cluster manifests`` prints."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from chaoskit.substrate.kubernetes.api import rights
+from chaoskit.substrate.kubernetes.installation import installation, machine_rights
+from chaoskit.substrate.kubernetes.nights import NightlyJob, nightly_job
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+_IF = re.compile(r"{{ if \.Values\.(\w+) }}\n(.*){{ end }}\n", re.DOTALL)
+_VALUE = re.compile(r"{{ \.Values\.(\w+) }}")
+
+
+def documents(text: str) -> list[Any]:
+    return [msgspec.yaml.decode(one) for one in text.split("---\n") if one.strip()]
+
+
+def rendered(**given: Any) -> list[Any]:
+    """What Helm makes of the chart, as far as the chart goes: values, and an ``if`` around a whole file."""
+    values = msgspec.yaml.decode((DEPLOY / "chart" / "values.yaml").read_bytes()) | given
+    found = list[Any]()
+    for path in sorted((DEPLOY / "chart" / "templates").iterdir()):
+        text = path.read_text()
+        if condition := _IF.fullmatch(text):
+            text = condition[2] if values[condition[1]] else ""
+        text = _VALUE.sub(lambda match: str(values[match[1]]), text)
+        assert "{{" not in text, path
+        found += documents(text)
+    return found
+
+
+def same(found: list[Any], wanted: list[Any]) -> bool:
+    """Whether both are the same objects, in any order."""
+    return sorted(map(msgspec.json.encode, found)) == sorted(map(msgspec.json.encode, wanted))
+
+
+def test_the_files_are_as_they_are_generated() -> None:
+    files: Mapping[str, str] = runpy.run_path(str(ROOT / "docs" / "generate" / "deploy.py"))["files"]()
+    for name, text in files.items():
+        assert (DEPLOY / name).read_text() == text, "run python docs/generate/deploy.py"
+    there = {str(path.relative_to(DEPLOY)) for path in DEPLOY.rglob("*.yaml")}
+    assert there == set(files)
+
+
+def test_the_base_is_what_the_command_prints() -> None:
+    (kustomization,) = documents((DEPLOY / "base" / "kustomization.yaml").read_text())
+    (resource,) = kustomization["resources"]
+    assert same(documents((DEPLOY / "base" / resource).read_text()), installation("chaos", "restricted"))
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({}, installation("chaos", "restricted")),
+        ({"namespace": "a-b", "podSecurity": "baseline"}, installation("a-b", "baseline")),
+        ({"createNamespace": False}, installation("chaos", "restricted")[1:]),
+        ({"machines": True}, [*installation("chaos", "restricted"), machine_rights()]),
+        (
+            {"nightly": True, "nightlyImage": "registry/train:1", "nightlySchedule": "30 2 * * 1-5"},
+            [
+                *installation("chaos", "restricted"),
+                *nightly_job("chaos", NightlyJob("registry/train:1", schedule="30 2 * * 1-5")),
+            ],
+        ),
+    ],
+)
+def test_the_chart_is_what_the_command_prints(given: dict[str, Any], wanted: list[Any]) -> None:
+    assert same(rendered(**given), wanted)
+
+
+def test_each_right_has_its_reason() -> None:
+    for made, granted in (
+        (machine_rights(), rights.MACHINE_RIGHTS),
+        (installation("chaos", "restricted")[2], rights.DRIVER_RIGHTS + rights.EVENT_RIGHTS),
+        (installation("chaos", "restricted")[4], rights.CLIENT_RIGHTS + rights.ADVISORY_RIGHTS),
+        (nightly_job("chaos", NightlyJob(""))[1], rights.NIGHT_RIGHTS),
+    ):
+        assert "; ".join(made["metadata"]["annotations"].values()) == "; ".join(right.why for right in granted)

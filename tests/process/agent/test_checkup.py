@@ -1,0 +1,109 @@
+"""What an agent's checkup tells, and when: at once, and again when something happens to a GPU."""
+
+from __future__ import annotations
+
+import json
+import select
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+import stub_nvml
+from recorded_nvml import RecordedNvml
+
+from chaoskit.daemon.node_check import start_checkup, while_it_trains
+from chaoskit.health import Limits, Standing, decide, gpu, nvml
+from chaoskit.wire.messages import HealthReport
+
+WAIT_S = 30.0
+
+
+def test_without_gpus_it_looks_once(tmp_path: Path) -> None:
+    told: list[HealthReport] = []
+    heard = threading.Event()
+    before = set(threading.enumerate())
+    start_checkup("n1", tmp_path, "cpu", lambda report: (told.append(report), heard.set())[0])
+    assert heard.wait(WAIT_S)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(WAIT_S)
+    (report,) = told
+    assert (report.node, {one.node for one in report.findings}) == ("n1", {"n1"})
+    assert {one.what.partition(".")[0] for one in report.findings} == {"disk", "memory", "clock"}
+    assert list(tmp_path.iterdir()) == []
+
+
+_WATCHES = """
+import sys
+from pathlib import Path
+import msgspec
+from chaoskit.daemon.node_check import start_checkup
+def tell(report):
+    print(msgspec.json.encode(report).decode(), flush=True)
+start_checkup("n1", Path(sys.argv[1]), "cuda", tell)
+for line in sys.stdin:
+    pass
+"""
+
+
+def test_a_job_on_gpus_finds_none_here(tmp_path: Path) -> None:
+    """There is no driver, or no binding: a node of such a job is not fit."""
+    hidden = "import sys; sys.modules['pynvml'] = None" + _WATCHES
+    with subprocess.Popen(
+        [sys.executable, "-c", hidden, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        report = json.loads(process.stdout.readline())
+        process.stdin.close()
+    assert [one["what"] for one in report["findings"] if one["severity"] == "bad"] == ["gpu.count"]
+
+
+def test_an_xid_is_told_when_it_comes_and_is_not_forgotten(tmp_path: Path) -> None:
+    """Through the real binding, to a library that tells of XIDs as they are written into a file."""
+    (disk := tmp_path / "disk").mkdir()
+    xids = tmp_path / "xids"
+    xids.touch()
+    environment = stub_nvml.environment(tmp_path, xids)
+    with subprocess.Popen(
+        [sys.executable, "-c", _WATCHES, str(disk)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        lines = process.stdout
+
+        def hear() -> HealthReport:
+            assert select.select([lines], [], [], WAIT_S)[0], "it says nothing"
+            return msgspec.json.decode(lines.readline(), type=HealthReport)
+
+        first = hear()
+        assert not decide("n1", first.findings).refused
+        with xids.open("a") as file:
+            file.write("0 31\n")
+        second = hear()
+        assert not decide("n1", second.findings).refused, "the application's own"
+        assert ("gpu0.xid", 31.0) in {(one.what, one.value) for one in second.findings}
+        with xids.open("a") as file:
+            file.write("0 31\n1 79\n")
+        third = hear()
+        process.stdin.close()
+    verdict = decide("n1", third.findings)
+    assert verdict.refused
+    assert {("gpu0.xid", 31.0), ("gpu1.xid", 79.0), ("gpu1.lost", "lost")} <= {
+        (one.what, one.value) for one in third.findings
+    }
+
+
+def test_a_gpu_that_gets_hot_from_its_work_is_not_taken_away() -> None:
+    """Before it begins that is a reason to refuse it."""
+    found = gpu.judge(nvml.read(RecordedNvml("h100_throttled")), Limits())
+    assert decide("n1", found).refused
+    softened = decide("n1", map(while_it_trains, found))
+    assert (softened.standing, len(softened.reasons)) == (Standing.WARNED, 5)
+    assert decide("n1", map(while_it_trains, gpu.judge(nvml.read(RecordedNvml("gsp_timeout")), Limits()))).refused

@@ -1,0 +1,1 @@
+"""Laws that must hold in simulated histories."""

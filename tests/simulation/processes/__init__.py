@@ -1,0 +1,1 @@
+"""Models of the processes of a run: the coordinator, agents and workers."""

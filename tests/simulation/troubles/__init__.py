@@ -1,0 +1,1 @@
+"""What goes wrong in a history, drawn from its seed."""

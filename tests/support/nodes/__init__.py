@@ -1,0 +1,1 @@
+"""Nodes, supervisors, coordinators, networks and clusters for tests."""

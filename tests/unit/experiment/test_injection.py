@@ -1,0 +1,572 @@
+"""One planned fault during a run: which states follow which, when it acts, and what is written down of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.examples import examples
+from support.injecting import target_of
+
+from chaoskit.errors import FaultBroken, HarnessError
+from chaoskit.experiment.injection.injection import Injection
+from chaoskit.experiment.injection.injector import Injector
+from chaoskit.experiment.judge.fault_audit import audit
+from chaoskit.journal import Journal, Record
+from chaoskit.journal.lines import unseal
+from chaoskit.runlog.injected import injections
+from chaoskit.substrate.core.actions import Counted
+from chaoskit.substrate.core.processes import HOST
+from chaoskit.substrate.undo import UndoLog
+from chaoskit.vocabulary import Event, Phase, Verdict
+from chaoskit.wire.messages import AtHook, Beat, Heartbeat, InjectionOrder, Resume, Trigger
+from faults import Kill
+from faults.base import Fault
+from faults.evidence import (
+    CoordinatorProcess,
+    Evidence,
+    NetworkPath,
+    RankProcess,
+    ReadBack,
+    SizeRequest,
+    Subject,
+    WholeNode,
+)
+from faults.target import Target
+
+# -- states -------------------------------------------------------------------------------------------------------
+
+KILL = Kill(rank=1, at_step=8)
+HOOK = AtHook("node1.w0", "fault0", rank=1, step=8, phase="forward", pid=1, tid=1, generation=1)
+TARGET: Any = object()
+PROOF = ReadBack(subject=RankProcess("node1.w0", 1, 1), source="a test", value="seen")
+
+#: What may happen to an injection -> the states in which it may.
+ALLOWED = {
+    "stand": {"planned"},
+    "step_back": {"waiting"},
+    "strike": {"planned", "waiting"},
+    "confirm": {"in force", "confirmed"},
+    "miss": {"planned", "waiting", "in force", "confirmed"},
+}
+LEADS_TO = {"stand": "waiting", "step_back": "planned", "strike": "in force", "confirm": "confirmed", "miss": "missed"}
+
+
+def happen(injection: Injection, event: str) -> None:
+    match event:
+        case "stand":
+            injection.stand(HOOK, 1.0)
+        case "step_back":
+            injection.step_back()
+        case "strike":
+            injection.strike(TARGET)
+        case "confirm":
+            injection.confirm(PROOF)
+        case "miss":
+            injection.miss("a test")
+
+
+def known_of(injection: Injection) -> dict[str, Any]:
+    """All that an injection knows, as it is now."""
+    known = {field.name: getattr(injection, field.name) for field in fields(injection)}
+    return known | {"evidence": [*injection.evidence], "acts": dict(injection.acts)}
+
+
+@given(st.lists(st.sampled_from([*ALLOWED]), max_size=12))
+@settings(max_examples=examples(1000), deadline=None, database=None)
+def test_an_injection_strikes_once_and_never_goes_back(events: list[str]) -> None:
+    """Whatever happens, in whatever order. What may not happen is an error of the harness, and changes nothing."""
+    injection, strikes, shown = Injection("fault0", KILL), 0, 0
+    for event in events:
+        before = known_of(injection)
+        if before["state"] not in ALLOWED[event]:
+            with pytest.raises(HarnessError, match=str(before["state"])):
+                happen(injection, event)
+            assert known_of(injection) == before
+            continue
+        happen(injection, event)
+        assert injection.state == LEADS_TO[event]
+        strikes, shown = strikes + (event == "strike"), shown + (event == "confirm")
+        assert strikes <= 1
+        assert injection.is_struck == (strikes > 0 or injection.state == "missed")
+        assert injection.target is (TARGET if strikes else None)
+        assert injection.struck is (None if injection.state == "missed" else injection.target)
+        assert (injection.hook is not None) == (injection.state == "waiting")
+        assert len(injection.evidence) == shown
+        assert injection.observed == ("seen" if shown else "")
+        assert injection.missed == ("a test" if injection.state == "missed" else "")
+
+
+# -- acts and evidence --------------------------------------------------------------------------------------------
+
+#: What a fault does: the body of its ``inject``.
+Story = Callable[[Target], AsyncIterator[Evidence]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told(Fault):
+    """A fault that does what a test says."""
+
+    rank: int | str = 1
+    story: Story
+
+    def __str__(self) -> str:
+        return "Told()"
+
+    def inject(self, target: Target) -> AsyncIterator[Evidence]:
+        return self.story(target)
+
+
+class Lines:
+    """Lines to workers, through which nothing but releases goes."""
+
+    def __init__(self) -> None:
+        self.released: list[str] = []
+
+    def tell(self, node: str, order: InjectionOrder, worker: str = "") -> bool:
+        assert isinstance(order, Resume)
+        self.released.append(worker)
+        return True
+
+    def arm_node(self, node: str, trigger: Trigger) -> None:
+        raise AssertionError("no story arms a node")
+
+
+class Run:
+    """Faults that are due at the same moment, each on a rank of its own; ``log``: for what their stories tell."""
+
+    def __init__(self, directory: Path, undo: UndoLog) -> None:
+        self._undo, self._path = undo, directory / "harness.jsonl"
+        self._journal, self._runner = Journal(directory, "harness"), asyncio.Runner()
+        self.log: list[str] = []
+        self.lines = Lines()
+        self.failures = 0
+        self.injector: Injector
+        self.targets: list[Target]
+
+    def strike(self, *stories: Story) -> None:
+        faults = [Told(at_step=8, story=story) for story in stories]
+        self.injector = Injector(faults, self._journal, self._place_of, self._has_failed)
+        self.targets = [
+            target_of(
+                self._undo,
+                channel=self.lines,
+                fault_id=injection.fault_id,
+                worker=f"node{rank}.w0",
+                node=f"node{rank}",
+                rank=rank,
+                process=HOST.find(os.getpid()),
+                waiting=f"node{rank}.w0",
+            )
+            for rank, injection in enumerate(self.injector.injections)
+        ]
+        self._runner.run(self._strike())
+
+    async def _strike(self) -> None:
+        self.injector.strike(zip(self.injector.injections, self.targets, strict=True))
+        self.log.append("told to strike")
+        for _ in range(8):
+            await asyncio.sleep(0)
+
+    def _place_of(self, worker: str) -> dict[str, Any]:
+        return {"rank": int(worker[4]), "node": worker[:5], "pid": os.getpid(), "generation": 1}
+
+    def _has_failed(self) -> None:
+        self.failures += 1
+
+    def settle(self) -> None:
+        self._runner.run(self.injector.settle())
+
+    def end(self) -> None:
+        """The run is over."""
+        self._runner.run(self.injector.end())
+
+    def undo(self) -> None:
+        """All processes are gone, and everything is put back."""
+        self._runner.run(self.injector.close())
+        self.injector.tell_missed()
+
+    def records(self, *events: Event) -> list[Record]:
+        """In the order in which they were written."""
+        lines = [unseal(line, "harness") for line in self._path.read_bytes().splitlines()]
+        return [line.record for line in lines if line is not None and line.record.event in events]
+
+    def written(self) -> list[tuple[str, str]]:
+        """Event and fault, in that order."""
+        told = (Event.INJECTED, Event.ACTED, Event.EVIDENCE, Event.LIFTED, Event.FAULT_MISSED, Event.UNDONE)
+        return [(record.event, record["fault"]) for record in self.records(*told)]
+
+    def close(self) -> None:
+        self._runner.close()
+        self._journal.close()
+
+
+@pytest.fixture
+def run(tmp_path: Path, undo: UndoLog) -> Iterator[Run]:
+    with closing(Run(tmp_path, undo)) as found:
+        yield found
+
+
+def proof(target: Target, value: str = "seen") -> Evidence:
+    return ReadBack(subject=target.rank_process, source="a test", value=value)
+
+
+async def lasting(target: Target) -> AsyncIterator[Evidence]:
+    """It acts, is seen, and lasts."""
+    yield proof(target)
+    await target.until_end()
+
+
+@pytest.mark.parametrize("is_seen_at_once", [False, True])
+def test_faults_that_are_due_together_act_before_any_evidence_is_awaited(run: Run, is_seen_at_once: bool) -> None:
+    """A rank that is struck has not seen another one go; nothing is written down between the acts."""
+
+    async def story(target: Target) -> AsyncIterator[Evidence]:
+        run.log.append(f"act {len(run.records(Event.INJECTED, Event.EVIDENCE))}")
+        if not is_seen_at_once:
+            await target.sleep(0.0)
+        run.log.append("seen")
+        yield proof(target)
+
+    run.strike(story, story, story)
+    assert run.log[:1] == ["told to strike"]
+    assert run.log.count("seen") == 3
+    assert [one for one in run.log if one.startswith("act")] == ["act 0"] * 3
+
+
+def test_the_act_is_written_before_its_evidence(run: Run) -> None:
+    """However soon that is there; else the evidence would be of an act of which nothing is known."""
+
+    async def late(target: Target) -> AsyncIterator[Evidence]:
+        await target.sleep(0.0)
+        yield proof(target, "first")
+        yield proof(target, "second")
+
+    run.strike(lasting, late)
+    for number, evidence in enumerate((1, 2)):
+        told = [event for event, fault in run.written() if fault == f"fault{number}"]
+        assert told == [Event.INJECTED, *[Event.EVIDENCE] * evidence]
+    first, second = run.records(Event.INJECTED)
+    assert [first.t_ns, second.t_ns] == [target.injected_ns for target in run.targets]
+    assert all(one.t_ns >= first.t_ns for one in run.records(Event.EVIDENCE))
+    assert [one["observed"] for one in run.records(Event.EVIDENCE)] == ["seen", "first", "second"]
+    assert [one.observed for one in run.injector.injections] == ["seen", "second"]
+
+
+def test_what_is_struck_is_claimed_before_the_act(run: Run) -> None:
+    """By all that are due: no other fault may strike it, and its loss is no false alarm."""
+
+    async def story(target: Target) -> AsyncIterator[Evidence]:
+        claimed = [one.worker for one in run.targets if run.injector.is_doomed(one.worker, one.process)]
+        run.log.append(f"{sorted(target.claims)} of {claimed}")
+        await target.until_end()
+        yield proof(target)
+
+    run.strike(story, story)
+    struck = ["node0.w0", "node1.w0"]
+    assert run.log[1:] == [f"['{worker}'] of {struck}" for worker in struck]
+    assert not run.injector.is_doomed("node2.w0", HOST.find(os.getpid()))
+    assert [record["worker"] for record in run.records(Event.INJECTED)] == struck
+    assert run.records(Event.ACTED) == []
+
+
+def test_an_act_that_harms_no_rank_takes_its_claim_back(run: Run) -> None:
+    """It may claim others, each when it strikes that one."""
+
+    async def story(target: Target) -> AsyncIterator[Evidence]:
+        target.unclaim()
+        await target.heard(lambda: run.log.count("go on"))
+        target.claim("node7.w0")
+        yield proof(target)
+
+    run.strike(story)
+    assert run.targets[0].claims == {}
+    assert not run.injector.is_doomed("node0.w0", HOST.find(os.getpid()))
+    assert run.written() == [(Event.INJECTED, "fault0")]
+    run.log.append("go on")
+    run.settle()
+    assert {*run.targets[0].claims} == {"node7.w0"}
+    (acted,) = run.records(Event.ACTED)
+    assert (acted["worker"], acted["rank"], acted.t_ns) == ("node7.w0", 7, run.targets[0].claims["node7.w0"])
+
+
+# -- what is missed, and what fails -------------------------------------------------------------------------------
+
+
+def test_a_target_that_is_gone_before_the_act_is_missed(run: Run) -> None:
+    """Nothing was done, so nothing is undone; the rank that waits goes on."""
+
+    async def story(target: Target) -> AsyncIterator[Evidence]:
+        raise ProcessLookupError("no such process")
+        yield
+
+    run.strike(story, lasting)
+    run.undo()
+    assert [one.missed for one in run.injector.injections] == ["the target was gone already: no such process", ""]
+    assert run.lines.released == ["node0.w0"]
+    assert [event for event, fault in run.written() if fault == "fault0"] == [Event.FAULT_MISSED]
+    assert run.failures == 0
+
+
+def test_a_target_that_is_gone_after_its_evidence_was_struck(run: Run) -> None:
+    async def story(target: Target) -> AsyncIterator[Evidence]:
+        yield proof(target)
+        raise ProcessLookupError("no such process")
+
+    run.strike(story)
+    run.undo()
+    (injection,) = run.injector.injections
+    assert (injection.observed, injection.missed) == ("seen", "")
+    assert [event for event, _ in run.written()] == [Event.INJECTED, Event.EVIDENCE, Event.UNDONE]
+
+
+@pytest.mark.parametrize(
+    ("raised", "text"),
+    [
+        (KeyError("niceness"), "KeyError: 'niceness'"),
+        (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero"),
+        (AssertionError(), "AssertionError: "),
+    ],
+)
+def test_an_error_in_the_code_of_a_fault_has_its_place(run: Run, raised: Exception, text: str) -> None:
+    async def story(target: Target) -> AsyncIterator[Evidence]:
+        raise raised
+        yield
+
+    run.strike(story)
+    with pytest.raises(FaultBroken, match=rf"^Told\(\) could not act: {re.escape(text)} \(.*test_injection.py:\d+\)$"):
+        run.injector.check()
+    assert run.injector.injections[0].missed == f"it could not act: {text}"
+
+
+@pytest.mark.parametrize("yielded", [None, "it was slow", 3])
+def test_what_is_no_evidence_is_named(run: Run, yielded: Any) -> None:
+    async def story(target: Target) -> AsyncIterator[Evidence]:
+        yield yielded
+
+    run.strike(story)
+    with pytest.raises(FaultBroken, match=rf"inject yields {yielded!r}, which is no faults.evidence.Evidence"):
+        run.injector.check()
+    run.undo()
+    assert Event.EVIDENCE not in [event for event, _ in run.written()]
+
+
+def test_a_story_that_is_no_generator_is_named(run: Run) -> None:
+    async def story(target: Target) -> None:
+        """It is awaited nowhere."""
+
+    run.strike(story)
+    with pytest.raises(FaultBroken, match="inject is no async generator: let it yield"):
+        run.injector.check()
+
+
+def test_a_target_that_is_gone_without_a_word_is_said(run: Run) -> None:
+    async def story(target: Target) -> AsyncIterator[Evidence]:
+        raise ProcessLookupError
+        yield
+
+    run.strike(story)
+    assert [one.missed for one in run.injector.injections] == ["the target was gone already"]
+
+
+@pytest.mark.parametrize("is_shown", [False, True])
+def test_a_fault_that_fails_ends_the_run(run: Run, is_shown: bool) -> None:
+    """Whether it was seen before or not. What waits at its hook goes on."""
+
+    async def story(target: Target) -> AsyncIterator[Evidence]:
+        if is_shown:
+            yield proof(target)
+        raise PermissionError("not allowed")
+
+    run.strike(story)
+    assert run.failures == 1
+    with pytest.raises(HarnessError, match=r"Told\(\) could not act: not allowed"):
+        run.injector.check()
+    assert run.injector.injections[0].missed == ("" if is_shown else "it could not act: not allowed")
+    assert run.lines.released == ["node0.w0"]
+
+
+def test_a_rank_that_a_fault_forgets_goes_on(run: Run) -> None:
+    """The fault is over and has not let it go: it would stand until the deadline."""
+
+    async def forgetful(target: Target) -> AsyncIterator[Evidence]:
+        yield proof(target)
+
+    async def careful(target: Target) -> AsyncIterator[Evidence]:
+        target.release()
+        yield proof(target)
+
+    run.strike(forgetful, careful)
+    assert sorted(run.lines.released) == ["node0.w0", "node1.w0"]
+
+
+def test_others_are_put_back_when_a_fault_fails(run: Run) -> None:
+    """Also where the run is ended for it."""
+
+    async def failing(target: Target) -> AsyncIterator[Evidence]:
+        yield proof(target)
+        raise PermissionError("not allowed")
+
+    run.strike(failing, lasting)
+    run.end()
+    run.undo()
+    assert [(record["fault"], record["ok"]) for record in run.records(Event.UNDONE)] == [
+        ("fault0", True),
+        ("fault1", True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("subject", "is_about_it"),
+    [
+        (RankProcess("node1.w0", 1, 7), True),
+        (RankProcess("node1.w0", 1, 8), False),
+        (RankProcess("node2.w0", 2, 7), False),
+        (WholeNode("node1"), True),
+        (WholeNode("node2"), False),
+        (NetworkPath(("coordinator", "node1")), True),
+        (NetworkPath(("node2", "node3")), False),
+        (CoordinatorProcess(7), False),
+        (SizeRequest("fault0"), True),
+        (SizeRequest("fault1"), False),
+    ],
+    ids=str,
+)
+def test_evidence_about_something_else_is_an_error_of_the_harness(subject: Subject, is_about_it: bool) -> None:
+    place = {"worker": "node1.w0", "rank": 1, "node": "node1", "pid": 7, "step": 8, "phase": "forward", "waiting": ""}
+    injected = {"fault": "fault0", "nodes": [], "done_ns": 11, **place}
+    evidence = {"subject": msgspec.to_builtins(subject)}
+    seen = {"fault": "fault0", "observed": "pid 7 is gone", "evidence": evidence}
+    records = [Record(10, "harness", Event.INJECTED, injected), Record(12, "harness", Event.EVIDENCE, seen)]
+    checks = audit(injections([KILL], records), records)
+    told = [check for check in checks if "its evidence is not about what it struck" in check.detail]
+    assert [check.verdict for check in told] == ([] if is_about_it else [Verdict.ERROR])
+
+
+# -- the end ------------------------------------------------------------------------------------------------------
+
+
+def test_a_fault_that_is_ended_at_the_close_puts_back(run: Run) -> None:
+    """Where it waits, for whatever: for evidence, for a time, for the end."""
+
+    def waits(wait: Callable[[Target], Any]) -> Story:
+        async def story(target: Target) -> AsyncIterator[Evidence]:
+            try:
+                yield proof(target)
+                await wait(target)
+            finally:
+                run.log.append(f"{target.worker} is put back")
+
+        return story
+
+    waiting: list[Callable[[Target], Any]] = [
+        lambda target: target.until_end(),
+        lambda target: target.sleep(60.0),
+        lambda target: target.seen(lambda: False),
+        lambda target: target.ended(),
+    ]
+    run.strike(*map(waits, waiting))
+    run.end()
+    assert run.log == ["told to strike"]
+    run.undo()
+    assert sorted(run.log[1:]) == [f"node{rank}.w0 is put back" for rank in range(4)]
+    assert [(record["fault"], record["ok"]) for record in run.records(Event.UNDONE)] == [
+        (f"fault{number}", True) for number in range(4)
+    ]
+
+
+@pytest.mark.parametrize("is_shown", [False, True])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("it is stuck"), OSError("it is busy"), ConnectionResetError("it is deaf")], ids=repr
+)
+def test_an_error_in_putting_back_is_told(run: Run, error: Exception, is_shown: bool) -> None:
+    """The others are put back all the same, and the fault has acted."""
+
+    async def story(target: Target) -> AsyncIterator[Evidence]:
+        try:
+            if is_shown:
+                yield proof(target)
+            await target.until_end()
+        finally:
+            raise error
+
+    async def other(target: Target) -> AsyncIterator[Evidence]:
+        try:
+            yield proof(target)
+            await target.until_end()
+        finally:
+            run.log.append("the other one is put back")
+
+    run.strike(story, other)
+    run.end()
+    run.undo()
+    assert run.log[1:] == ["the other one is put back"]
+    assert [record["ok"] for record in run.records(Event.UNDONE)] == [False, True]
+    assert run.targets[0].left_behind == [str(error)]
+    assert run.records(Event.FAULT_MISSED) == []
+
+
+def test_what_is_left_behind_is_told(run: Run) -> None:
+    async def story(target: Target) -> AsyncIterator[Evidence]:
+        target.left_behind.append("a process is stopped")
+        yield proof(target)
+
+    run.strike(story, lasting)
+    run.undo()
+    assert [record["ok"] for record in run.records(Event.UNDONE)] == [False, True]
+
+
+def test_a_fault_that_lasts_acts_until_it_is_lifted(run: Run) -> None:
+    """Or until the end: what is started meanwhile may be struck by it."""
+
+    async def story(target: Target) -> AsyncIterator[Evidence]:
+        with target.holding(Counted(lambda: 1, lambda: 1)):
+            yield proof(target)
+            await target.heard(lambda: target.rank == 0 and run.log.count("lift"))
+        target.lifted()
+
+    run.strike(story, story)
+    run.log.append("lift")
+    run.settle()
+    (lifted,) = run.records(Event.LIFTED)
+    assert lifted.t_ns == run.targets[0].lifted_ns > run.targets[0].injected_ns
+    run.undo()
+    first, second = run.records(Event.UNDONE)
+    assert first["acted_ns"] == lifted.t_ns < second["acted_ns"]
+
+
+def test_the_last_word_of_a_fault_that_is_felt_again_and_again_counts(run: Run) -> None:
+    """It is seen since the first one. What was never seen is not by its last word."""
+    counts = iter(range(1, 9))
+
+    async def story(target: Target) -> AsyncIterator[Evidence]:
+        target.last_word = lambda: proof(target, f"{next(counts)} times")
+        if target.rank == 0:
+            yield target.last_word()
+        await target.until_end()
+
+    run.strike(story, story)
+    run.end()
+    first, second = run.injector.injections
+    assert (first.observed, second.observed) == ("2 times", "")
+    told = run.records(Event.EVIDENCE)
+    assert [record["observed"] for record in told] == ["1 times", "2 times"]
+    assert {record.t_ns for record in told} == {first.evidence[0].observed_ns}
+
+
+def test_time_without_a_cpu_is_told_when_all_is_over(run: Run) -> None:
+    beat = Beat("node0.w0", 1, 0, 8, Phase.FORWARD, 9_600, 9_000, 8, 1.0)
+    run.strike(lasting, lasting)
+    run.injector.deliver(Heartbeat("node0", (beat,)))
+    run.undo()
+    assert [record["starved_s"] for record in run.records(Event.UNDONE)] == [9.0, 0.0]
