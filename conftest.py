@@ -78,7 +78,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str | None:
     """Name the slice, so that the selection of another machine can be repeated."""
-    return f"gate: slice {_slice_of_gate(config)} of {_SLICES} ({_SLICE})" if config.getoption(_GATE) else None
+    return (
+        f"gate: slice {_slice_of_gate(config)} of {_SLICES} ({_SLICE})"
+        if config.getoption(_GATE)
+        else None
+    )
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -141,7 +145,8 @@ def _matches(item: pytest.Item, marker: pytest.Mark) -> bool:
     """Whether an item is one of the cases that a marker names by values of its parameters; a list: any of them."""
     params = getattr(getattr(item, "callspec", None), "params", {})
     return all(
-        name in params and (params[name] in value if isinstance(value, list) else params[name] == value)
+        name in params
+        and (params[name] in value if isinstance(value, list) else params[name] == value)
         for name, value in marker.kwargs.items()
     )
 
@@ -151,12 +156,23 @@ def pytest_pycollect_makeitem(collector: pytest.Collector, name: str) -> Iterato
     """Refuse a marker whose cases are not there any more: a promise would leave the gate in silence."""
     yielded: Any = yield
     found = yielded.get_result()
-    cases = [item for item in found if isinstance(item, pytest.Function)] if isinstance(found, list) else []
-    named = [marker for item in cases for kind in ("promise", "slow") for marker in item.iter_markers(kind)]
+    cases = (
+        [item for item in found if isinstance(item, pytest.Function)]
+        if isinstance(found, list)
+        else []
+    )
+    named = [
+        marker
+        for item in cases
+        for kind in ("promise", "slow")
+        for marker in item.iter_markers(kind)
+    ]
     for marker in {id(one): one for one in named}.values():
         if not any(_matches(item, marker) for item in cases):
             what = f"{marker.name}({', '.join(map(repr, marker.args))})"
-            raise collector.CollectError(f"{name}: no case has {marker.kwargs}, which its marker {what} names")
+            raise collector.CollectError(
+                f"{name}: no case has {marker.kwargs}, which its marker {what} names"
+            )
 
 
 def _slice_of_test(item: pytest.Item) -> int:
@@ -169,7 +185,9 @@ def _slice_of_gate(config: pytest.Config) -> int:
     chosen: int | None = config.getoption(_SLICE)
     if chosen is not None:
         return chosen
-    if _git(config.rootpath, "--is-shallow-repository", command="rev-parse") == "true":  # it cannot count its commits
+    if (
+        _git(config.rootpath, "--is-shallow-repository", command="rev-parse") == "true"
+    ):  # it cannot count its commits
         return int(_git(config.rootpath, "HEAD", command="rev-parse"), 16) % _SLICES
     return int(_git(config.rootpath, "--count", "HEAD", command="rev-list") or 0) % _SLICES
 
@@ -178,7 +196,10 @@ def _git(directory: Path, *arguments: str, command: str) -> str:
     """What git prints; empty where there is no repository."""
     try:
         ran = subprocess.run(
-            ["git", "-C", str(directory), command, *arguments], capture_output=True, text=True, check=False
+            ["git", "-C", str(directory), command, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
         )
     except OSError:
         return ""
@@ -197,7 +218,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Groups(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return next((group for start, group in _GROUPS.items() if nodeid.startswith(start)), nodeid)
+            return next(
+                (group for start, group in _GROUPS.items() if nodeid.startswith(start)), nodeid
+            )
 
     return Groups(config, log)
 
@@ -220,12 +243,16 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
 
 
 def _refuse_unlisted_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
-    if not (report.skipped and os.environ.get("CI") == "true" and isinstance(report.longrepr, tuple)):
+    if not (
+        report.skipped and os.environ.get("CI") == "true" and isinstance(report.longrepr, tuple)
+    ):
         return
     reason = report.longrepr[2].removeprefix("Skipped: ")
     if not any(re.fullmatch(known, reason) for known in _accepted_skips()):
         report.outcome = "failed"
-        report.longrepr = f"skipped in CI: {reason}\nMake it run, or enter the reason in {_SKIPS} with its cause."
+        report.longrepr = (
+            f"skipped in CI: {reason}\nMake it run, or enter the reason in {_SKIPS} with its cause."
+        )
 
 
 def _accepted_skips() -> list[str]:

@@ -70,11 +70,25 @@ def measure(topics: list[str], *, smoke: bool) -> Report:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", type=choose_topics, default=list(TOPICS), metavar="TOPICS", help=", ".join(TOPICS))
-    parser.add_argument("--quick", action="store_true", help="a smoke run: the tiny job, one repeat, no claims")
-    parser.add_argument("--settle", type=float, default=0.0, metavar="SECONDS", help="wait so long for a quiet machine")
-    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results", metavar="DIRECTORY")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", type=choose_topics, default=list(TOPICS), metavar="TOPICS", help=", ".join(TOPICS)
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a smoke run: the tiny job, one repeat, no claims"
+    )
+    parser.add_argument(
+        "--settle",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="wait so long for a quiet machine",
+    )
+    parser.add_argument(
+        "--results", type=Path, default=Path(__file__).parent / "results", metavar="DIRECTORY"
+    )
     options = parser.parse_args()
     settle(options.settle)
     report = measure(options.only, smoke=options.quick)

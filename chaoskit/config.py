@@ -290,7 +290,9 @@ def typed_config(job: JobSpec, settings: Mapping[str, Any]) -> RunConfig:
         BadInput: naming the setting, or the part of one such as ``disk.keep_last``, that is not of its declared type.
     """
     types = {field.name: field.type for field in msgspec.structs.fields(RunConfig)}
-    return RunConfig(job=job, **{name: convert(name, value, types[name]) for name, value in settings.items()})
+    return RunConfig(
+        job=job, **{name: convert(name, value, types[name]) for name, value in settings.items()}
+    )
 
 
 def validate(config: RunConfig) -> None:
@@ -310,7 +312,9 @@ def validate(config: RunConfig) -> None:
         raise BadInput("seed", config.seed, "use less than 2**63")
     if config.nodes_max + config.spares > NODES_MAX:
         field = "nodes" if config.nodes_max > NODES_MAX else "spares"
-        raise BadInput(field, getattr(config, field), f"use at most {NODES_MAX} nodes and spares together")
+        raise BadInput(
+            field, getattr(config, field), f"use at most {NODES_MAX} nodes and spares together"
+        )
     _validate_time_limits(config)
     if config.min_world > config.nodes:
         raise BadInput("min_world", config.min_world, f"use at most nodes={config.nodes}")
@@ -318,16 +322,26 @@ def validate(config: RunConfig) -> None:
         for name in getattr(config, field):
             require_node_name(field, name)
     if config.on_probation and config.health != "enforce":
-        raise BadInput("health", config.health, "use enforce: nodes on probation prove themselves by it")
+        raise BadInput(
+            "health", config.health, "use enforce: nodes on probation prove themselves by it"
+        )
     if config.elastic is not None:
         _validate_elastic(config.elastic, config)
     if config.shards and config.shards < config.nodes_max:
         field = "nodes" if config.elastic is None else "maxReplicas"
-        raise BadInput("shards", config.shards, f"use at least {field}={config.nodes_max}: every rank needs a shard")
+        raise BadInput(
+            "shards",
+            config.shards,
+            f"use at least {field}={config.nodes_max}: every rank needs a shard",
+        )
     if config.follow is not None:
         _validate_follow(config.follow, config)
     if 0 < config.slow_limit < SLOW_LIMIT_MIN:
-        raise BadInput("slow_limit", config.slow_limit, f"use {SLOW_LIMIT_MIN:g} or more: below it shards are moved")
+        raise BadInput(
+            "slow_limit",
+            config.slow_limit,
+            f"use {SLOW_LIMIT_MIN:g} or more: below it shards are moved",
+        )
     if config.device == "cuda":
         require_cuda(config.nodes)
     for field in ("disk", "remote"):
@@ -354,7 +368,9 @@ def _validate_time_limits(config: RunConfig) -> None:
         raise BadInput("collective_timeout_s", collective_s, remedy)
     if collective_s < config.outside_limit_s:
         remedy = f"use at least outside_limit_s={config.outside_limit_s:g}: else collectives give up while a rank may"
-        raise BadInput("collective_timeout_s", collective_s, f"{remedy} still be between two transactions")
+        raise BadInput(
+            "collective_timeout_s", collective_s, f"{remedy} still be between two transactions"
+        )
     if config.coordinator_outage_s <= lease_s:
         remedy = f"use more than {lease}: else agents give up on a coordinator that is away for less than a lease"
         raise BadInput("coordinator_outage_s", config.coordinator_outage_s, remedy)
@@ -363,10 +379,14 @@ def _validate_time_limits(config: RunConfig) -> None:
 def _validate_elastic(policy: ElasticPolicy, config: RunConfig) -> None:
     validate_policy(policy)
     if config.min_world > policy.min_replicas:
-        raise BadInput("min_world", config.min_world, "leave it out: minReplicas of the elastic policy says it")
+        raise BadInput(
+            "min_world", config.min_world, "leave it out: minReplicas of the elastic policy says it"
+        )
     if config.nodes not in policy.sizes:
         raise BadInput(
-            "nodes", config.nodes, f"start with a size that the elastic policy allows: {policy.sizes_in_words}"
+            "nodes",
+            config.nodes,
+            f"start with a size that the elastic policy allows: {policy.sizes_in_words}",
         )
 
 
@@ -374,7 +394,9 @@ def _validate_follow(follow: BatchScaling, config: RunConfig) -> None:
     if follow.warmup_steps < 0:
         raise BadInput("follow.warmup_steps", follow.warmup_steps, "use 0 or more")
     if follow.schedule and config.nodes_max > 1:
-        raise BadInput("follow.schedule", follow.schedule, "leave it out: it makes the twin, which is one rank")
+        raise BadInput(
+            "follow.schedule", follow.schedule, "leave it out: it makes the twin, which is one rank"
+        )
     if config.job.sharded:
         remedy = "leave it out: a sharded job keeps its batch, as the order of its sums hangs on it"
         raise BadInput("follow", follow.rule, remedy)
@@ -388,16 +410,26 @@ def _validate_tier(field: str, tier: CheckpointTier | None) -> None:
         return
     for name in ("every_steps", "every_s", "keep_last", "keep_every", "budget_bytes"):
         if not 0 <= getattr(tier, name) < math.inf:
-            raise BadInput(f"{field}.{name}", getattr(tier, name), "use 0 or more, and a finite number")
+            raise BadInput(
+                f"{field}.{name}", getattr(tier, name), "use 0 or more, and a finite number"
+            )
     if not tier.every_steps and not tier.every_s:
-        raise BadInput(f"{field}.every_steps", 0, f"use 1 or more, or {field}.every_s: nothing would be stored")
+        raise BadInput(
+            f"{field}.every_steps", 0, f"use 1 or more, or {field}.every_s: nothing would be stored"
+        )
     is_url = "://" in tier.target
     validate_endpoint(f"{field}.endpoint", tier.endpoint, tier.target)
     if field == "remote" and not is_url:
-        raise BadInput("remote", tier.target, "write PROTOCOL://PLACE, such as s3://bucket/run or file:///mnt/run")
+        raise BadInput(
+            "remote",
+            tier.target,
+            "write PROTOCOL://PLACE, such as s3://bucket/run or file:///mnt/run",
+        )
     if field == "disk":
         if is_url or not Path(tier.target).is_absolute():
-            raise BadInput("disk", tier.target, "name a directory by its absolute path, which all nodes see")
+            raise BadInput(
+                "disk", tier.target, "name a directory by its absolute path, which all nodes see"
+            )
         require_writable("disk", Path(tier.target))
 
 

@@ -37,7 +37,11 @@ class BadInput(ChaoskitError):
         super().__init__(f"{field}={shown(value)}: {remedy}")
 
     def __reduce__(self) -> tuple[type[BadInput], tuple[str, object, str]]:
-        return type(self), (self.field, self.value, self.remedy)  # torch sends what a rank raises to the others
+        return type(self), (
+            self.field,
+            self.value,
+            self.remedy,
+        )  # torch sends what a rank raises to the others
 
 
 def closest_name(name: object, names: Iterable[str]) -> str:

@@ -145,7 +145,9 @@ class Trainer(Protocol):
     def on_resize(self, callback: Callable[[Resize], object]) -> Callable[[Resize], object]:
         """Call ``callback`` on every rank when the world has another size, before a step is committed in it."""
 
-    def on_preempt(self, callback: Callable[[Preemption], object]) -> Callable[[Preemption], object]:
+    def on_preempt(
+        self, callback: Callable[[Preemption], object]
+    ) -> Callable[[Preemption], object]:
         """Call ``callback`` on a rank that goes because the world shrinks or its node is taken away."""
 
     def on_fault(self, callback: Callable[[RankLost], object]) -> Callable[[RankLost], object]:

@@ -98,11 +98,17 @@ def resolve_job(target: str, options: dict[str, Any] | None = None) -> JobSpec:
         job = _reference_job(path) or _module_job(path)
         if job is None:
             remedy = "name a reference job such as 'gpt', or a file such as 'train.py'"
-            raise BadInput("job", target, name_remedy(path, [*reference_jobs(), *_modules(Path())], remedy))
+            raise BadInput(
+                "job", target, name_remedy(path, [*reference_jobs(), *_modules(Path())], remedy)
+            )
     else:
         if not Path(path).is_file():
             closest = closest_name(Path(path).name, _scripts(Path(path).parent))
-            remedy = f"write {Path(path).with_name(closest)}" if closest else "name a Python file that exists"
+            remedy = (
+                f"write {Path(path).with_name(closest)}"
+                if closest
+                else "name a Python file that exists"
+            )
             raise BadInput("job", target, remedy)
         job = JobSpec(str(Path(path).resolve()))
     job = msgspec.structs.replace(job, function=function or "train", options=options or {})
@@ -144,7 +150,11 @@ def _reference_job(name: str) -> JobSpec | None:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
         return None
-    return JobSpec(spec.origin, module=module) if spec is not None and spec.origin is not None else None
+    return (
+        JobSpec(spec.origin, module=module)
+        if spec is not None and spec.origin is not None
+        else None
+    )
 
 
 def _module_job(target: str) -> JobSpec | None:
@@ -197,13 +207,17 @@ def import_job(job: JobSpec) -> ModuleType:
     if job.module:
         module = importlib.import_module(job.module)
         if job.root and Path(module.__file__ or "").resolve() != Path(job.path).resolve():
-            raise BadInput("job", job.target, f"rename it: {module.__file__} has the name {job.module}, too")
+            raise BadInput(
+                "job", job.target, f"rename it: {module.__file__} has the name {job.module}, too"
+            )
         return module
     return _import_file(Path(job.path))
 
 
 def _import_file(path: Path) -> ModuleType:
-    loaded = [module for module in sys.modules.values() if getattr(module, _IS_JOB, "") == str(path)]
+    loaded = [
+        module for module in sys.modules.values() if getattr(module, _IS_JOB, "") == str(path)
+    ]
     if loaded:
         return loaded[0]
     name = path.stem if _is_found_by_name(path) else f"chaoskit_job_{path.stem}"
@@ -237,13 +251,21 @@ def validate_job(job: JobSpec) -> bool:
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput("job", job.path, f"name a Python file that can be read ({error})") from None
     except SyntaxError as error:
-        raise BadInput("job", job.path, f"mend the syntax error in line {error.lineno}: {error.msg}") from None
+        raise BadInput(
+            "job", job.path, f"mend the syntax error in line {error.lineno}: {error.msg}"
+        ) from None
     train = _function(tree, job)
     names = [argument.arg for argument in (*train.args.posonlyargs, *train.args.args)]
     if not names:
-        raise BadInput("job", job.path, f"let {job.function} take the trainer as its first argument")
+        raise BadInput(
+            "job", job.path, f"let {job.function} take the trainer as its first argument"
+        )
     if not _has_loss(tree, names[0]):
-        raise BadInput("job", job.path, "call step.backward(loss) inside `with trainer.transaction() as step`: no loss")
+        raise BadInput(
+            "job",
+            job.path,
+            "call step.backward(loss) inside `with trainer.transaction() as step`: no loss",
+        )
     _require_taken(train, job)
     _validate_options(train, job.options)
     try:
@@ -259,8 +281,12 @@ def _function(tree: ast.Module, job: JobSpec) -> ast.FunctionDef:
         if isinstance(node, ast.FunctionDef) and node.name == job.function:
             return node
         if isinstance(node, ast.AsyncFunctionDef) and node.name == job.function:
-            raise BadInput("job", job.path, f"define {job.function} without async: it is called, not awaited")
-    closest = closest_name(job.function, [node.name for node in tree.body if isinstance(node, ast.FunctionDef)])
+            raise BadInput(
+                "job", job.path, f"define {job.function} without async: it is called, not awaited"
+            )
+    closest = closest_name(
+        job.function, [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    )
     remedy = f"define a function {job.function}(trainer, ...) in it"
     raise BadInput("job", job.path, f"write {closest}: {remedy}" if closest else remedy)
 
@@ -270,7 +296,9 @@ def _reached(train: ast.FunctionDef, tree: ast.Module) -> list[ast.FunctionDef]:
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     found, names = [train], {train.name}
     for function in found:
-        called = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)} & functions.keys() - names
+        called = {
+            node.id for node in ast.walk(function) if isinstance(node, ast.Name)
+        } & functions.keys() - names
         names |= called
         found += [functions[name] for name in called]
     return found
@@ -278,7 +306,10 @@ def _reached(train: ast.FunctionDef, tree: ast.Module) -> list[ast.FunctionDef]:
 
 def _calls(function: ast.FunctionDef, method: str) -> bool:
     """Whether a function calls this method of one of its arguments."""
-    arguments = {one.arg for one in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)}
+    arguments = {
+        one.arg
+        for one in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
+    }
     return any(
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
@@ -322,22 +353,32 @@ def _validate_options(train: ast.FunctionDef, options: dict[str, Any]) -> None:
     positional = [*train.args.posonlyargs, *train.args.args]
     optional = len(train.args.defaults)
     required = positional[1 : len(positional) - optional] if optional else positional[1:]
-    required += [one for one, default in zip(train.args.kwonlyargs, train.args.kw_defaults, strict=True) if not default]
+    required += [
+        one
+        for one, default in zip(train.args.kwonlyargs, train.args.kw_defaults, strict=True)
+        if not default
+    ]
     for argument in required:
         if argument.arg not in options:
             name = argument.arg
             remedy = f"give this option a value (--set {name}=VALUE; in Python options={{{name!r}: VALUE}})"
-            raise BadInput(f"options.{name}", None, f"{remedy}, or a default in def {train.name}(...)")
+            raise BadInput(
+                f"options.{name}", None, f"{remedy}, or a default in def {train.name}(...)"
+            )
     for argument in (*positional, *train.args.kwonlyargs):
         annotation = ast.unparse(argument.annotation) if argument.annotation else ""
         names = [name.strip() for name in annotation.split("|")]
         if argument.arg in options and set(names) <= set(_PLAIN_TYPES):
             value = options[argument.arg]
             if not any(type(value) in _PLAIN_TYPES[name] for name in names):
-                raise BadInput(f"options.{argument.arg}", value, f"use a value of type {annotation}")
+                raise BadInput(
+                    f"options.{argument.arg}", value, f"use a value of type {annotation}"
+                )
     for name, default in _numbers_by_default(train).items():
         if isinstance(options.get(name), str):
-            raise BadInput(f"options.{name}", options[name], f"use a number, as its default {default} is one")
+            raise BadInput(
+                f"options.{name}", options[name], f"use a number, as its default {default} is one"
+            )
 
 
 def _numbers_by_default(train: ast.FunctionDef) -> dict[str, int | float]:
@@ -345,7 +386,11 @@ def _numbers_by_default(train: ast.FunctionDef) -> dict[str, int | float]:
     found: dict[str, int | float] = {}
     for argument, default in _defaults(train):
         value = default.value if isinstance(default, ast.Constant) else None
-        if argument.annotation is None and isinstance(value, int | float) and not isinstance(value, bool):
+        if (
+            argument.annotation is None
+            and isinstance(value, int | float)
+            and not isinstance(value, bool)
+        ):
             found[argument.arg] = value
     return found
 
@@ -370,12 +415,18 @@ def stated_batches(job: JobSpec) -> list[int]:
     tree = ast.parse(Path(job.path).read_text(encoding="utf-8"))
     train = _function(tree, job)
     constants = _constants(tree)
-    defaults = {one.arg: default.value for one, default in _defaults(train) if isinstance(default, ast.Constant)}
+    defaults = {
+        one.arg: default.value
+        for one, default in _defaults(train)
+        if isinstance(default, ast.Constant)
+    }
     values = defaults | job.options
     found = []
     for function in _reached(train, tree):
         local = values if function is train else {}
-        parameters = {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)} - local.keys()
+        parameters = {
+            node.arg for node in ast.walk(function) if isinstance(node, ast.arg)
+        } - local.keys()
         assigned = {*_stored(function), *parameters}
         for expression in _batch_sizes(function):
             match expression:
@@ -383,8 +434,13 @@ def stated_batches(job: JobSpec) -> list[int]:
                     found.append(value)
                 case ast.Name(id=name) if name not in assigned:
                     found.append(local.get(name, getattr(constants.get(name), "value", None)))
-                case ast.Attribute(attr=name) if "SIZES" in constants:  # of the size that a reference job has chosen
-                    found.append(job.options.get(name) or _batch_of_size(constants.get("SIZES"), name, values))
+                case ast.Attribute(attr=name) if (
+                    "SIZES" in constants
+                ):  # of the size that a reference job has chosen
+                    found.append(
+                        job.options.get(name)
+                        or _batch_of_size(constants.get("SIZES"), name, values)
+                    )
     return [batch for batch in found if type(batch) is int]
 
 
@@ -402,14 +458,28 @@ def _constants(tree: ast.Module) -> dict[str, ast.expr]:
 
 def _stored(tree: ast.AST) -> list[str]:
     """Return the names that code assigns to, once for each assignment."""
-    return [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    return [
+        node.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    ]
 
 
 def _batch_sizes(function: ast.FunctionDef) -> list[ast.expr]:
     """Return the arguments ``batch_size`` of calls of ``step.shards``."""
-    calls = [node for node in ast.walk(function) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
-    shards = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "shards"]
-    return [keyword.value for call in shards for keyword in call.keywords if keyword.arg == "batch_size"]
+    calls = [
+        node
+        for node in ast.walk(function)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    ]
+    shards = [
+        call
+        for call in calls
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "shards"
+    ]
+    return [
+        keyword.value for call in shards for keyword in call.keywords if keyword.arg == "batch_size"
+    ]
 
 
 def _defaults(train: ast.FunctionDef) -> list[tuple[ast.arg, ast.expr]]:
@@ -417,7 +487,10 @@ def _defaults(train: ast.FunctionDef) -> list[tuple[ast.arg, ast.expr]]:
     positional = [*train.args.posonlyargs, *train.args.args]
     optional = positional[len(positional) - len(train.args.defaults) :]
     named = zip(train.args.kwonlyargs, train.args.kw_defaults, strict=True)
-    return [*zip(optional, train.args.defaults, strict=True), *((one, value) for one, value in named if value)]
+    return [
+        *zip(optional, train.args.defaults, strict=True),
+        *((one, value) for one, value in named if value),
+    ]
 
 
 def _batch_of_size(sizes: ast.expr | None, field: str, values: dict[str, Any]) -> Any:
@@ -425,7 +498,13 @@ def _batch_of_size(sizes: ast.expr | None, field: str, values: dict[str, Any]) -
     if not isinstance(sizes, ast.Dict):
         return None
     for key, entry in zip(sizes.keys, sizes.values, strict=True):
-        if isinstance(key, ast.Constant) and key.value == values.get("size") and isinstance(entry, ast.Call):
-            named = {keyword.arg: getattr(keyword.value, "value", None) for keyword in entry.keywords}
+        if (
+            isinstance(key, ast.Constant)
+            and key.value == values.get("size")
+            and isinstance(entry, ast.Call)
+        ):
+            named = {
+                keyword.arg: getattr(keyword.value, "value", None) for keyword in entry.keywords
+            }
             return named.get(field)
     return None

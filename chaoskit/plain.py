@@ -167,7 +167,9 @@ def clip_as_one(parameters: Sequence[Any], clip_norm: float) -> None:
     import torch
 
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = torch.linalg.vector_norm(torch.cat([gradient.reshape(-1).float() for gradient in gradients]))
+    norm = torch.linalg.vector_norm(
+        torch.cat([gradient.reshape(-1).float() for gradient in gradients])
+    )
     torch._foreach_mul_(gradients, float((clip_norm / (norm + 1e-6)).clamp(max=1.0)))
 
 
@@ -207,13 +209,17 @@ class PlainTrainer:
 
     # -- what is trained ------------------------------------------------------------------------------------------
 
-    def register(self, *, model: Any, optimizer: Any, scheduler: Any = None, clip_norm: float | None = None) -> None:
+    def register(
+        self, *, model: Any, optimizer: Any, scheduler: Any = None, clip_norm: float | None = None
+    ) -> None:
         """Name what is trained."""
         self._model, self._clip_norm = model, clip_norm
         self._optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
         schedulers = [] if scheduler is None else scheduler
         self._schedulers = list(schedulers) if isinstance(schedulers, Sequence) else [schedulers]
-        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._parameters = [
+            parameter for parameter in model.parameters() if parameter.requires_grad
+        ]
 
     def after_update(self, function: Callable[[], object]) -> Callable[[], object]:
         """Call ``function`` at the end of each update."""
@@ -288,7 +294,9 @@ class PlainTrainer:
         """Whether every value of the summed gradients is a finite number."""
         import torch
 
-        return all(bool(torch.isfinite(one.grad).all()) for one in self._parameters if one.grad is not None)
+        return all(
+            bool(torch.isfinite(one.grad).all()) for one in self._parameters if one.grad is not None
+        )
 
     def _update(self) -> None:
         from torch.nn.utils import clip_grad_norm_
@@ -317,7 +325,9 @@ class PlainTrainer:
         if not given:
             return None
         wide = torch.promote_types(given[0].dtype, torch.float32)
-        parts = [torch.zeros_like(given[0]) if gradient is None else gradient for gradient in gradients]
+        parts = [
+            torch.zeros_like(given[0]) if gradient is None else gradient for gradient in gradients
+        ]
         wide_parts = [part.to(wide) for part in parts]
         total = as_drawn(wide_parts, self._chance) if self._chance else in_halves(wide_parts)
         return total.to(given[0].dtype)
@@ -336,7 +346,10 @@ class PlainTrainer:
     def slots(self) -> dict[str, Any]:
         """What the optimizers keep of each parameter."""
         owned = [
-            (one, parameter) for one in self._optimizers for group in one.param_groups for parameter in group["params"]
+            (one, parameter)
+            for one in self._optimizers
+            for group in one.param_groups
+            for parameter in group["params"]
         ]
         slots: dict[str, Any] = {}
         for index, (optimizer, parameter) in enumerate(owned):
@@ -425,7 +438,9 @@ class PlainTransaction:
         """Number of the step, from 0."""
         return self._trainer.step
 
-    def shards(self, dataset: Any, *, batch_size: int, prefetch: bool = False) -> Iterator[PlainShard]:
+    def shards(
+        self, dataset: Any, *, batch_size: int, prefetch: bool = False
+    ) -> Iterator[PlainShard]:
         """All shards of the step."""
         return self._trainer.shards(dataset)
 
@@ -437,7 +452,10 @@ class PlainTransaction:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         """Nothing is left to do."""
 
@@ -484,7 +502,9 @@ def answer(request: Request) -> PlainAnswer:
     fsdp = importlib.import_module("torch.distributed.fsdp")
     vars(fsdp)["fully_shard"] = _keep_whole  # before the job imports it
     sleep = time.sleep
-    vars(time)["sleep"] = lambda _: sleep(0.0)  # nothing waits for this process: a job that paces itself is hurried
+    vars(time)["sleep"] = lambda _: sleep(
+        0.0
+    )  # nothing waits for this process: a job that paces itself is hurried
     run_id = uuid.uuid4().hex
     try:
         train = _load_train(request.job)
@@ -504,7 +524,9 @@ def answer(request: Request) -> PlainAnswer:
     if loaded := [name for name in sys.modules if name.startswith(UNDER_TEST)]:
         return PlainAnswer(run_id, [], reason=f"the job imports {min(loaded)}, which is under test")
     state = _numbers(usual, request.job)
-    return PlainAnswer(run_id, usual.losses, state, spread, floor, orders, is_steady, usual.rates(), usual.misdealt)
+    return PlainAnswer(
+        run_id, usual.losses, state, spread, floor, orders, is_steady, usual.rates(), usual.misdealt
+    )
 
 
 def _numbers(trainer: PlainTrainer, job: JobSpec) -> dict[str, list[float]]:
@@ -524,7 +546,10 @@ def _spread(
     train: Callable[..., None], request: Request, usual: dict[str, Any]
 ) -> tuple[list[float], dict[str, float]]:
     """Of the losses and of the final state; see :attr:`PlainAnswer.spread` and :attr:`PlainAnswer.floor`."""
-    spread, floor = [0.0] * len(request.samples), {path: _unit(tensor) for path, tensor in usual.items()}
+    spread, floor = (
+        [0.0] * len(request.samples),
+        {path: _unit(tensor) for path, tensor in usual.items()},
+    )
     for seed in request.seeds:
         one, other = (_train(train, request, seed, order=order) for order in (0, 1))
         for step, (loss, another) in enumerate(zip(one.losses, other.losses, strict=True)):
@@ -569,7 +594,9 @@ def _apart(one: Any, other: Any) -> float:
     """2-norm of the difference of two tensors; 0 where it is not finite, which is for another check to say."""
     import torch
 
-    difference = torch.where(one == other, 0.0, one.double() - other.double())  # infinities may be equal
+    difference = torch.where(
+        one == other, 0.0, one.double() - other.double()
+    )  # infinities may be equal
     norm = float(torch.linalg.vector_norm(difference))
     return norm if math.isfinite(norm) else 0.0
 
@@ -588,7 +615,12 @@ def _load_train(job: JobSpec) -> Callable[..., None]:
 
 
 def _train(
-    train: Callable[..., None], request: Request, seed: int, *, order: int = 0, give_up_s: float = math.inf
+    train: Callable[..., None],
+    request: Request,
+    seed: int,
+    *,
+    order: int = 0,
+    give_up_s: float = math.inf,
 ) -> PlainTrainer:
     with tempfile.TemporaryDirectory(prefix="chaoskit-plain-") as directory:
         disk = Path(directory) / "node0"

@@ -6,7 +6,9 @@ import re
 import sys
 
 #: C0 but newline and tab, DEL, and C1: what moves cursors, changes titles and clears screens.
-_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+_CONTROLS = {
+    code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"
+}
 
 _ROW_LENGTH_MAX = 60
 _VARIABLES = re.compile(r"^env( [A-Za-z_]\w*=\S*)+ ")
@@ -53,7 +55,9 @@ def shorten_command(command: str, length_max: int = _ROW_LENGTH_MAX) -> str:
     words = line.split(" ")
     script = next((place for place, word in enumerate(words) if word.endswith(".py")), 0)
     without = (" ".join([*words[:kept], "…", *words[script:]]) for kept in range(script - 1, 0, -1))
-    return next((text for text in (line, *without) if len(text) <= length_max), shorten(line, length_max))
+    return next(
+        (text for text in (line, *without) if len(text) <= length_max), shorten(line, length_max)
+    )
 
 
 def same_but_ports(text: str, other: str) -> bool:

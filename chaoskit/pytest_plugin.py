@@ -67,14 +67,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="image with chaoskit in it, for the substrate docker (default: $CHAOSKIT_DOCKER_IMAGE, else this Python)",
     )
     group.addoption("--chaos-seed", type=int, default=None, help="seed of every run (default: 0)")
-    group.addoption("--chaos-repeats", type=int, default=None, help="run each chaos test this many times (default: 1)")
+    group.addoption(
+        "--chaos-repeats",
+        type=int,
+        default=None,
+        help="run each chaos test this many times (default: 1)",
+    )
     group.addoption(
         "--chaos-history",
         metavar="STORE",
         default=None,
         help="keep a record of every run in STORE: a folder, or a URL such as s3://bucket/history",
     )
-    group.addoption("--chaos-save", metavar="FILE", default=None, help="write the records of this session to FILE")
+    group.addoption(
+        "--chaos-save",
+        metavar="FILE",
+        default=None,
+        help="write the records of this session to FILE",
+    )
     group.addoption(
         "--chaos-compare",
         metavar="FILE",
@@ -96,10 +106,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="exit with 10 where a comparison could not decide, or had nothing to compare with",
     )
     group.addoption(
-        "--chaos-summary", metavar="FILE", default=None, help="add the comparison to FILE, as Markdown for a CI job"
+        "--chaos-summary",
+        metavar="FILE",
+        default=None,
+        help="add the comparison to FILE, as Markdown for a CI job",
     )
     group.addoption(
-        "--chaos-report", metavar="DIR", default=None, help="write outcomes, journals and an HTML page to DIR"
+        "--chaos-report",
+        metavar="DIR",
+        default=None,
+        help="write outcomes, journals and an HTML page to DIR",
     )
     group.addoption(
         "--chaos-traceback",
@@ -113,8 +129,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "for machines that are shared with other work",
         default="production",
     )
-    parser.addini("chaos_substrate", "where nodes come from, unless a test asks for another place", default="local")
-    parser.addini("chaos_docker_image", "image with chaoskit in it, for the substrate docker", default="")
+    parser.addini(
+        "chaos_substrate",
+        "where nodes come from, unless a test asks for another place",
+        default="local",
+    )
+    parser.addini(
+        "chaos_docker_image", "image with chaoskit in it, for the substrate docker", default=""
+    )
     parser.addini("chaos_seed", "seed of every run", default="0")
     parser.addini("chaos_repeats", "how often each chaos test is run", default="1")
     parser.addini("chaos_history", "where a record of every run is kept", default="")
@@ -150,7 +172,9 @@ def _require_values(config: pytest.Config) -> None:
     """
     for name in _TEXT_OPTIONS:
         if config.getoption(f"chaos_{name}") == "":
-            raise pytest.UsageError(f"--chaos-{name.replace('_', '-')}='': give it a value, or leave it out")
+            raise pytest.UsageError(
+                f"--chaos-{name.replace('_', '-')}='': give it a value, or leave it out"
+            )
 
 
 def _absolute(place: str | None, base: Path) -> str:
@@ -184,7 +208,8 @@ _chaos_key = pytest.StashKey["Chaos"]()
 def _records(config: pytest.Config) -> SessionRecords | None:
     """The records of this session; None where none are asked for. Under xdist the controller keeps them."""
     given: dict[str, Any] = {
-        name: config.getoption(f"chaos_{name}") for name in ("save", "compare", "tolerance", "summary")
+        name: config.getoption(f"chaos_{name}")
+        for name in ("save", "compare", "tolerance", "summary")
     }
     store = config.getoption("chaos_history") or config.getini("chaos_history")
     if not given["compare"] and (given["summary"] or given["tolerance"] is not None):
@@ -192,7 +217,9 @@ def _records(config: pytest.Config) -> SessionRecords | None:
     if config.getoption("collectonly") or not (store or given["save"] or given["compare"]):
         return None
     if given["tolerance"] is not None and not 0 < given["tolerance"] < 10:
-        raise pytest.UsageError(f"--chaos-tolerance={given['tolerance']}: use a share above 0, such as 0.1")
+        raise pytest.UsageError(
+            f"--chaos-tolerance={given['tolerance']}: use a share above 0, such as 0.1"
+        )
     from chaoskit.history.place import sources_at
 
     config.stash[_sources_key] = sources_at(config.rootpath)
@@ -205,7 +232,9 @@ def _records(config: pytest.Config) -> SessionRecords | None:
     places = {name: _absolute(given[name], Path.cwd()) for name in ("save", "compare", "summary")}
     store = _absolute(store, Path.cwd() if config.getoption("chaos_history") else config.rootpath)
     if places["save"] and places["save"] == places["compare"]:
-        raise pytest.UsageError("--chaos-save and --chaos-compare: use two files: else what got worse is compared next")
+        raise pytest.UsageError(
+            "--chaos-save and --chaos-compare: use two files: else what got worse is compared next"
+        )
     try:
         for name, place in places.items():
             if place and "://" not in place and not (name == "compare" and Path(place).exists()):
@@ -226,7 +255,9 @@ def _settings(config: pytest.Config) -> _Settings:
     try:
         seed, repeats = int(value("seed")), int(value("repeats"))
     except ValueError as error:
-        raise pytest.UsageError(f"chaos_seed and chaos_repeats must be whole numbers: {error}") from None
+        raise pytest.UsageError(
+            f"chaos_seed and chaos_repeats must be whole numbers: {error}"
+        ) from None
     if repeats < 1:
         raise pytest.UsageError(f"chaos_repeats={repeats}: use 1 or more")
     try:
@@ -234,7 +265,9 @@ def _settings(config: pytest.Config) -> _Settings:
     except BadInput as error:
         raise pytest.UsageError(f"chaos_{error}") from None
     if lacking:
-        raise pytest.UsageError(f"chaos_substrate={value('substrate')!r}: use another one: {lacking}")
+        raise pytest.UsageError(
+            f"chaos_substrate={value('substrate')!r}: use another one: {lacking}"
+        )
     report = value("report")
     if report:
         from chaoskit.process.host_checks import require_writable
@@ -244,14 +277,18 @@ def _settings(config: pytest.Config) -> _Settings:
         except BadInput as error:
             raise pytest.UsageError(str(error)) from None
     forced = frozenset(
-        name for name in ("substrate", "seed", "repeats") if config.getoption(f"chaos_{name}") is not None
+        name
+        for name in ("substrate", "seed", "repeats")
+        if config.getoption(f"chaos_{name}") is not None
     )
     place = Path(report).resolve() if report else None
     detection = config.getini("chaos_detection")
     if detection not in DETECTION:
         raise pytest.UsageError(f"chaos_detection={detection!r}: use one of {', '.join(DETECTION)}")
     image = value("docker_image")
-    return _Settings(forced, value("substrate"), seed, repeats, place, image, detection, _session(config))
+    return _Settings(
+        forced, value("substrate"), seed, repeats, place, image, detection, _session(config)
+    )
 
 
 def _session(config: pytest.Config) -> str:
@@ -275,7 +312,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _sla(item: pytest.Item) -> dict[str, Any] | None:
     """What the marker ``sla`` of a test says, in a form that xdist carries; None where it has none. Raises BadInput."""
-    markers = list(item.iter_markers("sla"))  # the closest first; those of its class and its module promise, too
+    markers = list(
+        item.iter_markers("sla")
+    )  # the closest first; those of its class and its module promise, too
     if not markers:
         return None
     from chaoskit.report.statistics import without_repeat
@@ -293,10 +332,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     settings = metafunc.config.stash[_settings_key]
     asked = _asked(metafunc.definition)
-    repeats = settings.repeats if "repeats" in settings.forced else asked.get("repeats", settings.repeats)
+    repeats = (
+        settings.repeats if "repeats" in settings.forced else asked.get("repeats", settings.repeats)
+    )
     if repeats > 1:
         metafunc.fixturenames.append("_chaos_repeat")
-        metafunc.parametrize("_chaos_repeat", range(repeats), ids=[f"repeat{number}" for number in range(repeats)])
+        metafunc.parametrize(
+            "_chaos_repeat", range(repeats), ids=[f"repeat{number}" for number in range(repeats)]
+        )
 
 
 def _asked(item: pytest.Item) -> dict[str, Any]:
@@ -362,7 +405,9 @@ class Stock:
 
 
 @pytest.fixture(scope="session")
-def chaos_stock(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stock]:
+def chaos_stock(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stock]:
     """What tests of the session share."""
     settings = pytestconfig.stash[_settings_key]
     report = settings.report
@@ -387,7 +432,9 @@ def chaos(request: pytest.FixtureRequest, chaos_stock: Stock) -> Chaos:
     substrate = settings.substrate if "substrate" in settings.forced else wanted
     if reason := unavailable(substrate):
         pytest.skip(f"substrate {substrate}: {reason}")
-    made = Chaos(chaos_stock.harness(substrate), request.node, defaults, limits, session=settings.session)
+    made = Chaos(
+        chaos_stock.harness(substrate), request.node, defaults, limits, session=settings.session
+    )
     request.node.stash[_chaos_key] = made
     return made
 
@@ -457,7 +504,9 @@ class Chaos:
             BadInput: before anything is started. VerdictError: the verdict is not ``passed``.
             HarnessError: chaoskit itself failed.
         """
-        __tracebackhide__ = methodcaller("errisinstance", VerdictError)  # other errors show where they come from
+        __tracebackhide__ = methodcaller(
+            "errisinstance", VerdictError
+        )  # other errors show where they come from
         from chaoskit.history.record import new_id
         from chaoskit.report.junit import junit_properties
         from chaoskit.report.store import write_outcome
@@ -519,7 +568,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
                 line = f"no verdict: {error_line(error)}"
             report.longrepr = printable("\n".join([line, *long_notes(error)]))
     elif isinstance(error, BadInput):
-        report.longrepr = _with_notes(f"bad input: {error}{_line_of_test(item, call.excinfo)}", error)
+        report.longrepr = _with_notes(
+            f"bad input: {error}{_line_of_test(item, call.excinfo)}", error
+        )
         report.user_properties.append((_VERDICT_PROPERTY + ".worst", _BAD_INPUT))
         return
     else:
@@ -565,7 +616,10 @@ def _lines(item: pytest.Item) -> list[str]:
 
 def _brief(outcome: Outcome) -> str:
     """Return the cause of a failure, what became of the faults, and where to look."""
-    lines = [f"chaoskit verdict: {outcome.verdict.value}", *(f"  - {reason}" for reason in outcome.reasons)]
+    lines = [
+        f"chaoskit verdict: {outcome.verdict.value}",
+        *(f"  - {reason}" for reason in outcome.reasons),
+    ]
     lines += [f"  {fault.fault}: {fault.state}" for fault in outcome.faults]
     lines += [f"  {line}" for end in outcome.log_ends for line in str(end).splitlines()]
     return printable("\n".join([*lines, f"  journals and logs: {outcome.directory}"]))
@@ -574,7 +628,9 @@ def _brief(outcome: Outcome) -> str:
 def _with_notes(text: str, error: BaseException) -> str:
     """Add the notes of an error, such as the values that Hypothesis found."""
     notes = getattr(error, "__notes__", [])
-    return "\n".join([text, *(f"  {line}" for note in notes for line in printable(note).splitlines())])
+    return "\n".join(
+        [text, *(f"  {line}" for note in notes for line in printable(note).splitlines())]
+    )
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -596,7 +652,9 @@ class _Tally:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self._take_records(report)
-        found = [value for name, value in report.user_properties if name == _VERDICT_PROPERTY + ".worst"]
+        found = [
+            value for name, value in report.user_properties if name == _VERDICT_PROPERTY + ".worst"
+        ]
         if report.failed and found and found[-1] == _BAD_INPUT:
             self._refused = True
         elif report.failed:
@@ -616,12 +674,18 @@ class _Tally:
         if exitstatus == pytest.ExitCode.TESTS_FAILED and self._failures:
             session.exitstatus = Verdict.worst(self._failures).exit_code
         elif exitstatus == pytest.ExitCode.TESTS_FAILED and self._refused:
-            session.exitstatus = pytest.ExitCode.INTERRUPTED  # 2, as every command says of bad input
+            session.exitstatus = (
+                pytest.ExitCode.INTERRUPTED
+            )  # 2, as every command says of bad input
         if self._records is not None and not hasattr(session.config, "workerinput"):
             is_strict = session.config.getoption("chaos_strict")
             self._judged = self._judge(self._records) if self._slas else []
-            self._comparison = self._records.finish(is_well=session.exitstatus == pytest.ExitCode.OK)
-            session.exitstatus = self._with_slas(self._compared(int(session.exitstatus), is_strict), is_strict)
+            self._comparison = self._records.finish(
+                is_well=session.exitstatus == pytest.ExitCode.OK
+            )
+            session.exitstatus = self._with_slas(
+                self._compared(int(session.exitstatus), is_strict), is_strict
+            )
             self._summarise(session.config)
 
     def _compared(self, status: int, is_strict: bool) -> int:
@@ -665,10 +729,17 @@ class _Tally:
         for name, sla in self._slas.items():
             runs = [run for run in everything.runs if run.title.partition(" #")[0] == name]
             try:
-                judged += judge(of_marker(name, sla["lines"], sla["options"]), runs, everything.plans, today=today)
+                judged += judge(
+                    of_marker(name, sla["lines"], sla["options"]),
+                    runs,
+                    everything.plans,
+                    today=today,
+                )
             except BadInput as error:
                 told = error.remedy if runs else "no run was recorded"
-                judged.append(Judged(sla=name, line=", ".join(sla["lines"]), state=State.UNKNOWN, reason=told))
+                judged.append(
+                    Judged(sla=name, line=", ".join(sla["lines"]), state=State.UNKNOWN, reason=told)
+                )
         return judged
 
     def _with_slas(self, status: int, is_strict: bool) -> int:
@@ -679,7 +750,9 @@ class _Tally:
 
         return exit_code(self._judged, is_strict=is_strict) or status
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    def pytest_terminal_summary(
+        self, terminalreporter: pytest.TerminalReporter, config: pytest.Config
+    ) -> None:
         if hasattr(config, "workerinput"):
             return
         if self._records is not None:
@@ -702,7 +775,10 @@ class _Tally:
         return f"{told}; nothing to compare with yet{later}"
 
     def _show_records(
-        self, records: SessionRecords, terminalreporter: pytest.TerminalReporter, config: pytest.Config
+        self,
+        records: SessionRecords,
+        terminalreporter: pytest.TerminalReporter,
+        config: pytest.Config,
     ) -> None:
         from chaoskit.history.faces import render_comparison, told_first
         from chaoskit.report.terminal import Terminal

@@ -42,7 +42,11 @@ def _read(field: str, path: Path) -> bytes:
             field, str(path), f"name a file that can be read ({getattr(error, 'strerror', error)})"
         ) from None
     if len(data) > _SIZE_MAX_BYTES:
-        raise BadInput(field, str(path), f"name a file of settings: this one has over {_SIZE_MAX_BYTES / 1e6:.0f} MB")
+        raise BadInput(
+            field,
+            str(path),
+            f"name a file of settings: this one has over {_SIZE_MAX_BYTES / 1e6:.0f} MB",
+        )
     return data
 
 
@@ -87,7 +91,9 @@ def parse_yaml(text: str | bytes) -> list[Any]:
     """
     import yaml
 
-    kind = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # plain values alone; the one in C is ten times as fast
+    kind = getattr(
+        yaml, "CSafeLoader", yaml.SafeLoader
+    )  # plain values alone; the one in C is ten times as fast
     documents = []
     try:
         _require_shallow(text, kind)
@@ -110,9 +116,13 @@ def _require_shallow(text: str | bytes, kind: Any) -> None:
 
     depth = 0
     for event in yaml.parse(text, kind):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
+            event, yaml.CollectionEndEvent
+        )
         if depth > _DEPTH_MAX:
-            raise ValueError(f"it is nested too deeply, line {event.start_mark.line + 1}: {_DEPTH_MAX} levels at most")
+            raise ValueError(
+                f"it is nested too deeply, line {event.start_mark.line + 1}: {_DEPTH_MAX} levels at most"
+            )
 
 
 def _require_unique_keys(loader: Any, root: Any) -> None:

@@ -41,7 +41,12 @@ class TensorBox(NamedTuple):
 def sketch(parts: Iterable[TensorBox]) -> dict[str, list[list[float]]]:
     """Return path -> start of the box, its extent, and the numbers: not finite, squared norm, projections."""
     return {
-        part.path: [list(map(float, part.start)), list(map(float, part.memory.shape)), _numbers(part)] for part in parts
+        part.path: [
+            list(map(float, part.start)),
+            list(map(float, part.memory.shape)),
+            _numbers(part),
+        ]
+        for part in parts
     }
 
 
@@ -50,7 +55,9 @@ def _numbers(part: TensorBox) -> list[float]:
     values = part.memory.detach().cpu()
     values = values if values.dtype == torch.float64 else values.float()
     projections, wrong = _project(values, part.shape, part.start), 0
-    if not all(map(math.isfinite, projections)):  # else every value is finite, and need not be read again
+    if not all(
+        map(math.isfinite, projections)
+    ):  # else every value is finite, and need not be read again
         finite = torch.isfinite(values)
         wrong = int((values.isnan() if part.is_buffer else ~finite).sum())
         projections = _project(torch.where(finite, values, 0.0), part.shape, part.start)
@@ -74,7 +81,9 @@ def _project(values: Tensor, shape: tuple[int, ...], start: tuple[int, ...]) -> 
         sums = sums * signs.reshape(-1, *[1] * (sums.dim() - 1 - dim))
     last = sums.dim() - 1
     owners = torch.arange(start[last], start[last] + sums.shape[-1]) % PROJECTIONS
-    total = torch.zeros(PROJECTIONS, dtype=torch.float64).index_add_(0, owners, sums.reshape(-1, len(owners)).sum(0))
+    total = torch.zeros(PROJECTIONS, dtype=torch.float64).index_add_(
+        0, owners, sums.reshape(-1, len(owners)).sum(0)
+    )
     return [float(one) for one in total]
 
 

@@ -59,7 +59,9 @@ def typed_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """
     signature = inspect.signature(function)
     kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
-    passed_on = {name for name, kind in kinds.items() if kind == inspect.Parameter.VAR_KEYWORD} | {"self"}
+    passed_on = {name for name, kind in kinds.items() if kind == inspect.Parameter.VAR_KEYWORD} | {
+        "self"
+    }
     several = {name for name, kind in kinds.items() if kind == inspect.Parameter.VAR_POSITIONAL}
 
     @functools.wraps(function)
@@ -71,10 +73,14 @@ def typed_arguments(function: Callable[P, R]) -> Callable[P, R]:
         hints = _hints(function)
         for name, value in bound.arguments.items():
             if name in several:
-                bound.arguments[name] = tuple(convert(name, item, hints.get(name, Any)) for item in value)
+                bound.arguments[name] = tuple(
+                    convert(name, item, hints.get(name, Any)) for item in value
+                )
             elif name not in passed_on:
                 converted = convert(name, value, hints.get(name, Any))
-                is_whole = type(value) is int and type(converted) is float  # messages show it as it was given
+                is_whole = (
+                    type(value) is int and type(converted) is float
+                )  # messages show it as it was given
                 bound.arguments[name] = value if is_whole else converted
         return function(*bound.args, **bound.kwargs)
 
@@ -141,12 +147,20 @@ def convert(field: str, value: Any, hint: Any, *, endless: bool = False) -> Any:
     try:
         converted = _converted(field, value, hint)
         is_limit = _MAY_BE_ENDLESS in _extras(hint)
-        remedy = "use a number of seconds above 0, or math.inf" if is_limit else "use a number" if endless else ""
+        remedy = (
+            "use a number of seconds above 0, or math.inf"
+            if is_limit
+            else "use a number"
+            if endless
+            else ""
+        )
         _require_plain(field, plain_structs(value), not_a_number=remedy)
     except UnicodeEncodeError:
         raise BadInput(field, value, _TEXT_REMEDY) from None
     except RecursionError:
-        raise BadInput(field, type(value).__name__, "use a value that does not contain itself") from None
+        raise BadInput(
+            field, type(value).__name__, "use a value that does not contain itself"
+        ) from None
     return converted
 
 
@@ -182,7 +196,9 @@ def require_short_names(field: str, path: str) -> None:
     """Refuse a path that no file system takes: each look at it would raise OSError."""
     names = [os.fsencode(name) for name in path.split("/")]
     if max(map(len, names)) > _NAME_BYTES_MAX or len(os.fsencode(path)) > _PATH_BYTES_MAX:
-        remedy = f"use a path of up to {_PATH_BYTES_MAX} bytes, with names of up to {_NAME_BYTES_MAX}"
+        remedy = (
+            f"use a path of up to {_PATH_BYTES_MAX} bytes, with names of up to {_NAME_BYTES_MAX}"
+        )
         raise BadInput(field, path, remedy)
 
 
@@ -192,7 +208,12 @@ def _bare(hint: Any) -> Any:
 
 def _extras(hint: Any) -> list[Any]:
     """The annotations of the alternatives of a type."""
-    return [extra for choice in _choices(hint) if get_origin(choice) is Annotated for extra in choice.__metadata__]
+    return [
+        extra
+        for choice in _choices(hint)
+        if get_origin(choice) is Annotated
+        for extra in choice.__metadata__
+    ]
 
 
 def _choices(hint: Any) -> list[Any]:
@@ -209,7 +230,12 @@ def _is_native(hint: Any) -> bool:
     if isinstance(hint, type) and get_origin(hint) is None:
         return issubclass(hint, (msgspec.Struct, enum.Enum, dict, list, tuple, set, frozenset))
     if get_origin(hint) in (*_CONTAINERS, dict, collections.abc.Mapping):
-        return all(_is_native(_bare(choice)) for part in get_args(hint) for choice in _choices(part) if part is not ...)
+        return all(
+            _is_native(_bare(choice))
+            for part in get_args(hint)
+            for choice in _choices(part)
+            if part is not ...
+        )
     return False
 
 
@@ -220,9 +246,15 @@ def _of_class(field: str, value: Any, hint: Any) -> tuple[Any] | None:
         return (Path(value),) if isinstance(os.fspath(value), str) else None
     if origin is type:
         kind = get_origin(parts[0]) or parts[0]
-        return (value,) if isinstance(value, type) and (kind is Any or issubclass(value, kind)) else None
+        return (
+            (value,)
+            if isinstance(value, type) and (kind is Any or issubclass(value, kind))
+            else None
+        )
     if origin in _CONTAINERS:
-        is_list = isinstance(value, collections.abc.Collection) and not isinstance(value, (str, bytes, Mapping))
+        is_list = isinstance(value, collections.abc.Collection) and not isinstance(
+            value, (str, bytes, Mapping)
+        )
         if not is_list:
             return None
         return (_converted_items(field, value, origin, parts),)
@@ -316,7 +348,9 @@ def named_path(field: str, value: object) -> Path:
     """
     path: Path = convert(field, value, Path)
     if value == "":
-        raise BadInput(field, value, "name a place, or leave it out; write . for the working directory")
+        raise BadInput(
+            field, value, "name a place, or leave it out; write . for the working directory"
+        )
     return path
 
 
@@ -326,7 +360,9 @@ def named_path(field: str, value: object) -> Path:
 def _remedy(value: Any, choices: list[Any]) -> str:
     """Return what to write instead of a value that is of none of these types."""
     for choice in choices:
-        inner = get_args(choice)[0] if get_origin(choice) in _CONTAINERS and get_args(choice) else None
+        inner = (
+            get_args(choice)[0] if get_origin(choice) in _CONTAINERS and get_args(choice) else None
+        )
         if isinstance(inner, type) and inner not in (Any, object) and isinstance(value, inner):
             return f"write a list: [{type(value).__name__}(...)]"
         if isinstance(value, type) and isinstance(choice, type) and issubclass(value, choice):
@@ -361,19 +397,30 @@ def _refusal(field: str, value: Any, hint: Any, error: str) -> BadInput:
     for name, index in _PART.findall(place[1]) if place else ():
         field += f".{name}" if name else f"[{index}]"
         value, hint = _value_of(value, name, index), _type_of(hint, name)
-    structs = [choice for choice in _choices(hint) if isinstance(choice, type) and issubclass(choice, msgspec.Struct)]
+    structs = [
+        choice
+        for choice in _choices(hint)
+        if isinstance(choice, type) and issubclass(choice, msgspec.Struct)
+    ]
     if part := _FIELD_IN_QUOTES.search(error):  # the struct has no such field, or lacks it
         known = ", ".join(structs[0].__struct_encode_fields__) if structs else ""
         remedy = f"use one of {known}" if "unknown" in error else "it is missing"
         return BadInput(f"{field}.{part[1]}", _value_of(value, part[1], ""), remedy)
-    literals = [value for choice in _choices(hint) if get_origin(choice) is Literal for value in get_args(choice)]
+    literals = [
+        value
+        for choice in _choices(hint)
+        if get_origin(choice) is Literal
+        for value in get_args(choice)
+    ]
     if literals:
         return BadInput(field, value, f"use one of {', '.join(map(str, literals))}")
     if hint is not Any and hint is not None:
         return BadInput(field, value, f"use a value of type {_or(map(_in_words, _choices(hint)))}")
     expected = _EXPECTED.search(error)
     words = [_WORDS.get(word, word) for word in expected[1].split(" | ")] if expected else []
-    return BadInput(field, value, f"use a value of type {_or(words)}" if words else error.partition(" - ")[0])
+    return BadInput(
+        field, value, f"use a value of type {_or(words)}" if words else error.partition(" - ")[0]
+    )
 
 
 def _value_of(value: Any, name: str, index: str) -> Any:
@@ -392,7 +439,10 @@ def _type_of(hint: Any, name: str) -> Any:
     """The type of a part of a value, or None where that is not known."""
     for choice in map(_bare, _choices(hint)):
         if name and isinstance(choice, type) and issubclass(choice, msgspec.Struct):
-            return next((one.type for one in msgspec.structs.fields(choice) if one.encode_name == name), None)
+            return next(
+                (one.type for one in msgspec.structs.fields(choice) if one.encode_name == name),
+                None,
+            )
         if not name and get_origin(choice) in _CONTAINERS and get_args(choice):
             return get_args(choice)[0]
     return None

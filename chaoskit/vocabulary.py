@@ -56,9 +56,7 @@ class Event(StrEnum):
     # worker
     READY = "ready"  # the worker can take a rank: fingerprint
     ENTERED = "entered"  # the train function of a sharded job, in the same process: generation, rank, cause
-    REDUCE = (
-        "reduce"  # contributes shards and samples to a step: step, generation, rank, shards, samples, dataset: its size
-    )
+    REDUCE = "reduce"  # contributes shards and samples to a step: step, generation, rank, shards, samples, dataset: its size
     COMMIT = "commit"  # step, generation, rank, loss, grad_sum; piece: of a sharded state, which one this rank holds
     # stall_ms: waited for a copy of the state before it; samples, rate, multiplier: of a batch that follows the world
     ADOPT = "adopt"  # took a step that others had committed: step, generation, source
@@ -87,9 +85,7 @@ class Event(StrEnum):
     PROTECTED = "protected"  # a piece has all its copies, first in a generation or again: worker, step, piece, nodes
     EXPOSED = "exposed"  # a piece has lost copies in the middle of a generation: worker, step, piece, nodes
     COPY_FAILED = "copy_failed"  # a commit of which no copy was made: worker, step, reason
-    COPY_INTERVAL = (
-        "copy_interval"  # one of so many commits is copied: every, worker, step, generation, step_ms, cost_ms
-    )
+    COPY_INTERVAL = "copy_interval"  # one of so many commits is copied: every, worker, step, generation, step_ms, cost_ms
     TORN = "torn"  # a worker ended inside its update, and half of it is written: worker, step, generation
     SAVED = "saved"  # a snapshot is stored: step, generation, tier, path, size_bytes
     SAVE_FAILED = "save_failed"  # one is not: step, tier, reason
@@ -118,11 +114,15 @@ class Event(StrEnum):
     RESIZED = "resized"  # the world shall be of other nodes: size, wanted, nodes, reason
     EVICTED = "evicted"  # a node has not left in time: node, detail
     SET_ASIDE = "set_aside"  # node, strikes: it is given no more workers; detail: of a log rule, which asked for it
-    RULE_EXCUSED = "rule_excused"  # rule, worker, verdict, detail: it asked for an act, and there is none
+    RULE_EXCUSED = (
+        "rule_excused"  # rule, worker, verdict, detail: it asked for an act, and there is none
+    )
     HEALTH = "health"  # what a node has found on itself: node, standing, reasons, findings, took_ms
     RESUMED = "resumed"  # a coordinator took over from one that ended: term, generation, events
     RECORD_LOST = "record_lost"  # node, generation: it has seen this one; known: the newest of the record; detail
-    CONNECTIONS_REFUSED = "connections_refused"  # count: since the last such record; reason: of the last one
+    CONNECTIONS_REFUSED = (
+        "connections_refused"  # count: since the last such record; reason: of the last one
+    )
     JOB_ENDED = "job_ended"
     # harness
     STARTED = (
@@ -136,8 +136,12 @@ class Event(StrEnum):
     EVIDENCE = "evidence"  # fault, level, observed, evidence; also of what is found after the run; the last one counts
     FAULT_MISSED = "fault_missed"  # fault, what, reason: it did not act, or too late, whatever else is told of it
     NODE_REPLACED = "node_replaced"  # node: another one was started under this name
-    REPLACEMENT_FAILED = "replacement_failed"  # node, reason: it is tried again; the same reason is told once
-    LIFTED = "lifted"  # a fault has ended while the run goes on, as a cut that is healed: fault, what
+    REPLACEMENT_FAILED = (
+        "replacement_failed"  # node, reason: it is tried again; the same reason is told once
+    )
+    LIFTED = (
+        "lifted"  # a fault has ended while the run goes on, as a cut that is healed: fault, what
+    )
     UNDONE = "undone"  # fault, ok: nothing of it is left; acted_ns: of its last act; starved_s: its target had no CPU
     RUN_ENDED = "run_ended"  # reason: see RunEnd; ok, detail: of the job; exits: of a command, node -> how, status
 

@@ -5,7 +5,12 @@
 
 from chaoskit.faults.base import Fault
 from chaoskit.faults.kubernetes.coordinator_pod import DeleteCoordinatorPod
-from chaoskit.faults.kubernetes.machine import DrainMachine, LoseMachine, StopApiServer, TaintMachine
+from chaoskit.faults.kubernetes.machine import (
+    DrainMachine,
+    LoseMachine,
+    StopApiServer,
+    TaintMachine,
+)
 from chaoskit.faults.kubernetes.pending import BadImage, NoRoom
 from chaoskit.faults.kubernetes.pod import DeletePod, EvictPod, KillContainer, PreemptPod
 from chaoskit.faults.moments import at_rate

@@ -58,7 +58,9 @@ def require_seconds(field: str, value: float, *, above_0: bool = False) -> None:
         BadInput: if it is below 0, endless or no number; or 0, where it must be above.
     """
     if not 0 <= value < math.inf or (above_0 and value == 0):
-        raise BadInput(field, value, f"use a number of seconds{' above 0' if above_0 else ', 0 or more'}")
+        raise BadInput(
+            field, value, f"use a number of seconds{' above 0' if above_0 else ', 0 or more'}"
+        )
 
 
 def require_message(message: str) -> None:
@@ -231,10 +233,16 @@ class Fault:
             BadInput: naming the field, its value and the remedy.
         """
         self._validate_rank(nodes)
-        given = [name for name in ("at_step", "after_s", "during") if getattr(self, name) is not None]
+        given = [
+            name for name in ("at_step", "after_s", "during") if getattr(self, name) is not None
+        ]
         if len(given) != 1:
-            raise BadInput("at_step", self.at_step, "give exactly one of at_step, after_s and during")
-        if self.at_step is not None and (self.at_step < 0 or (steps is not None and self.at_step >= steps)):
+            raise BadInput(
+                "at_step", self.at_step, "give exactly one of at_step, after_s and during"
+            )
+        if self.at_step is not None and (
+            self.at_step < 0 or (steps is not None and self.at_step >= steps)
+        ):
             last = "" if steps is None else f" to {steps - 1}"
             raise BadInput("at_step", self.at_step, f"use a step from 0{last}")
         if self.phase not in TRIGGER_PHASES:
@@ -253,10 +261,16 @@ class Fault:
     def _validate_rank(self, nodes: int) -> None:
         if not isinstance(self.rank, str):
             if not 0 <= self.rank < nodes:
-                raise BadInput("rank", self.rank, f"use a rank from 0 to {nodes - 1}: the run has {nodes} nodes")
+                raise BadInput(
+                    "rank",
+                    self.rank,
+                    f"use a rank from 0 to {nodes - 1}: the run has {nodes} nodes",
+                )
             return
         if self.rank not in (*DRAWN_ROLES, *LIVE_ROLES):
-            raise BadInput("rank", self.rank, f"use a rank, or one of {', '.join((*DRAWN_ROLES, *LIVE_ROLES))}")
+            raise BadInput(
+                "rank", self.rank, f"use a rank, or one of {', '.join((*DRAWN_ROLES, *LIVE_ROLES))}"
+            )
         if self.rank in DRAWN_ROLES and DRAWN_ROLES[self.rank](nodes) == 0:
             raise BadInput("rank", self.rank, f"use another role: of {nodes} ranks it selects none")
         if self.rank == "healer" and (self.during != "restore" or not self.from_outside):
@@ -355,6 +369,10 @@ def draw_ranks(faults: Sequence[Fault], nodes: int, seed: int) -> tuple[Fault, .
             raise BadInput("faults", str(fault), remedy)
         for single in singles:
             if any(getattr(single, name) != getattr(fault, name) for name in _MOMENT):
-                raise BadInput("faults", str(fault), f"have expand() change the rank only, not make it {single}")
+                raise BadInput(
+                    "faults",
+                    str(fault),
+                    f"have expand() change the rank only, not make it {single}",
+                )
         drawn += singles
     return tuple(drawn)

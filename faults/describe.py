@@ -74,7 +74,12 @@ def entry(kind: type[Fault]) -> dict[str, Any]:
 
 
 def _plain(one: Moments) -> dict[str, Any]:
-    plain = {"phases": one.phases, "times": one.times, "recoveries": one.recoveries, "roles": one.roles}
+    plain = {
+        "phases": one.phases,
+        "times": one.times,
+        "recoveries": one.recoveries,
+        "roles": one.roles,
+    }
     return {"form": dict(one.form), **plain}
 
 
@@ -142,7 +147,11 @@ def common_parameters() -> list[dict[str, Any]]:
 
 def signature(parameter: dict[str, Any]) -> str:
     """A parameter with its default, if it has one."""
-    return parameter["name"] if parameter["required"] else f"{parameter['name']}={parameter['default']!r}"
+    return (
+        parameter["name"]
+        if parameter["required"]
+        else f"{parameter['name']}={parameter['default']!r}"
+    )
 
 
 def moments_in_words(kind: type[Fault]) -> list[str]:

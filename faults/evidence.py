@@ -55,7 +55,15 @@ class ApiServer(msgspec.Struct, frozen=True, tag="api"):
     """The API server of the cluster in which the run takes place."""
 
 
-Subject = ApiServer | RankProcess | WholeNode | NetworkPath | CoordinatorProcess | SizeRequest | SharedStore
+Subject = (
+    ApiServer
+    | RankProcess
+    | WholeNode
+    | NetworkPath
+    | CoordinatorProcess
+    | SizeRequest
+    | SharedStore
+)
 
 # -- kinds of proof -------------------------------------------------------------------------------------------------
 

@@ -106,7 +106,11 @@ HANG = IncidentKind(BYTE_ROBUST, "hang, without any error", 5_506, 9.9)
 SLOW = IncidentKind(BYTE_ROBUST, "slower training (MFU decline)", 442, 0.8)
 NAN = IncidentKind(BYTE_ROBUST, "NaN", 148, 0.3)
 CHANGE = IncidentKind(
-    BYTE_ROBUST, "restart by hand, for changed code or data", 9_582, 17.3, missing="a wanted restart, and no fault"
+    BYTE_ROBUST,
+    "restart by hand, for changed code or data",
+    9_582,
+    17.3,
+    missing="a wanted restart, and no fault",
 )
 
 #: Every row of both tables, in their order.

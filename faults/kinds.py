@@ -26,7 +26,9 @@ def kinds() -> tuple[type[Fault], ...]:
     for entry in sorted(entry_points(group=GROUP)):
         kind = _loaded(entry)
         if kind.__name__ in {one.__name__ for one in found}:
-            raise BadInput("faults", entry.value, _remedy(entry, f"there is another {kind.__name__}"))
+            raise BadInput(
+                "faults", entry.value, _remedy(entry, f"there is another {kind.__name__}")
+            )
         found.append(kind)
     return tuple(found)
 
@@ -39,7 +41,11 @@ def _loaded(entry: EntryPoint) -> type[Fault]:
     if not isinstance(kind, type) or not issubclass(kind, Fault):
         raise BadInput("faults", entry.value, _remedy(entry, "it is no subclass of faults.Fault"))
     if kind.family not in FAMILIES:
-        raise BadInput("faults", entry.value, _remedy(entry, f"its family must be one of {', '.join(FAMILIES)}"))
+        raise BadInput(
+            "faults",
+            entry.value,
+            _remedy(entry, f"its family must be one of {', '.join(FAMILIES)}"),
+        )
     return kind
 
 
@@ -50,7 +56,10 @@ def _remedy(entry: EntryPoint, problem: str) -> str:
 
 def name_of(kind: type[Fault]) -> str:
     """What a plan calls a kind: its own name in the catalogue, else ``module:Class``, from which it can be imported."""
-    if kind in CATALOGUE or getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is not kind:
+    if (
+        kind in CATALOGUE
+        or getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is not kind
+    ):
         return kind.__name__
     return f"{kind.__module__}:{kind.__qualname__}"
 
@@ -66,7 +75,9 @@ def find_kind(name: str, field: str = "kind") -> type[Fault]:
         try:
             kind = getattr(import_module(module), attribute)
         except (ImportError, AttributeError) as error:
-            raise BadInput(field, name, f"install what has it, or put it on PYTHONPATH: {error}") from error
+            raise BadInput(
+                field, name, f"install what has it, or put it on PYTHONPATH: {error}"
+            ) from error
         if not isinstance(kind, type) or not issubclass(kind, Fault):
             raise BadInput(field, name, "name a subclass of faults.Fault")
         return kind
@@ -74,6 +85,10 @@ def find_kind(name: str, field: str = "kind") -> type[Fault]:
     if name.lower() not in named:
         names = [kind.__name__ for kind in kinds()]
         closest = closest_name(name, names)
-        remedy = f"write {closest}; chaoskit faults lists all" if closest else f"use one of {', '.join(names)}"
+        remedy = (
+            f"write {closest}; chaoskit faults lists all"
+            if closest
+            else f"use one of {', '.join(names)}"
+        )
         raise BadInput(field, name, remedy)
     return named[name.lower()]

@@ -42,7 +42,9 @@ def at_rate(
             faults.
     """
     if (mtbf_steps is None) == (mtbf_s is None):
-        raise BadInput("mtbf_steps", mtbf_steps, "give either mtbf_steps and steps, or mtbf_s and seconds")
+        raise BadInput(
+            "mtbf_steps", mtbf_steps, "give either mtbf_steps and steps, or mtbf_s and seconds"
+        )
     mean, mean_name = (mtbf_steps, "mtbf_steps") if mtbf_s is None else (mtbf_s, "mtbf_s")
     end, end_name = (steps, "steps") if mtbf_s is None else (seconds, "seconds")
     surplus, surplus_name = (seconds, "seconds") if mtbf_s is None else (steps, "steps")
@@ -53,10 +55,14 @@ def at_rate(
     if end is None or not 0 < end < math.inf:
         raise BadInput(end_name, end, "use a number above 0")
     if end / mean > FAULTS_MAX:
-        raise BadInput(mean_name, mean, f"use {end / FAULTS_MAX:g} or more: {FAULTS_MAX} faults are the most")
+        raise BadInput(
+            mean_name, mean, f"use {end / FAULTS_MAX:g} or more: {FAULTS_MAX} faults are the most"
+        )
     moments = _moments(mean, end, Random(seed))
     if mtbf_s is None:
-        return [replace(fault, at_step=int(moment), after_s=None, during=None) for moment in moments]
+        return [
+            replace(fault, at_step=int(moment), after_s=None, during=None) for moment in moments
+        ]
     return [replace(fault, at_step=None, after_s=moment, during=None) for moment in moments]
 
 

@@ -44,9 +44,14 @@ def _moments(kind: type[Fault], form: Mapping[str, Any]) -> Moments:
     def takes(**place: Any) -> bool:
         return _is_accepted(kind(**fixed | place))
 
-    places: list[dict[str, Any]] = [{"at_step": 20}, *({"during": phase} for phase in STRIKE_PHASES)]
+    places: list[dict[str, Any]] = [
+        {"at_step": 20},
+        *({"during": phase} for phase in STRIKE_PHASES),
+    ]
     of_type = {item.name: item.type for item in fields(kind)}["rank"]
-    roles = () if of_type == "int" else (*DRAWN_ROLES, *LIVE_ROLES)  # of a number: the rank means nothing to it
+    roles = (
+        () if of_type == "int" else (*DRAWN_ROLES, *LIVE_ROLES)
+    )  # of a number: the rank means nothing to it
     return Moments(
         form,
         phases=tuple(phase for phase in TRIGGER_PHASES if takes(at_step=20, phase=phase)),

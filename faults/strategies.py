@@ -75,7 +75,9 @@ def _any_time(scope: Scope, during: Sequence[str], **more: st.SearchStrategy[Any
     """At a step, at a time, or in a recovery that another fault causes. A fault that nothing causes strikes no rank."""
     phase = st.sampled_from(TRIGGER_PHASES)
     timed = st.fixed_dictionaries({"after_s": st.sampled_from(_TIMES_S), "phase": phase, **more})
-    follow = st.fixed_dictionaries({"during": st.sampled_from(during), "recovery": st.integers(1, 2), **more})
+    follow = st.fixed_dictionaries(
+        {"during": st.sampled_from(during), "recovery": st.integers(1, 2), **more}
+    )
     return _anywhere(scope, **more) | _anywhere(scope, **more) | timed | follow
 
 
@@ -111,12 +113,19 @@ def _nan(scope: Scope) -> Fields:
         return st.nothing()
     parameter = st.sampled_from(scope.parameters)
     gradient = _anywhere(
-        scope, phase=st.sampled_from(("forward", "backward")), parameter=parameter, where=st.just("gradient")
+        scope,
+        phase=st.sampled_from(("forward", "backward")),
+        parameter=parameter,
+        where=st.just("gradient"),
     )
     others = [where for where in WHERES if where != "gradient"]
     # A weight that is poisoned in the last backward pass reaches no gradient any more.
     return gradient | _anywhere(
-        scope, phase=st.just("forward"), parameter=parameter, where=st.sampled_from(others), sticky=st.just(False)
+        scope,
+        phase=st.just("forward"),
+        parameter=parameter,
+        where=st.sampled_from(others),
+        sticky=st.just(False),
     )
 
 
@@ -209,7 +218,9 @@ RECIPES: dict[str, Recipe] = {
 def left_out(catalogue: Collection[type[Fault]] = CATALOGUE) -> list[str]:
     """Kinds that no plan holds, because nothing says how they are drawn or what they cost."""
     named = {*RECIPES}.intersection(REACH)
-    return sorted(kind.__name__ for kind in catalogue if kind.__name__ not in named and kind.drawn is None)
+    return sorted(
+        kind.__name__ for kind in catalogue if kind.__name__ not in named and kind.drawn is None
+    )
 
 
 def _recipe(kind: type[Fault]) -> Recipe:
@@ -254,7 +265,9 @@ def fault_plans(
         BadInput: if no plan can be drawn, or a kind is asked for that nothing says how to draw.
     """
     if not 1 <= survivors < nodes:
-        raise BadInput("survivors", survivors, f"use 1 to {nodes - 1}, so that a rank of {nodes} can be hit")
+        raise BadInput(
+            "survivors", survivors, f"use 1 to {nodes - 1}, so that a rank of {nodes} can be hit"
+        )
     if heartbeat_ms < 1:
         raise BadInput("heartbeat_ms", heartbeat_ms, "use that of the run, at least 1")
     if kinds is not None and (unknown := left_out(kinds)):
@@ -264,9 +277,15 @@ def fault_plans(
     if not possible:
         raise BadInput("substrate", substrate, "use one that a fault of the catalogue names")
     classes = {kind.__name__: kind for kind in (possible if kinds is None else kinds)}
-    brought = {name: _recipe(kind) for name, kind in classes.items() if name not in RECIPES and kind.drawn is not None}
+    brought = {
+        name: _recipe(kind)
+        for name, kind in classes.items()
+        if name not in RECIPES and kind.drawn is not None
+    }
     recipes = {**RECIPES, **brought}
-    faults = [_drawn(classes[name], recipe(scope)) for name, recipe in recipes.items() if name in classes]
+    faults = [
+        _drawn(classes[name], recipe(scope)) for name, recipe in recipes.items() if name in classes
+    ]
     if sure:
         return _sure_plans(
             [(classes[name], recipe(scope)) for name, recipe in recipes.items() if name in classes],
@@ -295,16 +314,22 @@ def _drawn(kind: type[Fault], recipe: Fields) -> st.SearchStrategy[_Aim]:
     return recipe.map(lambda values: lambda rank: kind(rank=rank, **values))
 
 
-def _aimed(drawn: Sequence[_Aim], nodes: int, survivors: int) -> st.SearchStrategy[tuple[Fault, ...]]:
+def _aimed(
+    drawn: Sequence[_Aim], nodes: int, survivors: int
+) -> st.SearchStrategy[tuple[Fault, ...]]:
     """Any ranks and roles for a few faults; for many, only ranks above the survivors'."""
     few = len(drawn) <= nodes - survivors
     count: dict[str, Any] = {"min_size": len(drawn), "max_size": len(drawn)}
     ranks = st.lists(st.integers(0 if few else survivors, nodes - 1), **count)
     roles = st.lists(st.sampled_from(("", "", "", *_ROLES)) if few else st.just(""), **count)
     plans = st.tuples(ranks, roles).map(
-        lambda drawn_at: tuple(aim(role or rank) for aim, rank, role in zip(drawn, *drawn_at, strict=True))
+        lambda drawn_at: tuple(
+            aim(role or rank) for aim, rank, role in zip(drawn, *drawn_at, strict=True)
+        )
     )
-    return plans.filter(lambda plan: all(struck_by(fault, nodes) for fault in plan))  # of 2 ranks, no minority
+    return plans.filter(
+        lambda plan: all(struck_by(fault, nodes) for fault in plan)
+    )  # of 2 ranks, no minority
 
 
 # -- plans of which each fault strikes ----------------------------------------------------------------------------
@@ -318,10 +343,18 @@ _SURELY_REACHED = ("recommit", "regroup")
 
 
 def _sure_plans(
-    recipes: Sequence[tuple[type[Fault], Fields]], *, nodes: int, survivors: int, scope: Scope, least: int, most: int
+    recipes: Sequence[tuple[type[Fault], Fields]],
+    *,
+    nodes: int,
+    survivors: int,
+    scope: Scope,
+    least: int,
+    most: int,
 ) -> st.SearchStrategy[tuple[Fault, ...]]:
     """Plans of which each fault strikes a rank of its own moment, of as many faults as fit into the run."""
-    slots = [*range(min(scope.settled, max(0, scope.steps - 1)), max(1, scope.steps - _APART), _APART)] or [0]
+    slots = [
+        *range(min(scope.settled, max(0, scope.steps - 1)), max(1, scope.steps - _APART), _APART)
+    ] or [0]
     count = min(most, nodes - survivors, len(slots))
     if least > count:
         remedy = f"use {count} or less: each is due {_APART} steps from another; or sure=False"
@@ -330,7 +363,9 @@ def _sure_plans(
     @st.composite
     def plans(draw: st.DrawFn) -> tuple[Fault, ...]:
         number = draw(st.integers(least, count))
-        steps = sorted(draw(st.lists(st.sampled_from(slots), unique=True, min_size=number, max_size=number)))
+        steps = sorted(
+            draw(st.lists(st.sampled_from(slots), unique=True, min_size=number, max_size=number))
+        )
         plan: list[Fault] = []
         for place, step in enumerate(steps):
             kind, fields = draw(st.sampled_from(recipes))
@@ -343,7 +378,12 @@ def _sure_plans(
 
 
 def _sure_fault(
-    draw: st.DrawFn, kind: type[Fault], fields: Fields, rank: int, step: int, before: Sequence[Fault]
+    draw: st.DrawFn,
+    kind: type[Fault],
+    fields: Fields,
+    rank: int,
+    step: int,
+    before: Sequence[Fault],
 ) -> Fault:
     """A fault at its step, or in the recovery from the first one, which surely causes one."""
     values = draw(fields)
@@ -351,5 +391,9 @@ def _sure_fault(
     follows = first is not None and rank != first.rank and values.get("during") in _SURELY_REACHED
     if follows:
         return kind(rank=rank, **values | {"recovery": 1})
-    own = {name: value for name, value in values.items() if name not in ("at_step", "after_s", "during", "recovery")}
+    own = {
+        name: value
+        for name, value in values.items()
+        if name not in ("at_step", "after_s", "during", "recovery")
+    }
     return kind(rank=rank, at_step=step, **own)

@@ -113,4 +113,7 @@ def _raised_at_once(faults: Sequence[Fault], nodes: int) -> list[int]:
     for fault in faults:
         if fault.kind == "Raise":
             raised[getattr(fault, "message", ""), step_of(fault)] += struck_by(fault, nodes)
-    return [count + (raised[message, None] if step is not None else 0) for (message, step), count in raised.items()]
+    return [
+        count + (raised[message, None] if step is not None else 0)
+        for (message, step), count in raised.items()
+    ]

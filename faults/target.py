@@ -152,7 +152,9 @@ class Target:
         """Let ``worker``, which stands at the fault's trigger, go on after doing ``act`` to itself."""
         self.released.add(worker)
         if self.channel is not None:
-            self.channel.tell(worker.rpartition(".")[0], Resume(self.fault_id, InjectionAct(act, options)), worker)
+            self.channel.tell(
+                worker.rpartition(".")[0], Resume(self.fault_id, InjectionAct(act, options)), worker
+            )
 
     def order(self, node: str, act: str, **options: Any) -> None:
         """Have a node do ``act`` to the copies that it keeps. May be said again: it is done once."""
@@ -161,7 +163,9 @@ class Target:
 
     def ask_thread(self, number: int) -> bool:
         """Ask the worker's thread that listens for a sign of life. Whether the question is on its way."""
-        return self.channel is not None and self.channel.tell(self.node, AskThread(number), self.worker)
+        return self.channel is not None and self.channel.tell(
+            self.node, AskThread(number), self.worker
+        )
 
     def arm(self, phase: str) -> None:
         """Stop every worker that the node starts from now on when it enters ``phase``."""
@@ -271,7 +275,9 @@ class Target:
                 return found
             await self._change(left_s)
 
-    async def seen(self, look: Callable[[], Found], *, limit_s: float | None = None) -> Found | None:
+    async def seen(
+        self, look: Callable[[], Found], *, limit_s: float | None = None
+    ) -> Found | None:
         """Wait until ``look`` finds something, for what sends no message. The longer it takes the less often it looks.
 
         Args:
@@ -295,12 +301,16 @@ class Target:
     async def read_back(self) -> ReadBack:
         """Wait until the worker has read back that what it was ordered to do took effect."""
         report = await self.heard(
-            lambda: next((one for one in self.reports if one.effective and one.worker == self.worker), None)
+            lambda: next(
+                (one for one in self.reports if one.effective and one.worker == self.worker), None
+            )
         )
         assert report is not None
         return ReadBack(subject=self.rank_process, source=report.worker, value=report.observed)
 
-    async def counted(self, applied: Applied, subject: Subject, source: str, told: Callable[[int], str]) -> Counted:
+    async def counted(
+        self, applied: Applied, subject: Subject, source: str, told: Callable[[int], str]
+    ) -> Counted:
         """Wait until what was applied has met something. It counts on: the newest count is the fault's last word.
 
         Args:
@@ -309,7 +319,11 @@ class Target:
 
         def look() -> Counted | None:
             count = applied.shown()
-            return Counted(subject=subject, source=source, count=count, seen=told(count)) if count else None
+            return (
+                Counted(subject=subject, source=source, count=count, seen=told(count))
+                if count
+                else None
+            )
 
         self.last_word = look
         evidence = await self.seen(look)
@@ -344,7 +358,9 @@ class Target:
                     self.losses[worker] = message
                 if worker == self.worker:
                     self.lost = message
-            case ActReport(fault=fault) if fault == self.fault_id:  # of whatever worker: some strike several
+            case ActReport(fault=fault) if (
+                fault == self.fault_id
+            ):  # of whatever worker: some strike several
                 self.reports.append(message)
             case ThreadAnswered(worker, number) if worker == self.worker:
                 self.pongs.add(number)

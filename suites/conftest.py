@@ -12,7 +12,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the markers."""
     config.addinivalue_line("markers", "slow(**parameters): takes a quarter of a minute or more")
     config.addinivalue_line("markers", "costly: takes as long as a training")
-    config.addinivalue_line("markers", "promise(sentence): the sentence of chaoskit's documentation that a test holds")
+    config.addinivalue_line(
+        "markers", "promise(sentence): the sentence of chaoskit's documentation that a test holds"
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,9 @@ from chaoskit.substrate.undo import UndoLog
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[S3Server]:
-    pytest.importorskip("moto", reason="no S3 server here: pip install 'chaoskit[s3]' 'moto[server]'")
+    pytest.importorskip(
+        "moto", reason="no S3 server here: pip install 'chaoskit[s3]' 'moto[server]'"
+    )
     with S3Server() as server:
         yield server
 

@@ -74,7 +74,8 @@ class RecordedNvml:
     def _field(self, told: Any) -> SimpleNamespace:
         failed = isinstance(told, dict)
         return SimpleNamespace(
-            nvmlReturn=told["nvml_error"] if failed else 0, value=SimpleNamespace(uiVal=0 if failed else told)
+            nvmlReturn=told["nvml_error"] if failed else 0,
+            value=SimpleNamespace(uiVal=0 if failed else told),
         )
 
     def __getattr__(self, call: str) -> Any:

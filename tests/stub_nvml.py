@@ -83,5 +83,7 @@ def environment(directory: Path, xids: Path) -> dict[str, str]:
         pytest.skip("needs a C compiler")
     source = directory / "stub.c"
     source.write_text(_SOURCE)
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", directory / "libnvidia-ml.so.1", source], check=True)
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-o", directory / "libnvidia-ml.so.1", source], check=True
+    )
     return {**os.environ, "LD_LIBRARY_PATH": str(directory), "STUB_NVML_XIDS": str(xids)}

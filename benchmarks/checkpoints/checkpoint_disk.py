@@ -91,7 +91,9 @@ class Stopwatch:
         self.seconds[name].append(time.perf_counter() - begin_s)
 
 
-def one_round(watch: Stopwatch, place: Path, state: State, targets: State, flat: memoryview, number: int) -> None:
+def one_round(
+    watch: Stopwatch, place: Path, state: State, targets: State, flat: memoryview, number: int
+) -> None:
     """Save in every way, then load in every way; what was written is removed outside of the clock.
 
     Each round begins with another save: disks are slower after so many bytes.
@@ -117,7 +119,9 @@ def one_round(watch: Stopwatch, place: Path, state: State, targets: State, flat:
     loads: dict[str, Callable[[], object]] = {
         "memory copy": lambda: [target.copy_(state[path]) for path, target in targets.items()],
         "ours": lambda: snapshot.read_into(boxes),
-        "ours in dcp.load": lambda: dcp.load(targets, storage_reader=SnapshotReader(snapshot.path), no_dist=True),
+        "ours in dcp.load": lambda: dcp.load(
+            targets, storage_reader=SnapshotReader(snapshot.path), no_dist=True
+        ),
         "dcp.load": lambda: dcp.load(targets, checkpoint_id=place / "dcp", no_dist=True),
         "torch.load": lambda: torch.load(place / "torch.pt", weights_only=True),
     }
@@ -151,32 +155,61 @@ def _claims(label: str, seconds: dict[str, list[float]]) -> list[Bar]:
         return median(a / b for a, b in zip(seconds[one], seconds[other], strict=True))
 
     cost, plugin = ratio("save: ours", "save: raw"), ratio("save: ours in dcp.save", "save: raw")
-    gain, plugin_gain = ratio("load: dcp.load", "load: ours"), ratio("load: dcp.load", "load: ours in dcp.load")
+    gain, plugin_gain = (
+        ratio("load: dcp.load", "load: ours"),
+        ratio("load: dcp.load", "load: ours in dcp.load"),
+    )
     most, least = f"{SAVE_RATIO:g} x", f"{LOAD_FACTOR:g} x"
     return [
         _bar(label, "save / raw write and fsync of the same bytes", cost, most, cost <= SAVE_RATIO),
-        _bar(label, "dcp.save with our writer / raw write and fsync", plugin, most, plugin <= SAVE_RATIO),
-        _bar(label, "load from the page cache, verified: faster than dcp.load", gain, least, gain >= LOAD_FACTOR),
+        _bar(
+            label,
+            "dcp.save with our writer / raw write and fsync",
+            plugin,
+            most,
+            plugin <= SAVE_RATIO,
+        ),
+        _bar(
+            label,
+            "load from the page cache, verified: faster than dcp.load",
+            gain,
+            least,
+            gain >= LOAD_FACTOR,
+        ),
         _bar(label, "dcp.load with our reader: faster than with torch's", plugin_gain, "", None),
     ]
 
 
 def _bar(label: str, name: str, ratio: float, limit: str, met: bool | None) -> Bar:
-    return Bar(topic=label, name=f"{label}, {name}", measured=f"{ratio:.2f} x", limit=limit, met=met)
+    return Bar(
+        topic=label, name=f"{label}, {name}", measured=f"{ratio:.2f} x", limit=limit, met=met
+    )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=9, help="that count, of each size")
-    parser.add_argument("--quick", action="store_true", help="a smoke run: 10 MB, one round, no claims")
-    parser.add_argument("--directory", type=Path, help="where to write; default: that for temporary files")
-    parser.add_argument("--results", type=Path, default=Path(__file__).parents[1] / "results", metavar="DIRECTORY")
+    parser.add_argument(
+        "--quick", action="store_true", help="a smoke run: 10 MB, one round, no claims"
+    )
+    parser.add_argument(
+        "--directory", type=Path, help="where to write; default: that for temporary files"
+    )
+    parser.add_argument(
+        "--results", type=Path, default=Path(__file__).parents[1] / "results", metavar="DIRECTORY"
+    )
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     machine = look_at_machine()
     sizes = [10 * 10**6] if options.quick else [100 * 10**6, 10**9]
-    bars = [bar for size in sizes for bar in measure(size, 1 if options.quick else options.rounds, options.directory)]
+    bars = [
+        bar
+        for size in sizes
+        for bar in measure(size, 1 if options.quick else options.rounds, options.directory)
+    ]
     report = Report(machine=machine, smoke=options.quick, bars=bars)
     save(report, options.results, "checkpoint_disk")
     show(report)

@@ -123,7 +123,10 @@ class Sizes:
         self.tensors = make_state(size_bytes)
         self.size_bytes = sum(held.tensor.nbytes for held in self.tensors)
         self._repeats, self._other, self._directory = repeats, other, directory
-        self._flat, self._flat_target = torch.randn(self.size_bytes // 4), torch.zeros(self.size_bytes // 4)
+        self._flat, self._flat_target = (
+            torch.randn(self.size_bytes // 4),
+            torch.zeros(self.size_bytes // 4),
+        )
         self._sealed: SimpleQueue[Seal] = SimpleQueue()
         self._step = 0
         self._piece = f"piece of {size_bytes} bytes"
@@ -134,7 +137,11 @@ class Sizes:
         return timed(lambda: self._flat_target.copy_(self._flat))
 
     def snapshots(self) -> dict[str, list[float]]:
-        kinds = {"plain": self.plain_copy, "snapshot": self._snapshot, "back to back": self._back_to_back}
+        kinds = {
+            "plain": self.plain_copy,
+            "snapshot": self._snapshot,
+            "back to back": self._back_to_back,
+        }
         times = take_turns(kinds, self._repeats)
         times |= take_turns({"dcp.async_save": self._async_save}, min(3, self._repeats))
         return times
@@ -159,7 +166,9 @@ class Sizes:
 
     def _async_save(self) -> float:
         started_s = time.perf_counter()
-        future: Any = dcp.async_save(self._named(self.tensors), checkpoint_id=str(self._directory / "async"))
+        future: Any = dcp.async_save(
+            self._named(self.tensors), checkpoint_id=str(self._directory / "async")
+        )
         stall_s = time.perf_counter() - started_s
         future.result()
         shutil.rmtree(self._directory / "async")
@@ -178,7 +187,9 @@ class Sizes:
         kinds = {
             "plain": self.plain_copy,
             "memory": lambda: timed(from_memory),
-            "dcp.load": lambda: timed(lambda: dcp.load(self._named(target), checkpoint_id=str(saved))),
+            "dcp.load": lambda: timed(
+                lambda: dcp.load(self._named(target), checkpoint_id=str(saved))
+            ),
         }
         times = take_turns(kinds, self._repeats)
         shutil.rmtree(saved)
@@ -235,9 +246,16 @@ def training(steps: int, size: str, directory: Path) -> dict[str, list[float]]:
         optimizer.step()
     tensors = [HeldTensor(name, parameter) for name, parameter in model.named_parameters()]
     for number, state in enumerate(optimizer.state.values()):
-        tensors += [HeldTensor(f"optimizer.{number}.{name}", value) for name, value in state.items()]
+        tensors += [
+            HeldTensor(f"optimizer.{number}.{name}", value) for name, value in state.items()
+        ]
     snapshotter = Snapshotter(Slots(), tensors, check_finite=True)
-    found: dict[str, list[float]] = {"plain step": [], "step": [], "stall": [], "dcp.async_save": []}
+    found: dict[str, list[float]] = {
+        "plain step": [],
+        "step": [],
+        "stall": [],
+        "dcp.async_save": [],
+    }
 
     def step_with_snapshot(step: int) -> float:
         compute()
@@ -277,7 +295,9 @@ def size_bars(label: str, size: Sizes) -> list[Bar]:
     snapshots, restores, sent = size.snapshots(), size.restores(), size.to_peer()
     megabytes = size.size_bytes / 1e6
 
-    def bar(topic: str, name: str, times: dict[str, list[float]], kind: str, limit: float = 0.0) -> Bar:
+    def bar(
+        topic: str, name: str, times: dict[str, list[float]], kind: str, limit: float = 0.0
+    ) -> Bar:
         factor = ratio(times, kind, "plain") if limit else 0.0
         beside = f"; {factor:.2f} x {median(times['plain']) * 1e3:.0f} ms" if limit else ""
         return Bar(
@@ -334,17 +354,25 @@ def training_bars(times: dict[str, list[float]]) -> list[Bar]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--smoke", action="store_true", help="show that everything works; no duration is claimed")
+    parser.add_argument(
+        "--smoke", action="store_true", help="show that everything works; no duration is claimed"
+    )
     parser.add_argument("--output", type=Path, default=Path(__file__).parents[1] / "results")
     options = parser.parse_args()
     warnings.filterwarnings("ignore", module="torch.distributed")
     machine = look_at_machine()
     torch.set_num_threads(1)
     other = OtherNode()  # before any thread is started
-    sizes = {"8 MB": (2**23, 3)} if options.smoke else {"100 MB": (100 * 2**20, 25), "1 GB": (1000 * 2**20, 9)}
+    sizes = (
+        {"8 MB": (2**23, 3)}
+        if options.smoke
+        else {"100 MB": (100 * 2**20, 25), "1 GB": (1000 * 2**20, 9)}
+    )
     found: list[Bar] = []
     with scratch_directory() as directory:
-        found += training_bars(training(20 if options.smoke else 100, "tiny" if options.smoke else "10m", directory))
+        found += training_bars(
+            training(20 if options.smoke else 100, "tiny" if options.smoke else "10m", directory)
+        )
         for label, (size_bytes, repeats) in sizes.items():
             size = Sizes(size_bytes, repeats, other, directory)
             found += size_bars(label, size)

@@ -65,21 +65,35 @@ def transfers(server: S3Server, size_bytes: int, rounds: int, place: Path) -> li
         watch.time("upload: ours, verified", lambda tier=tier, source=source: tier.upload(source))
         watch.time("upload: s3fs", lambda file=file: plain.put_file(str(file), "bench/plain"))
         watch.time(
-            "restore: ours, verified", lambda tier=tier: tier.read_into({"state": (target, whole(target.shape))})
+            "restore: ours, verified",
+            lambda tier=tier: tier.read_into({"state": (target, whole(target.shape))}),
         )
-        watch.time("restore: s3fs, to a file", lambda: plain.get_file("bench/plain", str(place / "got")))
+        watch.time(
+            "restore: s3fs, to a file", lambda: plain.get_file("bench/plain", str(place / "got"))
+        )
         tier.remove(path.name)
         tier.close()
     return [
         _ratio("upload, verified / s3fs put", watch, "upload: ours, verified", "upload: s3fs"),
-        _ratio("restore, verified / s3fs get", watch, "restore: ours, verified", "restore: s3fs, to a file"),
+        _ratio(
+            "restore, verified / s3fs get",
+            watch,
+            "restore: ours, verified",
+            "restore: s3fs, to a file",
+        ),
         *(_seconds(name, size_bytes, watch, values[1:]) for name, values in watch.seconds.items()),
     ]
 
 
 def _ratio(name: str, watch: Stopwatch, ours: str, other: str) -> Bar:
     ratio = median(watch.seconds[ours][1:]) / median(watch.seconds[other][1:])
-    return Bar(topic="transfers", name=name, measured=f"{ratio:.2f} x", limit=f"{MOST:g} x", met=ratio <= MOST)
+    return Bar(
+        topic="transfers",
+        name=name,
+        measured=f"{ratio:.2f} x",
+        limit=f"{MOST:g} x",
+        met=ratio <= MOST,
+    )
 
 
 def _seconds(name: str, size_bytes: int, watch: Stopwatch, seconds: list[float]) -> Bar:
@@ -89,10 +103,16 @@ def _seconds(name: str, size_bytes: int, watch: Stopwatch, seconds: list[float])
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=7, help="that count")
-    parser.add_argument("--quick", action="store_true", help="a smoke run: 20 MB, one round, no claims")
-    parser.add_argument("--results", type=Path, default=Path(__file__).parents[1] / "results", metavar="DIRECTORY")
+    parser.add_argument(
+        "--quick", action="store_true", help="a smoke run: 20 MB, one round, no claims"
+    )
+    parser.add_argument(
+        "--results", type=Path, default=Path(__file__).parents[1] / "results", metavar="DIRECTORY"
+    )
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     machine = look_at_machine()

@@ -59,17 +59,35 @@ def time_positions(sizes: list[int], rounds: int) -> list[Bar]:
     bars = []
     for size in sizes:
         say(f"  positions of {size:g} samples")
-        ours = [seconds(lambda size=size: Positions(size, _BATCH).batch(_STEP)) for _ in range(rounds)]  # type: ignore[misc]
+        ours = [
+            seconds(lambda size=size: Positions(size, _BATCH).batch(_STEP)) for _ in range(rounds)
+        ]  # type: ignore[misc]
         shuffled = [
-            seconds(lambda size=size: torch.randperm(size, generator=torch.Generator().manual_seed(1)))  # type: ignore[misc]
+            seconds(
+                lambda size=size: torch.randperm(size, generator=torch.Generator().manual_seed(1))
+            )  # type: ignore[misc]
             for _ in range(1 if size >= 10**9 else 3)
         ]
         topic = f"{size:.0e} samples"
         name = f"positions of step {_STEP:.0e} of {topic}"
         bars += [
-            Bar(topic=topic, name=f"{name}, computed", measured=f"{median(ours) * 1e3:.2g} ms", samples={"s": ours}),
-            Bar(topic=topic, name=f"{name}, torch.randperm", measured=spread(shuffled), samples={"s": shuffled}),
-            Bar(topic=topic, name=f"{name}, memory of the permutation", measured=f"{size * 8 / 2**20:.0f} MiB"),
+            Bar(
+                topic=topic,
+                name=f"{name}, computed",
+                measured=f"{median(ours) * 1e3:.2g} ms",
+                samples={"s": ours},
+            ),
+            Bar(
+                topic=topic,
+                name=f"{name}, torch.randperm",
+                measured=spread(shuffled),
+                samples={"s": shuffled},
+            ),
+            Bar(
+                topic=topic,
+                name=f"{name}, memory of the permutation",
+                measured=f"{size * 8 / 2**20:.0f} MiB",
+            ),
         ]
     return bars
 
@@ -95,22 +113,34 @@ def time_first_batch(folder: Path, size_bytes: int, rounds: int) -> list[Bar]:
                     while file.read(2**24):
                         pass
             command = [sys.executable, "-c", _PROCESS, str(path), str(small)]
-            times.append(float(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+            times.append(
+                float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            )
     topic = f"{size_bytes / 2**30:.2g} GiB of tokens"
     windows = (size_bytes // 2 - 1) // _CONTEXT
     what = f"first batch of {_BATCH} of {windows} windows of {_CONTEXT}"
     return [
-        Bar(topic=topic, name=f"{what}, pages {state}", measured=spread(times), samples={"s": times})
+        Bar(
+            topic=topic, name=f"{what}, pages {state}", measured=spread(times), samples={"s": times}
+        )
         for state, times in found.items()
     ]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--quick", action="store_true", help="a smoke run: small files, small orders")
-    parser.add_argument("--directory", type=Path, help="a disk to write to; default: that for temporary files")
-    parser.add_argument("--results", type=Path, default=Path(__file__).parents[1] / "results", metavar="DIRECTORY")
+    parser.add_argument(
+        "--quick", action="store_true", help="a smoke run: small files, small orders"
+    )
+    parser.add_argument(
+        "--directory", type=Path, help="a disk to write to; default: that for temporary files"
+    )
+    parser.add_argument(
+        "--results", type=Path, default=Path(__file__).parents[1] / "results", metavar="DIRECTORY"
+    )
     options = parser.parse_args()
     rounds = 1 if options.quick else options.rounds
     machine = look_at_machine()

@@ -169,10 +169,17 @@ def render_markdown(report: Report) -> str:
     )
     lines = [facts]
     if report.noisy:
-        lines.append(f"**Noisy: the machine was busy (load above {QUIET_LOAD}), so no duration is claimed.**")
+        lines.append(
+            f"**Noisy: the machine was busy (load above {QUIET_LOAD}), so no duration is claimed.**"
+        )
     if report.smoke:
-        lines.append("**A smoke run: the job is tiny and repeats are few, so no duration is claimed.**")
-    rows = [(bar.name, bar.measured, bar.limit or "–", verdict_label(report, bar)) for bar in report.bars]
+        lines.append(
+            "**A smoke run: the job is tiny and repeats are few, so no duration is claimed.**"
+        )
+    rows = [
+        (bar.name, bar.measured, bar.limit or "–", verdict_label(report, bar))
+        for bar in report.bars
+    ]
     lines.append(_table(("bar", "measured", "limit", "met"), rows))
     lines += report.notes
     return "\n\n".join(lines) + "\n"
@@ -180,7 +187,9 @@ def render_markdown(report: Report) -> str:
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     cells = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in cells)
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in cells
+    )
 
 
 # -- for people ---------------------------------------------------------------------------------------------------

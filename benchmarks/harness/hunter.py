@@ -40,7 +40,14 @@ class Hunter:
     """
 
     def __init__(
-        self, chance: random.Random, *, nodes: int, spares: int, window_s: float, last_step: int, limit: int
+        self,
+        chance: random.Random,
+        *,
+        nodes: int,
+        spares: int,
+        window_s: float,
+        last_step: int,
+        limit: int,
     ) -> None:
         self._chance, self._window_s = chance, window_s
         self._nodes, self._spares = nodes, spares
@@ -51,7 +58,9 @@ class Hunter:
         self._ready: set[str] = set()
         self._plan: Plan | None = None
         self._beats: dict[str, Beat] = {}
-        self._calm_from: int | None = None  # step at which every member had been heard of in this membership
+        self._calm_from: int | None = (
+            None  # step at which every member had been heard of in this membership
+        )
         self._waits: dict[str, int] = {}  # of the survivors, at the moment of the last kill
         self._over = False
         self.shots: list[Shot] = []
@@ -71,7 +80,9 @@ class Hunter:
                 case EndJob():
                     self._over = True
             if self._timer is None and self._warm():
-                self._timer = threading.Timer(self._chance.uniform(0.0, self._window_s), self._strike)
+                self._timer = threading.Timer(
+                    self._chance.uniform(0.0, self._window_s), self._strike
+                )
                 self._timer.daemon = True
                 self._timer.start()
 
@@ -108,17 +119,27 @@ class Hunter:
         """The newest beats of the members, of those that train in the newest membership."""
         assert self._plan is not None
         beats = [self._beats.get(member.worker) for member in self._plan.members]
-        return [beat for beat in beats if beat is not None and beat.generation == self._plan.generation]
+        return [
+            beat for beat in beats if beat is not None and beat.generation == self._plan.generation
+        ]
 
     def _warm(self) -> bool:
         """The world is full and has trained some steps, every spare is ready, and there is time for another kill."""
-        if self._over or self._plan is None or self._calm_from is None or len(self.shots) >= self._limit:
+        if (
+            self._over
+            or self._plan is None
+            or self._calm_from is None
+            or len(self.shots) >= self._limit
+        ):
             return False
         members = {member.worker for member in self._plan.members}
         if len(members) < self._nodes or len(self._ready - members) < self._spares:
             return False
         steps = [beat.step for beat in self._members_heard()]
-        return len(steps) == len(members) and self._calm_from + _CALM_STEPS <= min(steps) < self._last_step
+        return (
+            len(steps) == len(members)
+            and self._calm_from + _CALM_STEPS <= min(steps) < self._last_step
+        )
 
     def _strike(self) -> None:
         with self._lock:
@@ -132,5 +153,7 @@ class Hunter:
             self._calm_from = None
             survivors = [member.worker for member in self._plan.members if member is not victim]
             self._waits = {worker: self._waited_ns(worker) for worker in survivors}
-            self.shots.append(Shot(time.monotonic_ns(), victim.worker, victim.rank, self._plan.generation))
+            self.shots.append(
+                Shot(time.monotonic_ns(), victim.worker, victim.rank, self._plan.generation)
+            )
             os.kill(self._pids[victim.worker], signal.SIGKILL)

@@ -38,7 +38,9 @@ class Lab:
         substrate: where the nodes come from.
     """
 
-    def __init__(self, *, smoke: bool, directory: Path | None = None, substrate: str = registry.LOCAL) -> None:
+    def __init__(
+        self, *, smoke: bool, directory: Path | None = None, substrate: str = registry.LOCAL
+    ) -> None:
         self.smoke = smoke
         self.size = "tiny" if smoke else "10m"
         self.directory = directory
@@ -50,7 +52,10 @@ class Lab:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._harness.close()
         self._substrate.close()
@@ -73,8 +78,12 @@ class Lab:
         name = ", ".join(map(str, faults)) or "unbroken"
         begin_s = time.monotonic()
         given = {"size": size or self.size} if options is None else options
-        outcome = self._harness.run(job, faults=faults, twin=twin, steps=steps, options=given, **settings)
-        say(f"    {name}: {outcome.verdict.value} in {time.monotonic() - begin_s:.1f} s {'; '.join(outcome.reasons)}")
+        outcome = self._harness.run(
+            job, faults=faults, twin=twin, steps=steps, options=given, **settings
+        )
+        say(
+            f"    {name}: {outcome.verdict.value} in {time.monotonic() - begin_s:.1f} s {'; '.join(outcome.reasons)}"
+        )
         return outcome
 
     @property
@@ -97,7 +106,9 @@ class Lab:
         given = {"size": size} if options is None else options
         experiment = plan_experiment(job, steps=steps, options=given, **settings)
         reference = self._harness.twin(experiment) if twin else None
-        number = next(n for n in itertools.count(1) if not (self._harness.directory / f"watched-{n}").exists())
+        number = next(
+            n for n in itertools.count(1) if not (self._harness.directory / f"watched-{n}").exists()
+        )
         directory = self._harness.directory / f"watched-{number}"
         run = execute(experiment, self._substrate, directory, watch=watch)
         return run, judge(run, reference, self._substrate.name)
@@ -111,7 +122,11 @@ def records(outcome: Outcome) -> list[Record]:
 def step_seconds(outcome: Outcome) -> list[float]:
     """Seconds between commits of rank 0 of an unbroken run, from when the run is warm and its spares are ready."""
     journal = records(outcome)
-    settled_ns = max((record.t_ns for record in journal if record.event == Event.SPARE_READY), default=0)
-    commits = [record.t_ns for record in journal if record.event == Event.COMMIT and record["rank"] == 0]
+    settled_ns = max(
+        (record.t_ns for record in journal if record.event == Event.SPARE_READY), default=0
+    )
+    commits = [
+        record.t_ns for record in journal if record.event == Event.COMMIT and record["rank"] == 0
+    ]
     warm = [t_ns for t_ns in commits[WARM_UP:] if t_ns > settled_ns]
     return intervals(warm, 0) or intervals(commits, 0)

@@ -20,8 +20,13 @@ def histogram(title: str, seconds: Mapping[str, Sequence[float]], ratio: float) 
     Raises:
         ValueError: if there are no values.
     """
-    rows = [_row(name, values, ratio, 56 + _ROW * row) for row, (name, values) in enumerate(seconds.items())]
-    content = svg.tag("text", title, x=20, y=30, font_size=15, font_weight=600, fill=svg.colour("ink"))
+    rows = [
+        _row(name, values, ratio, 56 + _ROW * row)
+        for row, (name, values) in enumerate(seconds.items())
+    ]
+    content = svg.tag(
+        "text", title, x=20, y=30, font_size=15, font_weight=600, fill=svg.colour("ink")
+    )
     return svg.picture(960, 60 + _ROW * len(seconds), title, content, *rows)
 
 
@@ -53,13 +58,30 @@ def _row(name: str, values: Sequence[float], ratio: float, y: int) -> Markup:
     ]
     marks = {"median": middle, "p95": quantile(values, 0.95), f"{ratio:g} × median": ratio * middle}
     lines = [
-        svg.vertical(scale(at), 14, 24 + plot, "alert" if "×" in words else "muted", stroke_dasharray="3 2")
-        + svg.label(f"{words} {at * 1e3:.0f} ms", scale(at), 22 if words == "p95" else 10, **_side(words, scale(at)))
+        svg.vertical(
+            scale(at), 14, 24 + plot, "alert" if "×" in words else "muted", stroke_dasharray="3 2"
+        )
+        + svg.label(
+            f"{words} {at * 1e3:.0f} ms",
+            scale(at),
+            22 if words == "p95" else 10,
+            **_side(words, scale(at)),
+        )
         for words, at in marks.items()
     ]
-    label = svg.tag("text", name, x=_LEFT - 12, y=y + 62, font_size=12, text_anchor="end", fill=svg.colour("ink"))
+    label = svg.tag(
+        "text",
+        name,
+        x=_LEFT - 12,
+        y=y + 62,
+        font_size=12,
+        text_anchor="end",
+        fill=svg.colour("ink"),
+    )
     plotted = [*bars, *lines, _axis(scale, 24 + plot)]
-    return label + svg.tag("svg", *plotted, x=_LEFT, y=y, width=_WIDTH, height=_ROW, overflow="visible")
+    return label + svg.tag(
+        "svg", *plotted, x=_LEFT, y=y, width=_WIDTH, height=_ROW, overflow="visible"
+    )
 
 
 def _side(words: str, at: float) -> dict[str, object]:

@@ -160,4 +160,9 @@ def _busy_seconds() -> float:
 def plain(turn: Turn) -> Mapping[str, Any]:
     """For the file of results."""
     used = {"other_cpus": round(turn.other_cpus, 3), "waiting_cpus": round(turn.waiting_cpus, 3)}
-    return {"seconds": turn.seconds, "cpu_s": round(turn.cpu_s, 4), "marked": turn.is_marked, **used}
+    return {
+        "seconds": turn.seconds,
+        "cpu_s": round(turn.cpu_s, 4),
+        "marked": turn.is_marked,
+        **used,
+    }

@@ -61,7 +61,10 @@ class Turns:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._lines.close()  # the descriptor is closed with the last of both
         self._connection.close()
@@ -86,7 +89,9 @@ def take_turns(step: Callable[[], None], join: Callable[[], Turns], steps: int, 
                 turns.hand_over()
 
 
-def train(trainer: Any, *, steps: int, size: str, referee: str, block: int, loader: bool = False) -> None:
+def train(
+    trainer: Any, *, steps: int, size: str, referee: str, block: int, loader: bool = False
+) -> None:
     """Train as the job ``gpt`` does; between two turns all ranks wait in a long phase, so that none is called hung."""
     shape = choose(size, steps=steps)
     dataset = ByteDataset(corpus_file(shape.corpus_bytes), shape.context)

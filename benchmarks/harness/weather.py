@@ -40,7 +40,11 @@ class Burst(NamedTuple):
     vms: int
 
     def __str__(self) -> str:
-        return f"{self.cpus} cpu + {self.vms} vm for {self.seconds:.1f} s" if self.cpus or self.vms else "a pause"
+        return (
+            f"{self.cpus} cpu + {self.vms} vm for {self.seconds:.1f} s"
+            if self.cpus or self.vms
+            else "a pause"
+        )
 
 
 def bursts(seed: int, cores: int) -> Iterator[Burst]:
@@ -51,7 +55,9 @@ def bursts(seed: int, cores: int) -> Iterator[Burst]:
         if chance.random() < 0.15:
             yield Burst(seconds, 0, 0)
         else:
-            yield Burst(seconds, chance.randint(max(1, cores // 2), 3 * cores), chance.randint(0, 1))
+            yield Burst(
+                seconds, chance.randint(max(1, cores // 2), 3 * cores), chance.randint(0, 1)
+            )
 
 
 def require_load(load: str) -> None:
@@ -63,7 +69,9 @@ def require_load(load: str) -> None:
     if load not in LOADS:
         raise BadInput("load", load, f"use one of {', '.join(LOADS)}")
     if load == "stress-ng" and shutil.which("stress-ng") is None:
-        raise BadInput("load", load, "install stress-ng (apt-get install stress-ng), or use --load own")
+        raise BadInput(
+            "load", load, "install stress-ng (apt-get install stress-ng), or use --load own"
+        )
 
 
 class Weather:
@@ -92,7 +100,10 @@ class Weather:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._stop.set()
         self._thread.join()
@@ -105,7 +116,9 @@ class Weather:
             try:
                 processes += [_start(command) for command in commands(self._load, self.now)]
                 self._stop.wait(self.now.seconds)
-                self.problem = next((_early_end(process) for process in processes if process.poll() is not None), "")
+                self.problem = next(
+                    (_early_end(process) for process in processes if process.poll() is not None), ""
+                )
             finally:
                 for process in processes:
                     _end(process)
@@ -123,23 +136,38 @@ def commands(load: str, burst: Burst) -> list[list[str]]:
     if not burst.cpus and not burst.vms:
         return []
     if load == "own":
-        spin, touch = [sys.executable, "-c", _SPIN], [sys.executable, "-c", _TOUCH.format(_MEMORY_BYTES)]
+        spin, touch = (
+            [sys.executable, "-c", _SPIN],
+            [sys.executable, "-c", _TOUCH.format(_MEMORY_BYTES)],
+        )
         return [spin] * burst.cpus + [touch] * burst.vms
-    limit = ["--timeout", f"{burst.seconds + 10:.0f}s"]  # it is ended earlier: this is for the case that nobody can
+    limit = [
+        "--timeout",
+        f"{burst.seconds + 10:.0f}s",
+    ]  # it is ended earlier: this is for the case that nobody can
     spin, touch = ["--cpu", "1"], ["--vm", "1", "--vm-bytes", str(_MEMORY_BYTES)]
-    return [["stress-ng", "--quiet", *kind, *limit] for kind in [spin] * burst.cpus + [touch] * burst.vms]
+    return [
+        ["stress-ng", "--quiet", *kind, *limit]
+        for kind in [spin] * burst.cpus + [touch] * burst.vms
+    ]
 
 
 def _start(command: list[str]) -> subprocess.Popen[bytes]:
     launch = [sys.executable, "-c", _LAUNCH, str(os.getpid()), *command]
-    quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    quiet: dict[str, Any] = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.DEVNULL,
+        "stderr": subprocess.PIPE,
+    }
     return subprocess.Popen(launch, start_new_session=True, **quiet)
 
 
 def _early_end(process: subprocess.Popen[bytes]) -> str:
     assert process.stderr is not None
     told = os.read(process.stderr.fileno(), 4096).decode(errors="replace").strip()
-    return f"the load ended by itself with status {process.returncode}: {told or 'it did not say why'}"
+    return (
+        f"the load ended by itself with status {process.returncode}: {told or 'it did not say why'}"
+    )
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

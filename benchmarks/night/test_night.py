@@ -16,4 +16,11 @@ def test_a_lost_rank_replicated(chaos: Chaos) -> None:
 
 
 def test_a_lost_rank_sharded(chaos: Chaos) -> None:
-    chaos.run("fsdp", nodes=2, steps=14, options={"size": "tiny"}, faults=[Kill(rank=1, at_step=8)], twin=False)
+    chaos.run(
+        "fsdp",
+        nodes=2,
+        steps=14,
+        options={"size": "tiny"},
+        faults=[Kill(rank=1, at_step=8)],
+        twin=False,
+    )

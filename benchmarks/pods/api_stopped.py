@@ -62,7 +62,13 @@ def main() -> None:
         stopper.start()
         options, deadline_s = {"step_s": STEP_S}, 3 * arguments.seconds + 120
         outcome = harness.run(
-            JOB, nodes=3, steps=steps, options=options, faults=[kill], twin=False, deadline_s=deadline_s
+            JOB,
+            nodes=3,
+            steps=steps,
+            options=options,
+            faults=[kill],
+            twin=False,
+            deadline_s=deadline_s,
         )
         stopper.join()
         if outcome.verdict is not Verdict.PASSED:

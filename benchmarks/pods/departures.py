@@ -30,7 +30,13 @@ def departure(harness: Harness, fault: Fault) -> dict[str, float]:
     """Of one run. Raises RuntimeError if it did not pass: then there is nothing to be compared."""
     policy = ElasticPolicy(min_replicas=2, max_replicas=3) if isinstance(fault, EvictPod) else None
     outcome = harness.run(
-        JOB, nodes=3, steps=STEPS, options={"step_s": STEP_S}, faults=[fault], twin=False, elastic=policy
+        JOB,
+        nodes=3,
+        steps=STEPS,
+        options={"step_s": STEP_S},
+        faults=[fault],
+        twin=False,
+        elastic=policy,
     )
     if outcome.verdict is not Verdict.PASSED:
         raise RuntimeError("; ".join(outcome.reasons))

@@ -48,7 +48,11 @@ def run_beside_coordinator(directory: Path) -> Outcome:
         harness.run(JOB, nodes=3, steps=AT, options={"step_s": STEP_S}, twin=False)
         uncordon()
         found = machines_of(api)
-        return run(harness, next(rank for rank in range(3) if found[f"node{rank}"] == found["coordinator"]), 0)
+        return run(
+            harness,
+            next(rank for rank in range(3) if found[f"node{rank}"] == found["coordinator"]),
+            0,
+        )
 
 
 def run(harness: Harness, rank: int, replacements: int) -> Outcome:
@@ -88,7 +92,9 @@ def measure(outcome: Outcome) -> dict[str, float]:
 def main() -> None:
     """Measure, print a line a run, and write what was measured."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--coordinator", action="store_true", help="the coordinator's machine, with a rank on it")
+    parser.add_argument(
+        "--coordinator", action="store_true", help="the coordinator's machine, with a rank on it"
+    )
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--json", type=Path, help="where all figures go")
     arguments = parser.parse_args()
@@ -96,14 +102,20 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as open_:
         if not arguments.coordinator:
             harness = open_.enter_context(Harness("kubernetes", directory))
-            harness.run(JOB, nodes=3, steps=AT, options={"step_s": STEP_S}, twin=False)  # pods are cold
+            harness.run(
+                JOB, nodes=3, steps=AT, options={"step_s": STEP_S}, twin=False
+            )  # pods are cold
         for number in range(arguments.runs):
             beside = Path(directory) / str(number)
-            outcome = run_beside_coordinator(beside) if arguments.coordinator else run(harness, 1, 3)
+            outcome = (
+                run_beside_coordinator(beside) if arguments.coordinator else run(harness, 1, 3)
+            )
             measured.append(measure(outcome))
             print(
                 "known after {known_ms:6.1f} ms, next step {next_step_ms:6.1f} ms later, step {step_ms:4.1f} ms, "
-                "replaced after {replaced_ms:7.1f} ms, lost steps {lost_steps}".format(**measured[-1]),
+                "replaced after {replaced_ms:7.1f} ms, lost steps {lost_steps}".format(
+                    **measured[-1]
+                ),
                 flush=True,
             )
     if arguments.json is not None:

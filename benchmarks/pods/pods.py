@@ -52,7 +52,9 @@ def main() -> None:
                 harness.close()
     for name, found in measured.items():
         ratio = median(found) / median(measured[names[1]])
-        print(f"{name:12} median {median(found):6.1f} ms, worst {max(found):6.1f} ms, {ratio:.2f} x {names[1]}")
+        print(
+            f"{name:12} median {median(found):6.1f} ms, worst {max(found):6.1f} ms, {ratio:.2f} x {names[1]}"
+        )
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(measured))
 

@@ -45,7 +45,9 @@ def seen_by_pods(directory: Path) -> None:
 
 def printed(directory: Path) -> dict[str, int]:
     """How many records each process has printed, by the witness."""
-    found = {path.name: path.read_bytes() for path in directory.iterdir() if len(path.read_bytes()) == 8}
+    found = {
+        path.name: path.read_bytes() for path in directory.iterdir() if len(path.read_bytes()) == 8
+    }
     return {name: struct.unpack("<q", data)[0] + 1 for name, data in found.items()}
 
 
@@ -54,7 +56,9 @@ def lost(harness: Harness, fault: Fault, witness: Path) -> tuple[int, int]:
     before = set(printed(witness))
     options = {"step_s": STEP_S, "witness": str(witness)}
     more = {"steps": 300} if isinstance(fault, KillContainer) else {}
-    outcome = harness.run(JOB, faults=[fault], options=options, twin=False, **({"nodes": 3, "steps": STEPS} | more))
+    outcome = harness.run(
+        JOB, faults=[fault], options=options, twin=False, **({"nodes": 3, "steps": STEPS} | more)
+    )
     if outcome.verdict is not Verdict.PASSED and not isinstance(fault, LoseMachine):
         raise RuntimeError("; ".join(outcome.reasons))
     come: dict[str, list[int]] = {}
@@ -62,7 +66,9 @@ def lost(harness: Harness, fault: Fault, witness: Path) -> tuple[int, int]:
         for name, number in _RECORD.findall(path.read_text(errors="replace")):
             come.setdefault(name, []).append(int(number))
     wanted = {name: number for name, number in printed(witness).items() if name not in before}
-    absent = Counter({name: number - len(set(come.get(name, ()))) for name, number in wanted.items()})
+    absent = Counter(
+        {name: number - len(set(come.get(name, ()))) for name, number in wanted.items()}
+    )
     disordered = sum(numbers != sorted(set(numbers)) for numbers in come.values())
     # one record may be printed, and not told to the witness, at the moment of the end
     return sum(max(0, number) for number in absent.values()) + disordered, sum(wanted.values())

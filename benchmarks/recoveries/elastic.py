@@ -53,7 +53,9 @@ def worlds_of(outcome: Outcome) -> list[int]:
 def throughput(lab: Lab) -> list[Bar]:
     """A whole experiment with the tiny job, judged against its twin, from a warm supervisor."""
     fault = Kill(rank=2, at_step=10)
-    lab.run(fault, steps=20, size="tiny", twin=True)  # runs the twin, which later experiments find in the cache
+    lab.run(
+        fault, steps=20, size="tiny", twin=True
+    )  # runs the twin, which later experiments find in the cache
     seconds = []
     for _ in range(lab.repeats(10)):
         begin_s = time.monotonic()
@@ -79,7 +81,9 @@ def experiments(lab: Lab) -> list[Bar]:
     for rank, phase in itertools.cycle(PLACES):
         if time.monotonic() - begin_s >= limit_s:
             break
-        outcome = lab.run(Kill(rank=rank, at_step=10, phase=phase), steps=20, size="tiny", twin=True)
+        outcome = lab.run(
+            Kill(rank=rank, at_step=10, phase=phase), steps=20, size="tiny", twin=True
+        )
         verdicts.append(outcome.verdict)
     return [rate_bar(verdicts, time.monotonic() - begin_s, len(os.sched_getaffinity(0)))]
 

@@ -30,27 +30,41 @@ def network(lab: Lab) -> list[Bar]:
         spared = [apart.run(fault, steps=_STEPS, twin=True) for fault in cuts]
         say("  a node is cut off, and heals")
         heals: list[Fault] = [
-            Cut(rank=rank, at_step=_STRIKE, phase=phase, heal_after_s=_HEAL_S) for rank, phase in places
+            Cut(rank=rank, at_step=_STRIKE, phase=phase, heal_after_s=_HEAL_S)
+            for rank, phase in places
         ]
-        healed = [apart.run(fault, steps=_STEPS_TO_HEAL, twin=True, spares=0) for fault in heals[:5]]
+        healed = [
+            apart.run(fault, steps=_STEPS_TO_HEAL, twin=True, spares=0) for fault in heals[:5]
+        ]
         return [
             _detection(spared),
             _next_step(spared),
-            unchanged("network", "silent cut, a warm spare: nothing lost, same losses and weights", spared),
+            unchanged(
+                "network", "silent cut, a warm spare: nothing lost, same losses and weights", spared
+            ),
             _rejoining(healed),
-            unchanged("network", "silent cut, healed: nothing lost, same losses and weights", healed),
+            unchanged(
+                "network", "silent cut, healed: nothing lost, same losses and weights", healed
+            ),
         ]
 
 
 def _detection(outcomes: list[Outcome]) -> Bar:
-    pairs = [(span.seconds, LEASE_S) for one in outcomes for span in one.recoveries[0].spans if span.name == "detected"]
+    pairs = [
+        (span.seconds, LEASE_S)
+        for one in outcomes
+        for span in one.recoveries[0].spans
+        if span.name == "detected"
+    ]
     return durations("network", "silent cut: the node is given up", pairs, "3 leases missed")
 
 
 def _next_step(outcomes: list[Outcome]) -> Bar:
     recoveries = [outcome.recoveries[0] for outcome in outcomes]
     pairs = [(recovery.seconds, recovery.step_seconds + GRACE_S) for recovery in recoveries]
-    return durations("network", "silent cut: every rank's next step", pairs, f"a step + {GRACE_S * 1e3:.0f} ms")
+    return durations(
+        "network", "silent cut: every rank's next step", pairs, f"a step + {GRACE_S * 1e3:.0f} ms"
+    )
 
 
 def _rejoining(outcomes: list[Outcome]) -> Bar:
@@ -59,14 +73,23 @@ def _rejoining(outcomes: list[Outcome]) -> Bar:
     pairs = [(seconds, REJOIN_S) for _, seconds in found if seconds is not None]
     if len(pairs) < len(found):
         missing = f"never in {len(found) - len(pairs)} of {len(found)} runs"
-        return Bar(topic="network", name=name, measured=missing, limit="in all runs", met=False, timed=False)
+        return Bar(
+            topic="network",
+            name=name,
+            measured=missing,
+            limit="in all runs",
+            met=False,
+            timed=False,
+        )
     return durations("network", name, pairs, f"{REJOIN_S:g} s")
 
 
 def rejoining_s(outcome: Outcome) -> float | None:
     """Seconds from the end of the fault until all ranks have committed a step together."""
     journal = records(outcome)
-    healed_ns = max((record.t_ns for record in journal if record.event == Event.LIFTED), default=None)
+    healed_ns = max(
+        (record.t_ns for record in journal if record.event == Event.LIFTED), default=None
+    )
     if healed_ns is None:
         return None
     for point in outcome.steps:

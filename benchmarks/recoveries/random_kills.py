@@ -103,32 +103,51 @@ def hunt(lab: Lab, size: str, kills: int, seed: int) -> tuple[list[Recovered], l
             last_step=terms.steps - terms.spare_steps,
             limit=kills - len(found),
         )
-        limits: dict[str, Any] = {"max_failures": 10_000, "strikes_max": 0}  # a hunt is no reason to give up
-        run, outcome = lab.watch(hunter, steps=terms.steps, size=size, nodes=NODES, spares=SPARES, **limits)
+        limits: dict[str, Any] = {
+            "max_failures": 10_000,
+            "strikes_max": 0,
+        }  # a hunt is no reason to give up
+        run, outcome = lab.watch(
+            hunter, steps=terms.steps, size=size, nodes=NODES, spares=SPARES, **limits
+        )
         hunter.close()
         fresh = [way for shot in hunter.shots if (way := way_back(run, shot)) is not None]
         empty = 0 if fresh else empty + 1
         found += fresh
         problems += complaints(outcome)
         if len(fresh) < len(hunter.shots):
-            problems.append(f"no step after {len(hunter.shots) - len(fresh)} kills ({outcome.directory})")
+            problems.append(
+                f"no step after {len(hunter.shots) - len(fresh)} kills ({outcome.directory})"
+            )
         shown = spread([way.seconds for way in fresh]) if fresh else "nothing"
-        say(f"    {size}: {len(found)} of {kills} kills, {shown}, {time.monotonic() - begin_s:.0f} s")
+        say(
+            f"    {size}: {len(found)} of {kills} kills, {shown}, {time.monotonic() - begin_s:.0f} s"
+        )
     if not found:
-        raise RuntimeError(f"{_EMPTY_RUNS} runs ended before a rank could be killed: {'; '.join(problems) or 'why?'}")
+        raise RuntimeError(
+            f"{_EMPTY_RUNS} runs ended before a rank could be killed: {'; '.join(problems) or 'why?'}"
+        )
     return found, problems
 
 
 def complaints(outcome: Outcome) -> list[str]:
     """What the judge found wrong, but that somebody died whom no fault of the plan explains."""
-    bad = [check for check in outcome.checks if check.verdict is not Verdict.PASSED and check.name != "no false alarm"]
+    bad = [
+        check
+        for check in outcome.checks
+        if check.verdict is not Verdict.PASSED and check.name != "no false alarm"
+    ]
     return [f"{check.name}: {check.detail} ({outcome.directory})" for check in bad]
 
 
 def way_back(run: RawRun, shot: Shot) -> Recovered | None:
     """What the journals say about one kill; None if no step came after it."""
     records = run.records
-    noticed = [r for r in records if r.event == Event.DETECTED and r["worker"] == shot.worker and r.t_ns >= shot.t_ns]
+    noticed = [
+        r
+        for r in records
+        if r.event == Event.DETECTED and r["worker"] == shot.worker and r.t_ns >= shot.t_ns
+    ]
     if not noticed:
         return None
     recovery = Timeline(run, History(records)).recovery(Incident(None, noticed[0], shot.t_ns))
@@ -221,7 +240,10 @@ def explain(size: str, ways: Sequence[Recovered]) -> str:
     longest = max(ways, key=lambda way: way.seconds)
     usual = {name: median([way.phases.get(name, 0.0) for way in ways]) for name in longest.phases}
     excess = {name: seconds - usual[name] for name, seconds in longest.phases.items()}
-    phases = ", ".join(f"{name} {duration(s)} (median {duration(usual[name])})" for name, s in longest.phases.items())
+    phases = ", ".join(
+        f"{name} {duration(s)} (median {duration(usual[name])})"
+        for name, s in longest.phases.items()
+    )
     worst = max(excess, key=lambda name: excess[name])
     beyond = longest.seconds - median([way.seconds for way in ways])
     return (
@@ -252,20 +274,34 @@ def measure(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=100, help="of each size")
     sizes_of = functools.partial(choose, known=ROUNDS)
-    parser.add_argument("--sizes", type=sizes_of, default=list(ROUNDS), metavar="SIZES", help=", ".join(ROUNDS))
+    parser.add_argument(
+        "--sizes", type=sizes_of, default=list(ROUNDS), metavar="SIZES", help=", ".join(ROUNDS)
+    )
     parser.add_argument("--seed", type=int, default=0, help="of victims and moments")
-    parser.add_argument("--quick", action="store_true", help="a smoke run: the tiny job, a few kills, no claims")
-    parser.add_argument("--journals", type=Path, metavar="DIRECTORY", help="keep the journals of all runs there")
-    parser.add_argument("--results", type=Path, default=Path(__file__).parents[1] / "results", metavar="DIRECTORY")
+    parser.add_argument(
+        "--quick", action="store_true", help="a smoke run: the tiny job, a few kills, no claims"
+    )
+    parser.add_argument(
+        "--journals", type=Path, metavar="DIRECTORY", help="keep the journals of all runs there"
+    )
+    parser.add_argument(
+        "--results", type=Path, default=Path(__file__).parents[1] / "results", metavar="DIRECTORY"
+    )
     options = parser.parse_args()
-    sizes, kills = (["tiny"], min(options.kills, 5)) if options.quick else (options.sizes, options.kills)
+    sizes, kills = (
+        (["tiny"], min(options.kills, 5)) if options.quick else (options.sizes, options.kills)
+    )
     report, seconds = measure(sizes, kills, options.seed, options.journals, smoke=options.quick)
     save(report, options.results, "random_kills")
     title = "Time from a SIGKILL at a random moment to every rank's next step"
-    (options.results / "random_kills.svg").write_text(histogram(title, seconds, RATIO), encoding="utf-8")
+    (options.results / "random_kills.svg").write_text(
+        histogram(title, seconds, RATIO), encoding="utf-8"
+    )
     show(report)
     for note in report.notes[:-1]:
         say(note)

@@ -42,7 +42,9 @@ def kill(lab: Lab) -> list[Bar]:
     say("  the step of three ranks")
     smaller_s = median(step_seconds(lab.run(steps=_STEPS, nodes=3, shards=4, spares=0)))
     return [
-        _at_full_world("kill", "SIGKILL, a warm spare: every rank's next step, at full world", spared),
+        _at_full_world(
+            "kill", "SIGKILL, a warm spare: every rank's next step, at full world", spared
+        ),
         unchanged("kill", "SIGKILL, a warm spare: nothing lost, same losses and weights", spared),
         _in_smaller_world(alone, smaller_s),
         unchanged("kill", "SIGKILL, no spare: nothing lost, same losses and weights", alone),
@@ -53,12 +55,20 @@ def hang(lab: Lab) -> list[Bar]:
     """A rank that is stopped, holds the interpreter lock, or spins."""
     places = PLACES[: lab.repeats(len(PLACES))]
     found = []
-    for how, what in (("stop", "SIGSTOP"), ("gil", "hang that holds the GIL"), ("spin", "endless loop")):
+    for how, what in (
+        ("stop", "SIGSTOP"),
+        ("gil", "hang that holds the GIL"),
+        ("spin", "endless loop"),
+    ):
         say(f"  {what}")
         faults = [Hang(rank=rank, at_step=_STRIKE, phase=phase, how=how) for rank, phase in places]
         outcomes = [lab.run(fault, steps=_STEPS, twin=True) for fault in faults]
         steps = 1 if how == "stop" else HANG_STEPS
-        found.append(_at_full_world("hang", f"{what}: every rank's next step, at full world", outcomes, steps))
+        found.append(
+            _at_full_world(
+                "hang", f"{what}: every rank's next step, at full world", outcomes, steps
+            )
+        )
         found.append(unchanged("hang", f"{what}: nothing lost, same losses and weights", outcomes))
     return found
 
@@ -72,8 +82,12 @@ def nan(lab: Lab) -> list[Bar]:
         for (rank, _), where in zip(places, wheres, strict=False)
     ]
     outcomes = [lab.run(fault, steps=_STEPS, twin=True) for fault in faults]
-    named = [_accused(outcome) == {fault.rank} for fault, outcome in zip(faults, outcomes, strict=True)]
-    clean = unchanged("nan", "NaN on one rank: no poisoned step committed, same losses and weights", outcomes)
+    named = [
+        _accused(outcome) == {fault.rank} for fault, outcome in zip(faults, outcomes, strict=True)
+    ]
+    clean = unchanged(
+        "nan", "NaN on one rank: no poisoned step committed, same losses and weights", outcomes
+    )
     times = [seconds for outcome in outcomes if (seconds := to_next_step(outcome)) is not None]
     name = Bar(
         topic="nan",
@@ -86,7 +100,9 @@ def nan(lab: Lab) -> list[Bar]:
     next_step = Bar(
         topic="nan",
         name="NaN on one rank: every rank's next step",
-        measured=f"{spread(times)} with a step of {_step(outcomes) * 1e3:.0f} ms" if times else "never",
+        measured=f"{spread(times)} with a step of {_step(outcomes) * 1e3:.0f} ms"
+        if times
+        else "never",
         samples={"seconds": times},
     )
     return [clean, name, next_step]
@@ -128,7 +144,9 @@ def _at_full_world(topic: str, name: str, outcomes: list[Outcome], steps: int = 
     ]
     if len(pairs) < len(outcomes):
         missing = f"not in {len(outcomes) - len(pairs)} of {len(outcomes)} runs"
-        return Bar(topic=topic, name=name, measured=missing, limit="in all runs", met=False, timed=False)
+        return Bar(
+            topic=topic, name=name, measured=missing, limit="in all runs", met=False, timed=False
+        )
     allowed = f"{steps} steps" if steps > 1 else "a step"
     return durations(topic, name, pairs, f"{allowed} + {GRACE_S * 1e3:.0f} ms")
 
@@ -142,7 +160,9 @@ def _in_smaller_world(outcomes: list[Outcome], step_s: float) -> Bar:
     name = "SIGKILL, no spare: every survivor's next step"
     if len(pairs) < len(outcomes):
         missing = f"{len(outcomes) - len(pairs)} of {len(outcomes)} runs did not go on with 3 ranks"
-        return Bar(topic="kill", name=name, measured=missing, limit="in all runs", met=False, timed=False)
+        return Bar(
+            topic="kill", name=name, measured=missing, limit="in all runs", met=False, timed=False
+        )
     return durations("kill", name, pairs, f"a step of 3 ranks + {GRACE_S * 1e3:.0f} ms")
 
 
@@ -158,19 +178,28 @@ def durations(topic: str, name: str, pairs: list[tuple[float, float]], limit: st
         measured=f"{spread(seconds)}; {within} of {len(pairs)} runs within",
         limit=f"{limit} = {allowed_s * 1e3:.0f} ms",
         met=median(excess) <= 0,
-        samples={"seconds": seconds, "limits": [limit_s for _, limit_s in pairs], "p95": quantile(seconds, 0.95)},
+        samples={
+            "seconds": seconds,
+            "limits": [limit_s for _, limit_s in pairs],
+            "p95": quantile(seconds, 0.95),
+        },
     )
 
 
 def unchanged(topic: str, name: str, outcomes: list[Outcome], most: int = 0) -> Bar:
     """Bit-equal to the twin, at most ``most`` steps lost in each, and every check of the harness passed."""
-    same = [outcome.verdict == Verdict.PASSED and outcome.lost_steps <= most and _same(outcome) for outcome in outcomes]
+    same = [
+        outcome.verdict == Verdict.PASSED and outcome.lost_steps <= most and _same(outcome)
+        for outcome in outcomes
+    ]
     lost = sum(outcome.lost_steps for outcome in outcomes)
     problems = sorted({reason for outcome in outcomes for reason in outcome.reasons})
     return Bar(
         topic=topic,
         name=name,
-        measured="; ".join([f"{lost} steps lost, bit-equal in {sum(same)} of {len(same)} runs", *problems]),
+        measured="; ".join(
+            [f"{lost} steps lost, bit-equal in {sum(same)} of {len(same)} runs", *problems]
+        ),
         limit=f"{f'at most {most} in each' if most else 0} lost, all bit-equal",
         met=all(same),
         timed=False,

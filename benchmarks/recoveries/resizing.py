@@ -38,30 +38,43 @@ def _one_node(lab: Lab) -> list[Bar]:
         faults += [Scale(to=3, at_step=start), Scale(to=4, at_step=start + _CYCLE // 2)]
     steps = (cycles + 1) * _CYCLE + _CYCLE // 2
     outcomes = [
-        lab.run(*faults, steps=steps, twin=True, spares=0, shards=4, elastic=_POLICY) for _ in range(lab.repeats(2))
+        lab.run(*faults, steps=steps, twin=True, spares=0, shards=4, elastic=_POLICY)
+        for _ in range(lab.repeats(2))
     ]
     moves = [move for outcome in outcomes for move in stops(outcome)]
     shrinks = [(stop_s, SHRINK_S) for before, after, stop_s in moves if after < before]
     grows = [(stop_s, GROW_S) for before, after, stop_s in moves if after > before]
     for before, after, stop_s in moves:
         say(f"    {before} -> {after}: {stop_s * 1e3:.0f} ms")
-    name = "{} by one of four nodes on request: the ranks that stay stop beside the step that follows"
+    name = (
+        "{} by one of four nodes on request: the ranks that stay stop beside the step that follows"
+    )
     return [
         durations("resizing", name.format("shrink"), shrinks, f"{SHRINK_S * 1e3:.0f} ms"),
         durations("resizing", name.format("growth"), grows, f"{GROW_S * 1e3:.0f} ms"),
         _ordinary(outcomes),
-        unchanged("resizing", "shrink and growth on request: nothing lost, same losses and weights", outcomes),
+        unchanged(
+            "resizing",
+            "shrink and growth on request: nothing lost, same losses and weights",
+            outcomes,
+        ),
     ]
 
 
 def _ordinary(outcomes: list[Outcome]) -> Bar:
     """What a stop is to be read beside: ranks that share two cores have long and short steps without any move."""
-    worlds = sorted({world for outcome in outcomes for world in ordinary_steps(outcome)}, reverse=True)
+    worlds = sorted(
+        {world for outcome in outcomes for world in ordinary_steps(outcome)}, reverse=True
+    )
     told = []
     for world in worlds:
-        seconds = [second for outcome in outcomes for second in ordinary_steps(outcome).get(world, [])]
+        seconds = [
+            second for outcome in outcomes for second in ordinary_steps(outcome).get(world, [])
+        ]
         beside_ms = [(quantile(seconds, q) - median(seconds)) * 1e3 for q in (0.75, 0.95)]
-        told.append(f"{world} ranks {median(seconds) * 1e3:.0f} ms, +{beside_ms[0]:.0f} / +{beside_ms[1]:.0f} ms")
+        told.append(
+            f"{world} ranks {median(seconds) * 1e3:.0f} ms, +{beside_ms[0]:.0f} / +{beside_ms[1]:.0f} ms"
+        )
     return Bar(
         topic="resizing",
         name="steps without a move, and what they take beside their median (p75 / p95)",
@@ -105,7 +118,10 @@ def _storm(lab: Lab) -> list[Bar]:
             limit="none lost, each sample once, bit-equal to the unbroken run",
             met=bool(same and once and outcome.lost_steps == 0),
             timed=False,
-            samples={"moves": moves, "sizes": [fault.to for fault in faults if isinstance(fault, Scale)]},
+            samples={
+                "moves": moves,
+                "sizes": [fault.to for fault in faults if isinstance(fault, Scale)],
+            },
         )
     ]
 
@@ -113,12 +129,27 @@ def _storm(lab: Lab) -> list[Bar]:
 def _drain(lab: Lab) -> list[Bar]:
     ranks = (2, 0, 3, 1, 2)[: lab.repeats(5)]
     outcomes = [
-        lab.run(TakeSpot(rank=rank, grace_s=1.0, at_step=20), steps=60, twin=True, spares=0, shards=4, elastic=_POLICY)
+        lab.run(
+            TakeSpot(rank=rank, grace_s=1.0, at_step=20),
+            steps=60,
+            twin=True,
+            spares=0,
+            shards=4,
+            elastic=_POLICY,
+        )
         for rank in ranks
     ]
-    lost = sum(1 for outcome in outcomes for record in records(outcome) if record.event == Event.DETECTED)
-    missing = sum(len(one.ledger.missing) + len(one.ledger.repeated) for one in outcomes if one.ledger is not None)
-    bar = unchanged("resizing", "a node is taken a second after its notice: nothing lost, same losses", outcomes)
+    lost = sum(
+        1 for outcome in outcomes for record in records(outcome) if record.event == Event.DETECTED
+    )
+    missing = sum(
+        len(one.ledger.missing) + len(one.ledger.repeated)
+        for one in outcomes
+        if one.ledger is not None
+    )
+    bar = unchanged(
+        "resizing", "a node is taken a second after its notice: nothing lost, same losses", outcomes
+    )
     counted = f"{lost} ranks given up, {missing} shards missing or taken twice"
     return [
         Bar(

@@ -20,13 +20,19 @@ def sharded(lab: Lab) -> list[Bar]:
     """FSDP2 on four ranks, a warm spare: the state of a rank is in its node's memory, and in that of a partner."""
     places = PLACES[: lab.repeats(len(PLACES))]
     kills: list[Fault] = [Kill(rank=rank, at_step=_STRIKE, phase=phase) for rank, phase in places]
-    nodes: list[Fault] = [KillNode(rank=rank, at_step=_STRIKE, phase=phase) for rank, phase in places]
+    nodes: list[Fault] = [
+        KillNode(rank=rank, at_step=_STRIKE, phase=phase) for rank, phase in places
+    ]
     found: list[Bar] = []
     for what, faults in (("SIGKILL of a rank", kills), ("loss of a node", nodes)):
         say(f"  {what}")
         outcomes = [lab.run(fault, job="fsdp", steps=_STEPS, twin=True) for fault in faults]
         found.append(_next_step(f"FSDP2, {what}: every rank's next step, at full world", outcomes))
-        found.append(unchanged("sharded", f"FSDP2, {what}: same losses and weights", outcomes, most=LOST_STEPS))
+        found.append(
+            unchanged(
+                "sharded", f"FSDP2, {what}: same losses and weights", outcomes, most=LOST_STEPS
+            )
+        )
     return found
 
 

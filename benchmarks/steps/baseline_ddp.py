@@ -40,7 +40,13 @@ _END_S = 30.0
 
 def command(world: int, *arguments: str) -> list[str]:
     """The command line of a job of that many ranks."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={world}",
+    ]
     return [*launcher, "-m", "benchmarks.steps.baseline_ddp", *arguments]
 
 
@@ -53,14 +59,23 @@ def run(world: int, steps: int, size: str) -> list[float]:
     with tempfile.TemporaryDirectory() as directory:
         outfile = Path(directory) / "seconds.json"
         arguments = ["--steps", str(steps), "--size", size, "--json", str(outfile)]
-        subprocess.run(command(world, *arguments), check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        subprocess.run(
+            command(world, *arguments), check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        )
         seconds: list[float] = json.loads(outfile.read_text())
         return seconds
 
 
 @contextlib.contextmanager
 def in_turns(
-    world: int, steps: int, size: str, referee: str, block: int, *, loader: bool, environment: Mapping[str, str]
+    world: int,
+    steps: int,
+    size: str,
+    referee: str,
+    block: int,
+    *,
+    loader: bool,
+    environment: Mapping[str, str],
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A job that takes turns, for the block. If the block raises, it is ended.
 
@@ -104,7 +119,9 @@ def step_of(steps: int, size: str, *, loader: bool = False) -> Callable[[], None
     wanted = [list(range(first, first + share)) for first in firsts]
     batches: Iterator[torch.Tensor] = map(dataset.__getitems__, wanted)
     if loader:
-        batches = iter(DataLoader(dataset, batch_sampler=wanted, num_workers=1, collate_fn=_as_it_is))
+        batches = iter(
+            DataLoader(dataset, batch_sampler=wanted, num_workers=1, collate_fn=_as_it_is)
+        )
 
     def step() -> None:
         next_byte_loss(model, next(batches)).backward()
@@ -147,7 +164,9 @@ def work(arguments: argparse.Namespace) -> NoReturn:
 
 def main() -> None:
     """Run as a rank where torchrun started this process, else start torchrun and summarise."""
-    parser = argparse.ArgumentParser(description="Step time of the reference job on stock DistributedDataParallel.")
+    parser = argparse.ArgumentParser(
+        description="Step time of the reference job on stock DistributedDataParallel."
+    )
     parser.add_argument("--world", type=int, default=4)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--size", default="10m")
@@ -159,9 +178,15 @@ def main() -> None:
     if dist.is_torchelastic_launched():
         work(arguments)
     seconds = run(arguments.world, arguments.steps, arguments.size)
-    summary = {"world": arguments.world, "size": arguments.size, "median": statistics.median(seconds)}
+    summary = {
+        "world": arguments.world,
+        "size": arguments.size,
+        "median": statistics.median(seconds),
+    }
     arguments.json.write_text(json.dumps({**summary, "seconds": seconds}))
-    print(f"{arguments.world} ranks, {arguments.size}: median step {summary['median'] * 1e3:.1f} ms of {len(seconds)}")
+    print(
+        f"{arguments.world} ranks, {arguments.size}: median step {summary['median'] * 1e3:.1f} ms of {len(seconds)}"
+    )
 
 
 if __name__ == "__main__":

@@ -29,7 +29,10 @@ from benchmarks.harness.lab import say
 HERE = Path(__file__).parents[2]
 #: What the control processes may spend, of what those of the other checkout spend.
 RATIO_MAX = 0.6
-_START_S, _SETTLE_S = 180.0, 4.0  # until all processes are there; then until spares and health checks are done
+_START_S, _SETTLE_S = (
+    180.0,
+    4.0,
+)  # until all processes are there; then until spares and health checks are done
 _COORDINATOR = "ck-coordinator"
 
 
@@ -73,7 +76,16 @@ class Job:
 
     def __init__(self, checkout: Path, nodes: int, size: str, directory: Path) -> None:
         self._nodes = nodes
-        options = ["--nodes", str(nodes), "--set", f"size={size}", "--set", "steps=1000000", "--report", str(directory)]
+        options = [
+            "--nodes",
+            str(nodes),
+            "--set",
+            f"size={size}",
+            "--set",
+            "steps=1000000",
+            "--report",
+            str(directory),
+        ]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "chaoskit", "launch", "gpt", *options],
             env=os.environ | {"PYTHONPATH": str(checkout)},
@@ -88,7 +100,10 @@ class Job:
         Raises:
             TimeoutError: if that takes too long.
         """
-        journal, deadline_s = self._directory / "journal" / "coordinator.jsonl", time.monotonic() + _START_S
+        journal, deadline_s = (
+            self._directory / "journal" / "coordinator.jsonl",
+            time.monotonic() + _START_S,
+        )
         while not (journal.exists() and '"spare_ready"' in journal.read_text()):
             if time.monotonic() > deadline_s or self._process.poll() is not None:
                 raise TimeoutError(f"no training within {_START_S:g} s")
@@ -132,7 +147,9 @@ def measure(checkout: Path, nodes: int, size: str, seconds: float) -> dict[str, 
 def middle(rounds: list[dict[str, Role]]) -> dict[str, Role]:
     """The median of each number."""
     return {
-        role: Role(median(one[role].cpu_ms for one in rounds), median(one[role].wakeups for one in rounds))
+        role: Role(
+            median(one[role].cpu_ms for one in rounds), median(one[role].wakeups for one in rounds)
+        )
         for role in rounds[0]
     }
 
@@ -163,13 +180,19 @@ def bar(nodes: int, mine: list[dict[str, Role]], others: list[dict[str, Role]]) 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--nodes", type=int, nargs="+", default=[2, 4], help="worlds to measure")
     parser.add_argument("--seconds", type=float, default=15.0, help="how long each job is watched")
     parser.add_argument("--rounds", type=int, default=3, help="jobs of each checkout and world")
     parser.add_argument("--size", default="10m", help="of the reference job's model")
-    parser.add_argument("--beside", type=Path, metavar="CHECKOUT", help="another checkout, for the ratio")
-    parser.add_argument("--results", type=Path, default=Path(__file__).parents[2] / "results", metavar="DIRECTORY")
+    parser.add_argument(
+        "--beside", type=Path, metavar="CHECKOUT", help="another checkout, for the ratio"
+    )
+    parser.add_argument(
+        "--results", type=Path, default=Path(__file__).parents[2] / "results", metavar="DIRECTORY"
+    )
     options = parser.parse_args()
     machine = look_at_machine()
     bars = []
@@ -181,7 +204,11 @@ def main() -> int:
             for checkout, rounds in found.items():
                 rounds.append(measure(checkout, nodes, options.size, options.seconds))
                 say(f"  {nodes} ranks, round {number + 1}, {checkout}: {told(rounds[-1])}")
-        bars.append(bar(nodes, found[HERE], [one for checkout in list(found)[1:] for one in found[checkout]]))
+        bars.append(
+            bar(
+                nodes, found[HERE], [one for checkout in list(found)[1:] for one in found[checkout]]
+            )
+        )
     report = Report(machine=machine, smoke=False, bars=bars)
     save(report, options.results, "control_cost")
     show(report)

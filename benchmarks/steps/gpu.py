@@ -58,7 +58,9 @@ def plain(device: str, steps: int, batch: int, context: int, *, sharded: bool) -
     for step in range(steps):
         begin_s = time.perf_counter()
         first = step * batch % (len(dataset) - batch)
-        loss = next_byte_loss(model, dataset.__getitems__(list(range(first, first + batch))).to(device))
+        loss = next_byte_loss(
+            model, dataset.__getitems__(list(range(first, first + batch))).to(device)
+        )
         loss.backward()
         clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -80,7 +82,9 @@ def protected(device: str, steps: int, batch: int, context: int, job: str, reduc
     return median(point.seconds for point in outcome.steps[DROPPED:])
 
 
-def measure_steps(device: str, steps: int, rounds: int, shapes: dict[str, tuple[int, int]]) -> dict[str, float]:
+def measure_steps(
+    device: str, steps: int, rounds: int, shapes: dict[str, tuple[int, int]]
+) -> dict[str, float]:
     """Median seconds of each kind of step."""
     found: dict[str, list[float]] = {}
     for _ in range(rounds):
@@ -100,10 +104,21 @@ def measure_steps(device: str, steps: int, rounds: int, shapes: dict[str, tuple[
 
 def measure_snapshots(device: str, tensors: int, rounds: int) -> dict[str, float]:
     """Median seconds of what training waits for a snapshot, and until it is sealed."""
-    state = [HeldTensor(f"t{number}", torch.randn(TENSOR_BYTES // 4, device=device)) for number in range(tensors)]
-    weights = torch.randn(8192 if device == "cuda" else 512, 8192 if device == "cuda" else 512, device=device)
+    state = [
+        HeldTensor(f"t{number}", torch.randn(TENSOR_BYTES // 4, device=device))
+        for number in range(tensors)
+    ]
+    weights = torch.randn(
+        8192 if device == "cuda" else 512, 8192 if device == "cuda" else 512, device=device
+    )
     snapshotter = Snapshotter(Slots(), state)
-    found: dict[str, list[float]] = {"begin": [], "wait": [], "sealed": [], "step beside it": [], "step alone": []}
+    found: dict[str, list[float]] = {
+        "begin": [],
+        "wait": [],
+        "sealed": [],
+        "step beside it": [],
+        "step alone": [],
+    }
 
     def timed(act: Callable[[], object], name: str) -> None:
         begin_s = time.perf_counter()
@@ -127,28 +142,38 @@ def measure_snapshots(device: str, tensors: int, rounds: int) -> dict[str, float
         snapshotter.settle()
         found["sealed"].append(time.perf_counter() - begin_s)
     snapshotter.close()
-    return {name: median(seconds[2:]) for name, seconds in found.items()}  # the first two register their memory
+    return {
+        name: median(seconds[2:]) for name, seconds in found.items()
+    }  # the first two register their memory
 
 
 def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(description="What chaoskit costs on one GPU.")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--smoke", action="store_true", help="small and short: durations mean nothing")
+    parser.add_argument(
+        "--smoke", action="store_true", help="small and short: durations mean nothing"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
     steps, rounds = (DROPPED + 5, 1) if arguments.smoke else (80, 3)
     shapes = {"short steps": (4, 16)} if arguments.smoke else SHAPES
     with tempfile.TemporaryDirectory() as directory:
         backend = "nccl" if arguments.device == "cuda" else "gloo"
-        dist.init_process_group(backend, init_method=f"file://{directory}/store", rank=0, world_size=1)
-        found = measure_snapshots(arguments.device, 2 if arguments.smoke else 128, 2 if arguments.smoke else 10)
+        dist.init_process_group(
+            backend, init_method=f"file://{directory}/store", rank=0, world_size=1
+        )
+        found = measure_snapshots(
+            arguments.device, 2 if arguments.smoke else 128, 2 if arguments.smoke else 10
+        )
         found |= measure_steps(arguments.device, steps, rounds, shapes)
         dist.destroy_process_group()
     for name, seconds in found.items():
         print(f"{name:28} {seconds * 1e3:9.2f} ms")
     if arguments.json:
-        arguments.json.write_text(json.dumps({"seconds": found, "torch": torch.__version__}, indent=1))
+        arguments.json.write_text(
+            json.dumps({"seconds": found, "torch": torch.__version__}, indent=1)
+        )
 
 
 if __name__ == "__main__":

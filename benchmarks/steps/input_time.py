@@ -55,9 +55,24 @@ def run_ddp(steps: int) -> list[float]:
     """Seconds of each step on rank 0, after the warm-up."""
     with tempfile.TemporaryDirectory() as directory:
         outfile = Path(directory) / "seconds.json"
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+        launcher = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={RANKS}",
+        ]
         subprocess.run(
-            [*launcher, "-m", "benchmarks.steps.input_time", "--ddp", str(outfile), "--steps", str(steps)], check=True
+            [
+                *launcher,
+                "-m",
+                "benchmarks.steps.input_time",
+                "--ddp",
+                str(outfile),
+                "--steps",
+                str(steps),
+            ],
+            check=True,
         )
         seconds: list[float] = json.loads(outfile.read_text())
         return seconds
@@ -73,7 +88,10 @@ def train_ddp(outfile: Path, steps: int) -> None:
     model = DistributedDataParallel(network)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     rows, size = Rows(FETCH_S), BATCH // RANKS
-    order = [[(size * number + place) % len(rows) for place in range(size)] for number in range(steps + WARM_UP)]
+    order = [
+        [(size * number + place) % len(rows) for place in range(size)]
+        for number in range(steps + WARM_UP)
+    ]
     seconds, before_s = list[float](), time.perf_counter()
     for batch in DataLoader(rows, sampler=order, batch_size=None, num_workers=1):
         optimizer.zero_grad()
@@ -94,7 +112,13 @@ def train_ddp(outfile: Path, steps: int) -> None:
 
 def train(lab: Lab, steps: int, **options: Any) -> list[float]:
     """Seconds of each step of one run."""
-    settings: dict[str, Any] = {"job": "paced", "nodes": RANKS, "spares": 0, "shards": RANKS, "balance": False}
+    settings: dict[str, Any] = {
+        "job": "paced",
+        "nodes": RANKS,
+        "spares": 0,
+        "shards": RANKS,
+        "balance": False,
+    }
     options |= {"shard_s": SHARD_S, "batch_size": BATCH}
     return step_seconds(lab.run(steps=steps, options=options, **settings))
 
@@ -133,9 +157,13 @@ def measure(lab: Lab) -> list[Bar]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="a smoke run: few steps, no claims")
-    parser.add_argument("--results", type=Path, default=Path(__file__).parents[1] / "results", metavar="DIRECTORY")
+    parser.add_argument(
+        "--results", type=Path, default=Path(__file__).parents[1] / "results", metavar="DIRECTORY"
+    )
     parser.add_argument("--ddp", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, default=STEPS, help=argparse.SUPPRESS)
     options = parser.parse_args()

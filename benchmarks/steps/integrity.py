@@ -29,13 +29,17 @@ def integrity(lab: Lab) -> list[Bar]:
         for kind in [*_KINDS][turn:] + [*_KINDS][:turn]:
             seconds = step_seconds(lab.run(steps=steps + WARM_UP, **_KINDS[kind]))
             segments[kind].append(median(seconds))
-            say(f"    round {number + 1}, {kind}: median step {median(seconds) * 1e3:.1f} ms of {len(seconds)}")
+            say(
+                f"    round {number + 1}, {kind}: median step {median(seconds) * 1e3:.1f} ms of {len(seconds)}"
+            )
     return [_cost(kind, segments) for kind in _KINDS if kind != "no check"]
 
 
 def _cost(kind: str, segments: dict[str, list[float]]) -> Bar:
     without, limit = median(segments["no check"]), LIMITS.get(kind)
-    rounds = [one / other - 1 for one, other in zip(segments[kind], segments["no check"], strict=True)]
+    rounds = [
+        one / other - 1 for one, other in zip(segments[kind], segments["no check"], strict=True)
+    ]
     return Bar(
         topic="integrity",
         name=f"{kind}: longer step than without checks, 4 ranks",

@@ -55,7 +55,9 @@ async def _measure(
         board.enter(Phase.FORWARD)
     watching = None
     if line is not None:
-        watching = asyncio.ensure_future(LogLine("a", rules, line, lambda: boards, lambda message: None).run())
+        watching = asyncio.ensure_future(
+            LogLine("a", rules, line, lambda: boards, lambda message: None).run()
+        )
     latest_s, begun, until_s = 0.0, time.process_time(), time.monotonic() + seconds
     while time.monotonic() < until_s:
         due_s = time.monotonic() + _BEAT_S
@@ -68,7 +70,9 @@ async def _measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--lines-per-s", type=float, default=100.0)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=20.0)
@@ -85,7 +89,9 @@ def main() -> None:
                     write(paths, lines_per_s, threading.Event())
                 matching = 0.0
                 try:
-                    line, pid = start_log_process("a", rules, Path(directory), ()) if rules else (None, 0)
+                    line, pid = (
+                        start_log_process("a", rules, Path(directory), ()) if rules else (None, 0)
+                    )
                     cpu, latest_s = asyncio.run(_measure(rules, line, workers, given.seconds))
                     if pid:  # it has ended with the line
                         used = os.wait4(pid, 0)[2]

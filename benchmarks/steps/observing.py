@@ -71,7 +71,9 @@ class Watchers:
 
     def hear(self, message: Any) -> None:
         """A message of the coordinator."""
-        if isinstance(message, Heartbeat) and any(beat.step > _SETTLED_STEPS for beat in message.beats):
+        if isinstance(message, Heartbeat) and any(
+            beat.step > _SETTLED_STEPS for beat in message.beats
+        ):
             self._going.set()
         if self._now == METRICS:
             self._observation.watch(message)
@@ -98,13 +100,19 @@ class Watchers:
 
     def _take_turn(self, who: str, viewer: subprocess.Popen[bytes]) -> None:
         self._now = who
-        begun_ns, begun_s, viewer_s = time.monotonic_ns(), time.process_time(), _cpu_seconds(viewer.pid)
+        begun_ns, begun_s, viewer_s = (
+            time.monotonic_ns(),
+            time.process_time(),
+            _cpu_seconds(viewer.pid),
+        )
         if who == TOP:
             viewer.send_signal(signal.SIGCONT)
         until_s = time.monotonic() + self._turn_s
         while (left_s := until_s - time.monotonic()) > 0 and not self._over.is_set():
             if who == METRICS:
-                with urllib.request.urlopen(self._observation.metrics_url, timeout=_LIMIT_S) as answer:
+                with urllib.request.urlopen(
+                    self._observation.metrics_url, timeout=_LIMIT_S
+                ) as answer:
                     answer.read()
             self._over.wait(min(left_s, _SCRAPE_S))
         if who == TOP:
@@ -126,7 +134,9 @@ def _cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def steps_of(records: list[Record], turns: list[tuple[str, int, int, float, float]]) -> dict[str, list[float]]:
+def steps_of(
+    records: list[Record], turns: list[tuple[str, int, int, float, float]]
+) -> dict[str, list[float]]:
     """Seconds of the steps that lie within a turn, by whose it was."""
     ends = [one.t_ns for one in records if one.event == Event.COMMIT and one["rank"] == 0]
     found: dict[str, list[float]] = {who: [] for who in dict.fromkeys(_TURNS)}
@@ -139,7 +149,10 @@ def steps_of(records: list[Record], turns: list[tuple[str, int, int, float, floa
 
 def measure(directory: Path, steps: int, turn_s: float, *, smoke: bool) -> list[Bar]:
     """The run."""
-    with Lab(smoke=smoke, directory=directory) as lab, Watchers(directory / "watched-1", turn_s) as watchers:
+    with (
+        Lab(smoke=smoke, directory=directory) as lab,
+        Watchers(directory / "watched-1", turn_s) as watchers,
+    ):
         run, _ = lab.watch(watchers.hear, steps=steps, size=lab.size, twin=False, nodes=2, spares=0)
     times = steps_of(run.records, watchers.turns)
     cpu = {who: _share(watchers.turns, who) for who in times}
@@ -171,10 +184,14 @@ def _share(turns: list[tuple[str, int, int, float, float]], who: str) -> tuple[f
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="a smoke run: few steps, no claims")
     parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--results", type=Path, default=Path(__file__).parents[1] / "results", metavar="DIRECTORY")
+    parser.add_argument(
+        "--results", type=Path, default=Path(__file__).parents[1] / "results", metavar="DIRECTORY"
+    )
     options = parser.parse_args()
     machine = look_at_machine()
     say("one run, in which the watchers take turns")

@@ -27,7 +27,15 @@ from typing import Any, NamedTuple
 
 from benchmarks.harness.bars import Bar, Report, choose, look_at_machine, save, show
 from benchmarks.harness.lab import Lab, say
-from benchmarks.harness.referee import DROPPED, OTHER_CPUS_MAX, Referee, Turn, order, plain, refereed
+from benchmarks.harness.referee import (
+    DROPPED,
+    OTHER_CPUS_MAX,
+    Referee,
+    Turn,
+    order,
+    plain,
+    refereed,
+)
 from benchmarks.harness.turns import steps_of
 from benchmarks.steps import baseline_ddp
 from chaoskit.vocabulary import Verdict
@@ -136,14 +144,22 @@ def compare(lab: Lab, case: Case, pairs: int) -> list[Pair]:
         tempfile.TemporaryDirectory() as directory,
         refereed(Path(directory), case.world) as referee,
         baseline_ddp.in_turns(
-            *(case.world, steps, lab.size, referee.path, block), loader=case.loader, environment=KEEP_MEMORY
+            *(case.world, steps, lab.size, referee.path, block),
+            loader=case.loader,
+            environment=KEEP_MEMORY,
         ) as ddp,
         ThreadPoolExecutor(1) as pool,
     ):
         playing = pool.submit(_play, referee, pairs, ddp.pid, ready)
         options = {"size": lab.size, "referee": referee.path, "block": block, "loader": case.loader}
         job = f"{Path(__file__).parents[1] / 'harness' / 'turns.py'}:train"
-        plan = {"steps": steps, "options": options, "deadline_s": _DEADLINE_S, "nodes": case.world, **settings}
+        plan = {
+            "steps": steps,
+            "options": options,
+            "deadline_s": _DEADLINE_S,
+            "nodes": case.world,
+            **settings,
+        }
         outcome = lab.run(job=job, watch=watch, **plan)
         if outcome.verdict is not Verdict.PASSED:
             referee.close()
@@ -165,8 +181,12 @@ def _play(referee: Referee, pairs: int, ddp_pid: int, ready: threading.Event) ->
                 found.append(pair)
                 mark = ", other load" if pair.is_marked else ""
                 ddp_ms = median(pair.ddp.seconds) * 1e3
-                spent = pair.ours.cpu_s / (pair.ddp.cpu_s or math.inf)  # turns may be shorter than a tick
-                say(f"    pair {len(found)}: {pair.ratio:.2f} x ({ddp_ms:.0f} ms), CPU {spent:.2f} x{mark}")
+                spent = pair.ours.cpu_s / (
+                    pair.ddp.cpu_s or math.inf
+                )  # turns may be shorter than a tick
+                say(
+                    f"    pair {len(found)}: {pair.ratio:.2f} x ({ddp_ms:.0f} ms), CPU {spent:.2f} x{mark}"
+                )
     except BaseException:
         referee.close()
         raise
@@ -178,10 +198,16 @@ def bar_of(case: Case, pairs: Sequence[Pair]) -> Bar:
     counted = [pair for pair in pairs if not pair.is_marked]
     enough = 2 * len(counted) > len(pairs)
     shown = counted if enough else list(pairs)
-    ours, ddp = ([one for pair in shown for one in getattr(pair, side).seconds] for side in ("ours", "ddp"))
+    ours, ddp = (
+        [one for pair in shown for one in getattr(pair, side).seconds] for side in ("ours", "ddp")
+    )
     cpu_ms = [median(getattr(pair, side).cpu_s for pair in shown) * 1e3 for side in ("ddp", "ours")]
     ratio, limit = median(pair.ratio for pair in shown), LIMITS[case.reduction]
-    marked = f"; {len(pairs) - len(counted)} of {len(pairs)} pairs had other load" if len(counted) < len(pairs) else ""
+    marked = (
+        f"; {len(pairs) - len(counted)} of {len(pairs)} pairs had other load"
+        if len(counted) < len(pairs)
+        else ""
+    )
     return Bar(
         topic="overhead",
         name=f"{case}: step time beside DDP with the same allocator, in turns",
@@ -219,23 +245,44 @@ def row(lab: Lab, case: Case, pairs: int) -> Bar:
     try:
         return bar_of(case, compare(lab, case, pairs))
     except (ConnectionError, TimeoutError) as error:
-        return Bar(topic="overhead", name=str(case), measured=f"not measured: {error}", met=False, timed=False)
+        return Bar(
+            topic="overhead",
+            name=str(case),
+            measured=f"not measured: {error}",
+            met=False,
+            timed=False,
+        )
 
 
 def cases(protections: Sequence[str], worlds: Sequence[int]) -> list[Case]:
     """All comparisons of a table."""
-    return [Case(name, world, loader) for world in worlds for loader in (False, True) for name in protections]
+    return [
+        Case(name, world, loader)
+        for world in worlds
+        for loader in (False, True)
+        for name in protections
+    ]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     # "all, fast" has a comma in its name
     known = {name.replace(", ", "-").replace(" ", "-"): name for name in PROTECTIONS}
-    parser.add_argument("--only", type=lambda text: choose(text, known), default=list(known), metavar="PROTECTIONS")
-    parser.add_argument("--ranks", type=int, nargs="+", metavar="N", help="default: 2 4; of a smoke run: 2")
+    parser.add_argument(
+        "--only", type=lambda text: choose(text, known), default=list(known), metavar="PROTECTIONS"
+    )
+    parser.add_argument(
+        "--ranks", type=int, nargs="+", metavar="N", help="default: 2 4; of a smoke run: 2"
+    )
     parser.add_argument("--pairs", type=int, default=PAIRS, metavar="N")
-    parser.add_argument("--quick", action="store_true", help="a smoke run: the tiny job, one pair, no claims")
-    parser.add_argument("--results", type=Path, default=Path(__file__).parents[1] / "results", metavar="DIRECTORY")
+    parser.add_argument(
+        "--quick", action="store_true", help="a smoke run: the tiny job, one pair, no claims"
+    )
+    parser.add_argument(
+        "--results", type=Path, default=Path(__file__).parents[1] / "results", metavar="DIRECTORY"
+    )
     options = parser.parse_args()
     worlds = options.ranks or ([2] if options.quick else [2, 4])
     report = Report(machine=look_at_machine(), smoke=options.quick, bars=[], notes=[_NOTE])
@@ -243,7 +290,9 @@ def main() -> int:
         for case in cases([known[name] for name in options.only], worlds):
             say(f"  {case}")
             report.bars.append(row(lab, case, lab.repeats(options.pairs)))
-            save(report, options.results, "overhead")  # a table takes an hour: what is measured stays
+            save(
+                report, options.results, "overhead"
+            )  # a table takes an hour: what is measured stays
     show(report)
     return int(report.failed)
 

@@ -29,7 +29,14 @@ WIDTH = 400
 
 def join(path: Path, rank: int, size: int) -> Group:
     """The runtime's own process group, on the loopback interface."""
-    return Group(FileStore(str(path), size), rank, size, torch.device("cpu"), address="127.0.0.1", timeout_s=120)
+    return Group(
+        FileStore(str(path), size),
+        rank,
+        size,
+        torch.device("cpu"),
+        address="127.0.0.1",
+        timeout_s=120,
+    )
 
 
 def barrier(group: Group) -> None:
@@ -40,7 +47,9 @@ def barrier(group: Group) -> None:
 def kinds(group: Group, floats: int) -> dict[str, Callable[[], object]]:
     """What is compared. Gradients are those of square layers with biases."""
     layers = max(floats // (WIDTH * WIDTH + WIDTH), 1)
-    layout = FlatLayout([(WIDTH, WIDTH), (WIDTH,)] * layers, [torch.float32] * 2 * layers, torch.device("cpu"))
+    layout = FlatLayout(
+        [(WIDTH, WIDTH), (WIDTH,)] * layers, [torch.float32] * 2 * layers, torch.device("cpu")
+    )
     local = LocalGradients(layout, group.size)
     local.add(group.rank, [torch.randn(shape) for shape in layout.shapes])
     ownership = [[rank] for rank in range(group.size)]
@@ -103,14 +112,29 @@ def main() -> None:
     wall = times[0].amax(dim=1) * 1e3
     cpu = times[1].mean(dim=1) * 1e3
     rows = []
-    print(f"{'':12}{'median ms':>10}{'min ms':>10}{'CPU ms':>10}{'ratio':>8}   ({options.ranks} ranks)")
+    print(
+        f"{'':12}{'median ms':>10}{'min ms':>10}{'CPU ms':>10}{'ratio':>8}   ({options.ranks} ranks)"
+    )
     for index, kind in enumerate(("all-reduce", "exact", "fast")):
-        ratio = float((wall[index] / wall[0]).median())  # of neighbours in time, so that load cancels out
-        median, least, busy = float(wall[index].median()), float(wall[index].min()), float(cpu[index].median())
-        rows.append({"kind": kind, "median_ms": median, "min_ms": least, "cpu_ms": busy, "ratio": ratio})
+        ratio = float(
+            (wall[index] / wall[0]).median()
+        )  # of neighbours in time, so that load cancels out
+        median, least, busy = (
+            float(wall[index].median()),
+            float(wall[index].min()),
+            float(cpu[index].median()),
+        )
+        rows.append(
+            {"kind": kind, "median_ms": median, "min_ms": least, "cpu_ms": busy, "ratio": ratio}
+        )
         print(f"{kind:12}{median:10.1f}{least:10.1f}{busy:10.1f}{ratio:8.2f}")
     if options.json:
-        summary = {"ranks": options.ranks, "floats": options.floats, "repetitions": options.repetitions, "kinds": rows}
+        summary = {
+            "ranks": options.ranks,
+            "floats": options.floats,
+            "repetitions": options.repetitions,
+            "kinds": rows,
+        }
         options.json.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
 
 

@@ -76,13 +76,17 @@ def step_seconds(outcome: Outcome) -> list[float]:
         for record in records(outcome)
         if record.event == Event.COMMIT and record["rank"] == 0
     }
-    times = [commits[step] for step in sorted(commits) if step >= AT]  # step AT itself waits for the fault
+    times = [
+        commits[step] for step in sorted(commits) if step >= AT
+    ]  # step AT itself waits for the fault
     return [(later - earlier) / 1e9 for earlier, later in itertools.pairwise(times)]
 
 
 def steps_until(seconds: list[float], limit_s: float) -> int | None:
     """Steps after which ``WINDOW`` of them, on end, take no longer than ``limit_s`` in the mean; None if never."""
-    means = [sum(seconds[first : first + WINDOW]) / WINDOW for first in range(len(seconds) - WINDOW + 1)]
+    means = [
+        sum(seconds[first : first + WINDOW]) / WINDOW for first in range(len(seconds) - WINDOW + 1)
+    ]
     return next((first for first, mean_s in enumerate(means) if mean_s <= limit_s), None)
 
 
@@ -97,7 +101,10 @@ def measure(lab: Lab, shards: int) -> list[Bar]:
             runs.setdefault(setting.name, []).append(step_seconds(outcome))
     whole_s = median(itertools.chain(*runs[UNBROKEN.name]))
     best_s = whole_s * RANKS / (RANKS - 0.5)
-    share = {name: best_s / mean(itertools.chain(*(one[WITHIN:] for one in found))) for name, found in runs.items()}
+    share = {
+        name: best_s / mean(itertools.chain(*(one[WITHIN:] for one in found)))
+        for name, found in runs.items()
+    }
     within = [steps_until(seconds, best_s / SHARE) for seconds in runs[BALANCED.name]]
     reached = all(count is not None and count <= WITHIN for count in within)
     counted = ", ".join("never" if count is None else str(count) for count in within)
@@ -115,7 +122,9 @@ def measure(lab: Lab, shards: int) -> list[Bar]:
         Bar(
             topic="uneven",
             name=f"V={shards}: a step: unbroken; shards stay; balanced, after {WITHIN} steps",
-            measured="; ".join(spread(list(itertools.chain(*(one[WITHIN:] for one in runs[s.name])))) for s in ALL),
+            measured="; ".join(
+                spread(list(itertools.chain(*(one[WITHIN:] for one in runs[s.name])))) for s in ALL
+            ),
         ),
         Bar(
             topic="uneven",
@@ -132,10 +141,14 @@ ALL = (UNBROKEN, FIXED, BALANCED)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="a smoke run: few steps, no claims")
     parser.add_argument("--shards", type=int, nargs="+", default=[16, 32], metavar="V")
-    parser.add_argument("--results", type=Path, default=Path(__file__).parents[1] / "results", metavar="DIRECTORY")
+    parser.add_argument(
+        "--results", type=Path, default=Path(__file__).parents[1] / "results", metavar="DIRECTORY"
+    )
     options = parser.parse_args()
     machine, bars = look_at_machine(), []
     with Lab(smoke=options.quick) as lab:

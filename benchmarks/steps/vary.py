@@ -73,7 +73,11 @@ def usual() -> list[Variation]:
     """
     found = [parse(text) for text in USUAL if text.partition("=")[0] in RunConfig.__struct_fields__]
     if not found:
-        raise BadInput("vary", None, "name a field and two values, such as buckets=1,4: the usual ones are not here")
+        raise BadInput(
+            "vary",
+            None,
+            "name a field and two values, such as buckets=1,4: the usual ones are not here",
+        )
     return found
 
 
@@ -88,14 +92,22 @@ def compare(lab: Lab, variations: Sequence[Variation], size: str, limit: float |
             field, *values = variations[number]
             seconds = step_seconds(lab.run(steps=steps, size=size, **{field: values[side]}))
             medians[number, side].append(median(seconds))
-            say(f"    round {turn + 1}, {field}={values[side]}: median step {median(seconds) * 1e3:.1f} ms")
+            say(
+                f"    round {turn + 1}, {field}={values[side]}: median step {median(seconds) * 1e3:.1f} ms"
+            )
     return [
         cost(variation, medians[number, 0], medians[number, 1], size, limit)
         for number, variation in enumerate(variations)
     ]
 
 
-def cost(variation: Variation, base: Sequence[float], other: Sequence[float], size: str, limit: float | None) -> Bar:
+def cost(
+    variation: Variation,
+    base: Sequence[float],
+    other: Sequence[float],
+    size: str,
+    limit: float | None,
+) -> Bar:
     """What ``other`` costs beside ``base``: seconds a step, one median a round."""
     rounds = [mine / theirs for mine, theirs in zip(other, base, strict=True)]
     ratio = median(other) / median(base)
@@ -111,12 +123,28 @@ def cost(variation: Variation, base: Sequence[float], other: Sequence[float], si
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--vary", action="append", default=[], metavar="FIELD=A,B", help="may be given several times")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--vary",
+        action="append",
+        default=[],
+        metavar="FIELD=A,B",
+        help="may be given several times",
+    )
     parser.add_argument("--size", default="10m", help="of gpt")
-    parser.add_argument("--limit", type=float, help="largest ratio of the step times, B to A; default: only measured")
-    parser.add_argument("--quick", action="store_true", help="a smoke run: the tiny job, one round, no claims")
-    parser.add_argument("--results", type=Path, default=Path(__file__).parents[1] / "results", metavar="DIRECTORY")
+    parser.add_argument(
+        "--limit",
+        type=float,
+        help="largest ratio of the step times, B to A; default: only measured",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a smoke run: the tiny job, one round, no claims"
+    )
+    parser.add_argument(
+        "--results", type=Path, default=Path(__file__).parents[1] / "results", metavar="DIRECTORY"
+    )
     options = parser.parse_args()
     try:
         variations = [parse(text) for text in options.vary] or usual()

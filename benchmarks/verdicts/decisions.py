@@ -65,7 +65,15 @@ def record(runs: int) -> list[list[RunRecord]]:
         (Path(directory) / "pytest.ini").write_text("[pytest]\nchaos_detection = relaxed\n")
         for number in range(SESSIONS):
             file = Path(directory) / f"{number}.jsonl"
-            options = ["-q", "-p", "no:cacheprovider", "--chaos-repeats", str(runs), "--chaos-save", str(file)]
+            options = [
+                "-q",
+                "-p",
+                "no:cacheprovider",
+                "--chaos-repeats",
+                str(runs),
+                "--chaos-save",
+                str(file),
+            ]
             subprocess.run([sys.executable, "-m", "pytest", *options], cwd=directory, check=True)
             found.append(read(str(file)).runs)
     return found
@@ -73,7 +81,11 @@ def record(runs: int) -> list[list[RunRecord]]:
 
 def changed(run: RunRecord, recovery: float, everything: float) -> RunRecord:
     """The same run, slower."""
-    by = {"recovery": (1 + recovery) * (1 + everything), "step": 1 + everything, "bound": 1 + everything}
+    by = {
+        "recovery": (1 + recovery) * (1 + everything),
+        "step": 1 + everything,
+        "bound": 1 + everything,
+    }
     metrics = {
         name: Metric(metric.value * by.get(name, 1.0), metric.unit, metric.better)
         for name, metric in run.metrics.items()
@@ -89,7 +101,10 @@ def decide(
     for _ in range(tries):
         before, after = chance.sample(sessions, 2)
         findings = compare(
-            [msgspec.structs.replace(run, run_id=new_id()) for run in chance.choices(before, k=size)],
+            [
+                msgspec.structs.replace(run, run_id=new_id())
+                for run in chance.choices(before, k=size)
+            ],
             [changed(run, *planted) for run in chance.choices(after, k=size)],
         ).findings
         changes = {one.change for one in findings if one.metric in DECIDING}
@@ -97,7 +112,9 @@ def decide(
     return {change.value: found[change] / tries for change in ORDER if found[change]}
 
 
-def in_turns(sessions: Sequence[Sequence[RunRecord]], planted: float, drift: float, tries: int) -> dict[str, float]:
+def in_turns(
+    sessions: Sequence[Sequence[RunRecord]], planted: float, drift: float, tries: int
+) -> dict[str, float]:
     """Shares of what a comparison in turns finds of a recovery, and how many runs a side it takes."""
     chance, found, runs = random.Random(f"{planted}{drift}"), Counter[NumberChange](), 0
     for _ in range(tries):
@@ -109,15 +126,21 @@ def in_turns(sessions: Sequence[Sequence[RunRecord]], planted: float, drift: flo
         (one,) = (one for one in schedule.findings if one.metric == "recovery")
         found[one.change] += 1
         runs += schedule.counted("test_kill")
-    return {change.value: found[change] / tries for change in ORDER if found[change]} | {"runs": runs / tries}
+    return {change.value: found[change] / tries for change in ORDER if found[change]} | {
+        "runs": runs / tries
+    }
 
 
-def stream(chance: random.Random, session: Sequence[RunRecord], drift: float) -> Iterator[RunRecord]:
+def stream(
+    chance: random.Random, session: Sequence[RunRecord], drift: float
+) -> Iterator[RunRecord]:
     """Runs of a session in blocks of four, on a day that gets slower."""
     for place in itertools.count():
         if place % 4 == 0:
             start = chance.randrange(len(session) - 3)
-        yield changed(session[start + place % 4], 0.0, drift * min(1.0, place / (2 * LOOKS[-1].runs)))
+        yield changed(
+            session[start + place % 4], 0.0, drift * min(1.0, place / (2 * LOOKS[-1].runs))
+        )
 
 
 def main() -> None:
@@ -126,22 +149,32 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=40, help="of each session")
     parser.add_argument("--tries", type=int, default=2000, help="comparisons of each kind")
     parser.add_argument("--samples", type=Path, help="a decisions.json, instead of recording anew")
-    parser.add_argument("--results", type=Path, help="a directory for decisions.json and decisions.md")
+    parser.add_argument(
+        "--results", type=Path, help="a directory for decisions.json and decisions.md"
+    )
     arguments = parser.parse_args()
     sessions = recorded(arguments.samples) if arguments.samples else record(arguments.runs)
     rows = []
     for size in SIZES:
         for planted in PLANTED:
             shares = decide(sessions, size, planted, arguments.tries)
-            rows.append({"runs": size, "recovery": planted[0], "everything": planted[1], "shares": shares})
+            rows.append(
+                {"runs": size, "recovery": planted[0], "everything": planted[1], "shares": shares}
+            )
             told = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
-            print(f"{size} a side, recovery +{planted[0]:.0%}, everything +{planted[1]:.0%}: {told}", flush=True)
+            print(
+                f"{size} a side, recovery +{planted[0]:.0%}, everything +{planted[1]:.0%}: {told}",
+                flush=True,
+            )
     turns = []
     for planted, drift in TURNS:
         shares = in_turns(sessions, planted, drift, arguments.tries)
         turns.append({"recovery": planted, "drift": drift, "shares": shares})
         told = ", ".join(f"{name} {share:.1%}" for name, share in shares.items() if name != "runs")
-        print(f"in turns, +{planted:.0%}, drift {drift:.0%}: {told}; {shares['runs']:.1f} runs a side", flush=True)
+        print(
+            f"in turns, +{planted:.0%}, drift {drift:.0%}: {told}; {shares['runs']:.1f} runs a side",
+            flush=True,
+        )
     if arguments.results:
         _write(arguments.results, sessions, rows, turns)
 
@@ -180,9 +213,17 @@ def _write(
     turns: Sequence[dict[str, Any]],
 ) -> None:
     names = ("recovery", "step", "bound")
-    samples = [[[round(run.metrics[name].value, 6) for name in names] for run in session] for session in sessions]
+    samples = [
+        [[round(run.metrics[name].value, 6) for name in names] for run in session]
+        for session in sessions
+    ]
     machine = sessions[0][0].machine
-    told = {"machine": machine, "samples_s": {"of": names, "sessions": samples}, "decisions": rows, "in_turns": turns}
+    told = {
+        "machine": machine,
+        "samples_s": {"of": names, "sessions": samples},
+        "decisions": rows,
+        "in_turns": turns,
+    }
     (directory / "decisions.json").write_text(json.dumps(told, indent=1) + "\n")
     kinds = [change.value for change in ORDER]
     of = f"{sum(map(len, sessions))} recoveries of {len(sessions)} sessions on {machine}, drawn in pairs of sessions."
@@ -197,7 +238,9 @@ def _write(
     for row in rows:
         shares = row["shares"]
         cells = [f"{shares.get(kind, 0):.1%}" for kind in kinds]
-        lines.append(f"| {row['runs']} | +{row['recovery']:.0%} | +{row['everything']:.0%} | {' | '.join(cells)} |")
+        lines.append(
+            f"| {row['runs']} | +{row['recovery']:.0%} | +{row['everything']:.0%} | {' | '.join(cells)} |"
+        )
     lines += [
         "",
         "Versions in turns: both in one session, which gets slower by the drift while they run.",
@@ -207,8 +250,13 @@ def _write(
     ]
     for row in turns:
         shares = row["shares"]
-        cells = [f"{shares.get(kind, 0):.1%}" for kind in ("regressed", "unchanged", "undecided", "better")]
-        lines.append(f"| +{row['recovery']:.0%} | {row['drift']:.0%} | {' | '.join(cells)} | {shares['runs']:.1f} |")
+        cells = [
+            f"{shares.get(kind, 0):.1%}"
+            for kind in ("regressed", "unchanged", "undecided", "better")
+        ]
+        lines.append(
+            f"| +{row['recovery']:.0%} | {row['drift']:.0%} | {' | '.join(cells)} | {shares['runs']:.1f} |"
+        )
     (directory / "decisions.md").write_text("\n".join([*lines, ""]))
 
 

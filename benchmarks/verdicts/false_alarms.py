@@ -38,7 +38,9 @@ from chaoskit.wire.messages import Heartbeat, WorkerLost
 STEPS = {"10m": 120, "tiny": 1500}
 NODES, SPARES = 4, 1
 #: Nothing of this belongs into healthy training.
-NOTICES = frozenset({Event.DETECTED, Event.NONFINITE, Event.CORRUPT, Event.SET_ASIDE, Event.RECORD_LOST})
+NOTICES = frozenset(
+    {Event.DETECTED, Event.NONFINITE, Event.CORRUPT, Event.SET_ASIDE, Event.RECORD_LOST}
+)
 DEADLINE_S = 1800.0  # of one run: on a machine this busy only a run that stands still needs it
 
 _TELL_S = 15.0
@@ -76,7 +78,9 @@ class Progress:
                 say(f"    {worker}: {cause} ({detail})")
         if time.monotonic() - self._told_s >= _TELL_S:
             self._told_s = time.monotonic()
-            say(f"    {self._text}, step {self._step}; beside it: {self._weather.now}; {self._lost} workers given up")
+            say(
+                f"    {self._text}, step {self._step}; beside it: {self._weather.now}; {self._lost} workers given up"
+            )
 
 
 def look(size: str, run: RawRun, outcome: Outcome) -> Calm:
@@ -110,16 +114,30 @@ def alarms(records: Sequence[Record]) -> tuple[list[str], int]:
     return detections, sum(record.event == Event.PLAN for record in during)
 
 
-def claim(runs: Sequence[Calm], alone: Mapping[str, float], load: str, loaded_s: float, burst_count: int) -> list[Bar]:
+def claim(
+    runs: Sequence[Calm], alone: Mapping[str, float], load: str, loaded_s: float, burst_count: int
+) -> list[Bar]:
     """The bar, and beside it what the load did to the training. ``alone``: by size, seconds of a step without it."""
     detections = [text for run in runs for text in run.detections]
     extra = sum(max(0, run.plans - 1) for run in runs)
-    bad = [reason for run in runs if run.verdict is not Verdict.PASSED for reason in run.reasons or ["no reason given"]]
-    digests = {size: len({run.weights for run in runs if run.size == size}) for size in {run.size for run in runs}}
+    bad = [
+        reason
+        for run in runs
+        if run.verdict is not Verdict.PASSED
+        for reason in run.reasons or ["no reason given"]
+    ]
+    digests = {
+        size: len({run.weights for run in runs if run.size == size})
+        for size in {run.size for run in runs}
+    }
     different = sorted(size for size, count in digests.items() if count > 1)
     trained_s = sum(run.trained_s for run in runs)
     passed = sum(run.verdict is Verdict.PASSED for run in runs)
-    problems = [*detections, *bad, *(f"gpt {size}: runs ended with different weights" for size in different)]
+    problems = [
+        *detections,
+        *bad,
+        *(f"gpt {size}: runs ended with different weights" for size in different),
+    ]
     quiet = Bar(
         topic="false alarms",
         name=f"{trained_s / 60:.1f} minutes of healthy training, 4 ranks, beside {load}",
@@ -134,7 +152,11 @@ def claim(runs: Sequence[Calm], alone: Mapping[str, float], load: str, loaded_s:
         timed=False,
         samples={"runs": [msgspec.to_builtins(run) for run in runs], "problems": problems},
     )
-    effects = [_effect([run for run in runs if run.size == size], alone[size]) for size in STEPS if size in digests]
+    effects = [
+        _effect([run for run in runs if run.size == size], alone[size])
+        for size in STEPS
+        if size in digests
+    ]
     pressure = Bar(
         topic="false alarms",
         name="what the load did to the steps (median alone, median beside it, and the longest)",
@@ -150,7 +172,9 @@ def _effect(runs: Sequence[Calm], alone_s: float) -> str:
     return f"gpt {runs[0].size}: {sum(run.steps for run in runs)} steps, {durations}"
 
 
-def measure(minutes: float, sizes: Sequence[str], load: str, seed: int, journals: Path | None) -> Report:
+def measure(
+    minutes: float, sizes: Sequence[str], load: str, seed: int, journals: Path | None
+) -> Report:
     """Train until there were so many minutes of it."""
     machine = look_at_machine()
     runs: list[Calm] = []
@@ -168,7 +192,11 @@ def measure(minutes: float, sizes: Sequence[str], load: str, seed: int, journals
                 say(f"    {text}: {result}")
                 if weather.problem:
                     raise BadInput("load", load, f"mend it, or use another one: {weather.problem}")
-    return Report(machine=machine, smoke=False, bars=claim(runs, alone, load, weather.loaded_s, weather.bursts))
+    return Report(
+        machine=machine,
+        smoke=False,
+        bars=claim(runs, alone, load, weather.loaded_s, weather.bursts),
+    )
 
 
 def _train(lab: Lab, size: str, watch: Callable[[Any], None]) -> Calm:
@@ -177,18 +205,32 @@ def _train(lab: Lab, size: str, watch: Callable[[Any], None]) -> Calm:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=30.0, help="of training, start-up not counted")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=30.0, help="of training, start-up not counted"
+    )
     sizes_of = functools.partial(choose, known=STEPS)
-    parser.add_argument("--sizes", type=sizes_of, default=list(STEPS), metavar="SIZES", help="trained by turns")
-    parser.add_argument("--load", choices=LOADS, default="stress-ng", help="own: busy processes of Python")
+    parser.add_argument(
+        "--sizes", type=sizes_of, default=list(STEPS), metavar="SIZES", help="trained by turns"
+    )
+    parser.add_argument(
+        "--load", choices=LOADS, default="stress-ng", help="own: busy processes of Python"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the bursts")
-    parser.add_argument("--journals", type=Path, metavar="DIRECTORY", help="keep the journals of all runs there")
-    parser.add_argument("--results", type=Path, default=Path(__file__).parents[1] / "results", metavar="DIRECTORY")
+    parser.add_argument(
+        "--journals", type=Path, metavar="DIRECTORY", help="keep the journals of all runs there"
+    )
+    parser.add_argument(
+        "--results", type=Path, default=Path(__file__).parents[1] / "results", metavar="DIRECTORY"
+    )
     options = parser.parse_args()
     try:
         require_load(options.load)
-        report = measure(options.minutes, options.sizes, options.load, options.seed, options.journals)
+        report = measure(
+            options.minutes, options.sizes, options.load, options.seed, options.journals
+        )
     except BadInput as error:
         parser.error(str(error))
     save(report, options.results, "false_alarms")

@@ -32,10 +32,15 @@ class Run:
         self._journals: dict[str, Journal] = {}
         self._numbers = [count() for _ in range(WORLD + 1)]  # of the workers of each node
         every = steps // losses
-        faults = [Kill(rank=number % WORLD, at_step=every * number + every // 2) for number in range(losses)]
+        faults = [
+            Kill(rank=number % WORLD, at_step=every * number + every // 2)
+            for number in range(losses)
+        ]
         plan = {"nodes": WORLD, "steps": steps, "max_failures": losses + 1, "strikes_max": 0}
         self._experiment = plan_experiment("gpt", faults=faults, options={"size": "tiny"}, **plan)
-        self._write("harness", Event.STARTED, "harness", unix_ns=0, run_id="made-up", nodes=WORLD, spares=1)
+        self._write(
+            "harness", Event.STARTED, "harness", unix_ns=0, run_id="made-up", nodes=WORLD, spares=1
+        )
         members = [self._start(node) for node in range(WORLD)]
         spare = self._start(WORLD)
         self._plan(members)
@@ -47,14 +52,20 @@ class Run:
         for name in members:
             self._write(name, Event.FINISHED, step=steps, weights_digest="a", state_digest="b")
         self._write("coordinator", Event.JOB_ENDED, "coordinator", ok=True, reason="")
-        self._write("harness", Event.RUN_ENDED, "harness", reason="ended", ok=True, detail="", exits={})
+        self._write(
+            "harness", Event.RUN_ENDED, "harness", reason="ended", ok=True, detail="", exits={}
+        )
         for journal in self._journals.values():
             journal.sign_off("the job ended")
-        self.raw = RawRun(self._experiment, directory, 10**9, next(self._ns), EndJob(ok=True, reason=""), False)
+        self.raw = RawRun(
+            self._experiment, directory, 10**9, next(self._ns), EndJob(ok=True, reason=""), False
+        )
 
     def _write(self, name: str, event: Event, role: str = "worker", **fields: Any) -> int:
         if name not in self._journals:
-            self._journals[name] = Journal(self._directory, name, role=role, node=name.partition(".")[0])
+            self._journals[name] = Journal(
+                self._directory, name, role=role, node=name.partition(".")[0]
+            )
         t_ns = next(self._ns)
         self._journals[name].write(event, t_ns=t_ns, **fields)
         return t_ns
@@ -66,9 +77,21 @@ class Run:
         return name
 
     def _plan(self, members: list[str]) -> None:
-        ranks = [{"rank": r, "worker": w, "node": w.partition(".")[0], "shards": [r]} for r, w in enumerate(members)]
+        ranks = [
+            {"rank": r, "worker": w, "node": w.partition(".")[0], "shards": [r]}
+            for r, w in enumerate(members)
+        ]
         where = {"generation": self._generation}
-        self._write("coordinator", Event.PLAN, "coordinator", abort=True, members=ranks, leavers=[], reason="", **where)
+        self._write(
+            "coordinator",
+            Event.PLAN,
+            "coordinator",
+            abort=True,
+            members=ranks,
+            leavers=[],
+            reason="",
+            **where,
+        )
         for rank, name in enumerate(members):
             self._write(name, Event.ENTERED, rank=rank, cause="", **where)
             self._write(name, Event.REGROUPED, rank=rank, world=WORLD, **where)
@@ -81,15 +104,39 @@ class Run:
         node = name.partition(".")[0]
         place = {"step": step, "rank": rank, "phase": "forward", "generation": self._generation}
         self._write(name, Event.HOOK_STOPPED, fault=fault, **place)
-        target = {"worker": name, "node": node, "nodes": [], "pid": 1, "ticks": 0, "waiting": name, "done_ns": 0}
-        self._write("harness", Event.INJECTED, "harness", fault=fault, what=str(kill), **target, **place)
-        self._write("coordinator", Event.DETECTED, "coordinator", worker=name, rank=rank, cause="exited", detail="")
-        self._write(node, Event.WORKER_EXITED, "agent", worker=name, pid=1, how="killed", status="SIGKILL")
-        self._write("harness", Event.EVIDENCE, "harness", fault=fault, level="effective", observed="killed")
+        target = {
+            "worker": name,
+            "node": node,
+            "nodes": [],
+            "pid": 1,
+            "ticks": 0,
+            "waiting": name,
+            "done_ns": 0,
+        }
+        self._write(
+            "harness", Event.INJECTED, "harness", fault=fault, what=str(kill), **target, **place
+        )
+        self._write(
+            "coordinator",
+            Event.DETECTED,
+            "coordinator",
+            worker=name,
+            rank=rank,
+            cause="exited",
+            detail="",
+        )
+        self._write(
+            node, Event.WORKER_EXITED, "agent", worker=name, pid=1, how="killed", status="SIGKILL"
+        )
+        self._write(
+            "harness", Event.EVIDENCE, "harness", fault=fault, level="effective", observed="killed"
+        )
         members[rank], self._generation = spare, self._generation + 1
         self._plan(members)
         copy = {"size_bytes": 1000, "transport": "auto", "source": "rank 0", "checksum": ""}
-        self._write(spare, Event.RESTORED, generation=self._generation, rank=rank, step=step, **copy)
+        self._write(
+            spare, Event.RESTORED, generation=self._generation, rank=rank, step=step, **copy
+        )
         following = self._start(int(node.removeprefix("node")))
         self._write("coordinator", Event.SPARE_READY, "coordinator", worker=following)
         return following
@@ -99,8 +146,22 @@ class Run:
         for rank, name in enumerate(members):
             first = (step * WORLD + rank) * BATCH
             samples = list(range(first, first + BATCH))
-            self._write(name, Event.REDUCE, rank=rank, shards=[rank], samples=samples, dataset=10**9, **where)
-        told = {"world": WORLD, "loss": 1.0 / (step + 1), "piece": 0, "grad_sum": step, "stall_ms": 0.0}
+            self._write(
+                name,
+                Event.REDUCE,
+                rank=rank,
+                shards=[rank],
+                samples=samples,
+                dataset=10**9,
+                **where,
+            )
+        told = {
+            "world": WORLD,
+            "loss": 1.0 / (step + 1),
+            "piece": 0,
+            "grad_sum": step,
+            "stall_ms": 0.0,
+        }
         for rank, name in enumerate(members):
             self._write(name, Event.COMMIT, rank=rank, **told, **where)
 
@@ -115,7 +176,9 @@ def measure(steps: int, losses: int) -> tuple[int, float, float]:
         outcome = judge(run, None, "local")
         judged_s = time.perf_counter() - begin_s - read_s
         if len(outcome.recoveries) != losses:
-            raise RuntimeError(f"{len(outcome.recoveries)} of {losses} recoveries: {'; '.join(outcome.reasons)}")
+            raise RuntimeError(
+                f"{len(outcome.recoveries)} of {losses} recoveries: {'; '.join(outcome.reasons)}"
+            )
         return records, read_s, judged_s
 
 
@@ -128,7 +191,9 @@ def main() -> None:
     parts = [measure(arguments.steps // share, arguments.losses // share) for share in (10, 1)]
     for records, read_s, judged_s in parts:
         print(f"{records:7} records: read in {read_s:.2f} s, judged in {judged_s:.2f} s")
-    print(f"{parts[1][2] / parts[0][2]:.1f} times as long for {parts[1][0] / parts[0][0]:.1f} times the records")
+    print(
+        f"{parts[1][2] / parts[0][2]:.1f} times as long for {parts[1][0] / parts[0][0]:.1f} times the records"
+    )
 
 
 if __name__ == "__main__":

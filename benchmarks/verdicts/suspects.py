@@ -77,7 +77,9 @@ class Clock:
             self._flag.touch()
         if now_s - self._told_s > _TELL_S:
             self._told_s = now_s
-            say(f"    {self._job}: step {self._step}, {max(0.0, self._end_s - now_s) / 60:.1f} minutes left")
+            say(
+                f"    {self._job}: step {self._step}, {max(0.0, self._end_s - now_s) / 60:.1f} minutes left"
+            )
 
 
 def look(job: str, minutes: float, run: RawRun, step_s: float, verdict: str) -> Suspects:
@@ -95,10 +97,15 @@ def look(job: str, minutes: float, run: RawRun, step_s: float, verdict: str) -> 
         if record["worker"] == injected["worker"] and record.t_ns > injected.t_ns:
             found_s = (record.t_ns - injected.t_ns) / 1e9
             continue
-        ended.append(f"step {record.get('step', '?')}: rank {record['rank']}: {record['cause']}: {record['detail']}")
+        ended.append(
+            f"step {record.get('step', '?')}: rank {record['rank']}: {record['cause']}: {record['detail']}"
+        )
         if _was_seen(str(record["detail"]), limits["longest_ms"]):
             repeated.append(ended[-1])
-    longest_s, allowance_s = max(before["longest_ms"].values()) / 1000, before["allowance_ms"] / 1000
+    longest_s, allowance_s = (
+        max(before["longest_ms"].values()) / 1000,
+        before["allowance_ms"] / 1000,
+    )
     return Suspects(
         job=job,
         minutes=minutes,
@@ -125,12 +132,16 @@ def claim(found: Sequence[Suspects]) -> list[Bar]:
     """Three bars a job."""
     bars = []
     for one in found:
-        name = f"{one.job}, {one.minutes:g} minutes, {one.steps} steps of {one.step_s:.2f} s (median)"
+        name = (
+            f"{one.job}, {one.minutes:g} minutes, {one.steps} steps of {one.step_s:.2f} s (median)"
+        )
         bars.append(
             Bar(
                 topic="suspects",
                 name=f"healthy ranks ended: {name}",
-                measured="; ".join([f"{len(one.ended)} ended, {len(one.repeated)} of them again", *one.ended]),
+                measured="; ".join(
+                    [f"{len(one.ended)} ended, {len(one.repeated)} of them again", *one.ended]
+                ),
                 limit=f"at most {FALSE_ALARMS_MAX} ended, none for a pause whose like was seen before",
                 met=len(one.ended) <= FALSE_ALARMS_MAX and not one.repeated,
                 timed=False,
@@ -180,17 +191,33 @@ def _train(lab: Lab, job: str, minutes: float) -> Suspects:
         deadline_s=minutes * 60 + 600,
     )
     seconds = sorted(point.seconds for point in outcome.steps[1:])
-    return look(job, minutes, run, seconds[len(seconds) // 2] if seconds else 0.0, outcome.verdict.value)
+    return look(
+        job, minutes, run, seconds[len(seconds) // 2] if seconds else 0.0, outcome.verdict.value
+    )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jobs", default=list(MINUTES), type=lambda text: choose(text, MINUTES), metavar="JOBS")
-    parser.add_argument("--minutes", type=float, help="of each job; by default 30 of the first one, 10 of the others")
-    parser.add_argument("--load", choices=LOADS, default="stress-ng", help="beside two of them; own: busy Python")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--jobs", default=list(MINUTES), type=lambda text: choose(text, MINUTES), metavar="JOBS"
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        help="of each job; by default 30 of the first one, 10 of the others",
+    )
+    parser.add_argument(
+        "--load", choices=LOADS, default="stress-ng", help="beside two of them; own: busy Python"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the bursts")
-    parser.add_argument("--journals", type=Path, metavar="DIRECTORY", help="keep the journals of all runs there")
-    parser.add_argument("--results", type=Path, default=Path(__file__).parents[1] / "results", metavar="DIRECTORY")
+    parser.add_argument(
+        "--journals", type=Path, metavar="DIRECTORY", help="keep the journals of all runs there"
+    )
+    parser.add_argument(
+        "--results", type=Path, default=Path(__file__).parents[1] / "results", metavar="DIRECTORY"
+    )
     options = parser.parse_args()
     try:
         require_load(options.load)

@@ -41,7 +41,12 @@ def _model() -> nn.Module:
 
 
 def sequences(
-    trainer: Trainer, *, steps: int, usual_s: float = 0.05, until: dict[str, Any] | None = None, batch: int = 24
+    trainer: Trainer,
+    *,
+    steps: int,
+    usual_s: float = 0.05,
+    until: dict[str, Any] | None = None,
+    batch: int = 24,
 ) -> None:
     """Train on sequences of very different lengths, with all that interrupts a real loop.
 
@@ -77,7 +82,9 @@ def sequences(
             time.sleep(3.0)
 
 
-def stalling_loader(trainer: Trainer, *, steps: int, until: dict[str, Any] | None = None, batch: int = 24) -> None:
+def stalling_loader(
+    trainer: Trainer, *, steps: int, until: dict[str, Any] | None = None, batch: int = 24
+) -> None:
     """Train from storage that answers at once, or after half a second, or (once in 300 steps) after five."""
     torch.manual_seed(trainer.seed)
     model = _model()
@@ -94,7 +101,9 @@ def stalling_loader(trainer: Trainer, *, steps: int, until: dict[str, Any] | Non
                 step.backward(model(shard.batch).square().mean())
 
 
-def adversarial(trainer: Trainer, *, steps: int, until: dict[str, Any] | None = None, batch: int = 24) -> None:
+def adversarial(
+    trainer: Trainer, *, steps: int, until: dict[str, Any] | None = None, batch: int = 24
+) -> None:
     """Train a generator and its critic, with an optimizer each, on batches of one to forty parts."""
     torch.manual_seed(trainer.seed)
     model = nn.ModuleDict({"generator": nn.Linear(16, _WIDTH), "critic": nn.Linear(_WIDTH, 1)})
@@ -107,14 +116,18 @@ def adversarial(trainer: Trainer, *, steps: int, until: dict[str, Any] | None = 
             goal.pace()
             for shard in step.shards(data, batch_size=batch):
                 draw = random.Random(begun * 17 + shard.index)
-                for _ in range(1 if draw.random() < 0.9 else draw.randint(10, 40)):  # parts of a large batch
+                for _ in range(
+                    1 if draw.random() < 0.9 else draw.randint(10, 40)
+                ):  # parts of a large batch
                     time.sleep(0.025)
                 fake = model["generator"](shard.batch[:, :16])
                 critic = model["critic"](shard.batch).mean() - model["critic"](fake.detach()).mean()
                 step.backward(critic - model["critic"](fake).mean())
 
 
-def recompiling(trainer: Trainer, *, steps: int, until: dict[str, Any] | None = None, batch: int = 24) -> None:
+def recompiling(
+    trainer: Trainer, *, steps: int, until: dict[str, Any] | None = None, batch: int = 24
+) -> None:
     """Train a compiled model on shapes of which a new one comes every few steps."""
     torch.manual_seed(trainer.seed)
     model = _model()
@@ -128,6 +141,10 @@ def recompiling(trainer: Trainer, *, steps: int, until: dict[str, Any] | None = 
         with trainer.transaction() as step:
             goal.pace()
             for shard in step.shards(data, batch_size=batch):
-                rows = shard.batch if begun % 20 else torch.cat([shard.batch, shard.batch[: 1 + begun % 120 // 20]])
+                rows = (
+                    shard.batch
+                    if begun % 20
+                    else torch.cat([shard.batch, shard.batch[: 1 + begun % 120 // 20]])
+                )
                 time.sleep(0.02)
                 step.backward(compiled(rows).square().mean())

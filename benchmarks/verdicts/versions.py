@@ -38,9 +38,21 @@ def test_kill(chaos):
 #: Where code of each phase of a recovery runs: file, the line before which a sleep is put, and how the sleep begins.
 PLACES = {
     "detected": ("chaoskit/agent/agent.py", "        if charge.", "detected_ns += {ns}; "),
-    "quiesced": ("chaoskit/runtime/step/sharded_trainer.py", "            worker.journal.write(Event.QUIESCED", ""),
-    "regrouped": ("chaoskit/runtime/group/regroup.py", "            self._journal.write(Event.REGROUPED", ""),
-    "restored": ("chaoskit/runtime/step/sharded_trainer.py", "        for snapshot in restorer.read:", ""),
+    "quiesced": (
+        "chaoskit/runtime/step/sharded_trainer.py",
+        "            worker.journal.write(Event.QUIESCED",
+        "",
+    ),
+    "regrouped": (
+        "chaoskit/runtime/group/regroup.py",
+        "            self._journal.write(Event.REGROUPED",
+        "",
+    ),
+    "restored": (
+        "chaoskit/runtime/step/sharded_trainer.py",
+        "        for snapshot in restorer.read:",
+        "",
+    ),
     "first_good_step": (
         "chaoskit/runtime/step/sharded_trainer.py",
         "        worker.journal.write(Event.ADOPT, step=restorer",
@@ -61,13 +73,19 @@ QUICK = {"recovery": {"restored": 1, "nothing": 1}, "step": {"step": 1}}
 
 def git(repository: Path, *arguments: str) -> None:
     author = ("-c", "user.name=benchmark", "-c", "user.email=benchmark@localhost")
-    subprocess.run(["git", "-C", str(repository), *author, *arguments], check=True, capture_output=True)
+    subprocess.run(
+        ["git", "-C", str(repository), *author, *arguments], check=True, capture_output=True
+    )
 
 
 def make_repository(directory: Path) -> None:
     """A copy of chaoskit, as it lies when it is installed, and the test."""
     ignore = shutil.ignore_patterns("__pycache__")
-    for source, target in (("chaoskit", "chaoskit"), ("faults", "faults"), ("fixtures", "chaoskit/fixtures")):
+    for source, target in (
+        ("chaoskit", "chaoskit"),
+        ("faults", "faults"),
+        ("fixtures", "chaoskit/fixtures"),
+    ):
         shutil.copytree(ROOT / source, directory / target, ignore=ignore, dirs_exist_ok=True)
     put(directory, "step", PACE_S)
     (directory / "test_kill.py").write_text(TEST)
@@ -93,10 +111,15 @@ def measure(directory: Path) -> dict[str, float]:
         str(save),
         "test_kill.py",
     ]
-    subprocess.run(command, cwd=directory, check=True, capture_output=True, env=environment(directory))
+    subprocess.run(
+        command, cwd=directory, check=True, capture_output=True, env=environment(directory)
+    )
     runs = read(str(save)).runs
     names = {name for run in runs for name in run.metrics}
-    return {name: median(run.metrics[name].value for run in runs if name in run.metrics) for name in names}
+    return {
+        name: median(run.metrics[name].value for run in runs if name in run.metrics)
+        for name in names
+    }
 
 
 def environment(directory: Path) -> dict[str, str]:
@@ -105,9 +128,16 @@ def environment(directory: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(directory)}
 
 
-def plant(directory: Path, numbers: Mapping[str, float], plan: Mapping[str, Mapping[str, int]], key: Path) -> None:
+def plant(
+    directory: Path, numbers: Mapping[str, float], plan: Mapping[str, Mapping[str, int]], key: Path
+) -> None:
     """Make a branch for each, in an order that is drawn, and write which is which to a file."""
-    kinds = [(number, kind) for number, of in plan.items() for kind, count in of.items() for _ in range(count)]
+    kinds = [
+        (number, kind)
+        for number, of in plan.items()
+        for kind, count in of.items()
+        for _ in range(count)
+    ]
     random.SystemRandom().shuffle(kinds)
     named = {}
     for number, kind in kinds:
@@ -163,15 +193,22 @@ def compare(directory: Path, version: str) -> dict[str, Any]:
     done = subprocess.run(command, cwd=directory, check=False, capture_output=True, text=True)
     if done.returncode not in (0, 1):
         raise SystemExit(f"{version}: {done.returncode}: {done.stderr}")
-    return json.loads(done.stdout) | {"took_s": time.monotonic() - began, "told": done.stderr.splitlines()}
+    return json.loads(done.stdout) | {
+        "took_s": time.monotonic() - began,
+        "told": done.stderr.splitlines(),
+    }
 
 
 def main() -> None:
     """Plant, compare, and lay both beside each other."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--results", type=Path, help="a directory for versions.json and versions.md")
+    parser.add_argument(
+        "--results", type=Path, help="a directory for versions.json and versions.md"
+    )
     parser.add_argument("--quick", action="store_true", help="three versions only")
-    parser.add_argument("--plant", nargs=2, type=Path, metavar=("NUMBERS", "KEY"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--plant", nargs=2, type=Path, metavar=("NUMBERS", "KEY"), help=argparse.SUPPRESS
+    )
     parser.add_argument("--in", dest="directory", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     plan = QUICK if arguments.quick else PLAN
@@ -180,7 +217,9 @@ def main() -> None:
         plant(arguments.directory, json.loads(numbers.read_text()), plan, key)
         return
     with tempfile.TemporaryDirectory() as scratch:
-        directory, numbers, key = (Path(scratch) / name for name in ("project", "numbers.json", "key.json"))
+        directory, numbers, key = (
+            Path(scratch) / name for name in ("project", "numbers.json", "key.json")
+        )
         directory.mkdir()
         make_repository(directory)
         numbers.write_text(json.dumps(measure(directory)))
@@ -198,10 +237,17 @@ def main() -> None:
         found = {}
         for version in random.sample(versions := branches(directory), len(versions)):
             found[version] = compare(directory, version)
-            told = [f"{one['change']} {one['phase']}" for one in found[version]["findings"] if one["unit"] == "s"]
+            told = [
+                f"{one['change']} {one['phase']}"
+                for one in found[version]["findings"]
+                if one["unit"] == "s"
+            ]
             print(f"{version}: {found[version]['took_s']:.0f} s: {', '.join(told)}", flush=True)
         named = json.loads(key.read_text())
-        rows = [{"planted": kind, "version": version, **found[version]} for version, kind in named.items()]
+        rows = [
+            {"planted": kind, "version": version, **found[version]}
+            for version, kind in named.items()
+        ]
     lines = page(rows)
     print("\n".join(lines))
     if arguments.results:
@@ -233,16 +279,30 @@ def page(rows: list[dict[str, Any]]) -> list[str]:
         "|---|---|---|---|---|---|---|",
     ]
     for number, kinds in PLAN.items():
-        groups = {"a phase": PHASES, "all phases": ("whole",)} if number == "recovery" else {"itself": tuple(kinds)[:1]}
+        groups = (
+            {"a phase": PHASES, "all phases": ("whole",)}
+            if number == "recovery"
+            else {"itself": tuple(kinds)[:1]}
+        )
         for name, of_kind in {**groups, "nothing": ("nothing",)}.items():
-            mine = [row for row in rows if row["planted"] in of_kind and row["version"].startswith(f"{number}-")]
+            mine = [
+                row
+                for row in rows
+                if row["planted"] in of_kind and row["version"].startswith(f"{number}-")
+            ]
             counts = Counter(change_of(row, number) for row in mine)
-            cells = [str(counts[change] or "") for change in ("regressed", "undecided", "unchanged", "better")]
+            cells = [
+                str(counts[change] or "")
+                for change in ("regressed", "undecided", "unchanged", "better")
+            ]
             if mine:
                 lines.append(f"| {number} | {name} | {len(mine)} | {' | '.join(cells)} |")
     named = [*PHASES, "whole", ""]
     lines += ["", "Which phase was named where a recovery got longer:", ""]
-    lines += [f"| planted | {' | '.join(name or 'none' for name in named)} |", f"|---|{'---|' * len(named)}"]
+    lines += [
+        f"| planted | {' | '.join(name or 'none' for name in named)} |",
+        f"|---|{'---|' * len(named)}",
+    ]
     for kind in (*PHASES, "whole"):
         counts = Counter(phase_of(row) for row in rows if row["planted"] == kind)
         if counts:
@@ -251,7 +311,9 @@ def page(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def change_of(row: Mapping[str, Any], number: str) -> str:
-    return next((str(one["change"]) for one in row["findings"] if one["metric"] == number), "not measured")
+    return next(
+        (str(one["change"]) for one in row["findings"] if one["metric"] == number), "not measured"
+    )
 
 
 def phase_of(row: Mapping[str, Any]) -> str:

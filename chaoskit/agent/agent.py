@@ -72,7 +72,9 @@ from chaoskit.wire.messages import (
 )
 
 _FAREWELL_S = 2.0
-_STORING_S = 0.5  # of a job that failed: the launcher's patience is not much longer than both together
+_STORING_S = (
+    0.5  # of a job that failed: the launcher's patience is not much longer than both together
+)
 _RETIRE_LOOK_S = 0.02
 _ASK_AGAIN_S = 1.0
 _BURIAL_S = 1.0  # a killed worker is gone much sooner, unless the kernel holds it
@@ -115,15 +117,24 @@ class Agent:
         zygote_pid: int = 0,
     ) -> None:
         self._spec, self._config = spec, welcome.config
-        self._zygote, self._port, self._keeper, self._log_process = reports, port, keeper, log_process
+        self._zygote, self._port, self._keeper, self._log_process = (
+            reports,
+            port,
+            keeper,
+            log_process,
+        )
         self._uplink = Uplink(coordinator, spec.where, spec.token, welcome, self._hello)
         self._generation = 0  # of the newest plan
         self._started_count = spec.started
-        self._journal = Journal(Path(spec.run_directory) / "journal", spec.node, role="agent", node=spec.node)
+        self._journal = Journal(
+            Path(spec.run_directory) / "journal", spec.node, role="agent", node=spec.node
+        )
         self._charges: dict[str, Charge] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._zygote_pid = zygote_pid
-        self._is_job_imported = not (welcome.config.fork and zygote_pid)  # by the fork server, if it is to
+        self._is_job_imported = not (
+            welcome.config.fork and zygote_pid
+        )  # by the fork server, if it is to
         self._retirement: asyncio.Task[None] | None = None  # while the node asks for leave
 
     async def run(self) -> None:
@@ -137,7 +148,13 @@ class Agent:
         if self._config.elastic is not None:
             self._loop.add_signal_handler(signal.SIGTERM, self._take_notice)
         if self._log_process is not None:
-            line = LogLine(self._spec.node, self._config.rules, self._log_process, self._watched, self._tell_of_log)
+            line = LogLine(
+                self._spec.node,
+                self._config.rules,
+                self._log_process,
+                self._watched,
+                self._tell_of_log,
+            )
             self._spawn(line.run())
         ended = "there was no coordinator for too long"
         try:
@@ -237,7 +254,9 @@ class Agent:
         until_s = time.monotonic() + self._config.elastic.graceful_shutdown_timeout_s
         asked_s = -math.inf
         while self._charges:
-            if (now_s := time.monotonic()) > asked_s + _ASK_AGAIN_S:  # a coordinator may have ended with it
+            if (
+                now_s := time.monotonic()
+            ) > asked_s + _ASK_AGAIN_S:  # a coordinator may have ended with it
                 asked_s = now_s
                 self._tell(SpotNotice(self._spec.node, max(0.0, until_s - now_s)))
             await asyncio.sleep(_RETIRE_LOOK_S)
@@ -324,7 +343,9 @@ class Agent:
         try:
             return await frames.read_message(reader)
         except Refused as error:  # its memory is damaged, or the user's code wrote to a descriptor that is not its own
-            self._lose(charge, "raised", f"it said what is no message: {error}", time.monotonic_ns())
+            self._lose(
+                charge, "raised", f"it said what is no message: {error}", time.monotonic_ns()
+            )
             charge.kill()
             raise ConnectionError from error
 
@@ -368,9 +389,13 @@ class Agent:
             die_of(ChaoskitError("the fork server of this node has ended"))
         _, status = await asyncio.to_thread(os.waitpid, self._zygote_pid, 0)
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) not in _CRASHES:
-            die_of(ChaoskitError("the fork server of this node was ended while it imported the job"))
+            die_of(
+                ChaoskitError("the fork server of this node was ended while it imported the job")
+            )
         how = f"with {describe_status(status)[1]}"
-        self._tell_broken(f"importing {self._config.job.path} ended the process, {how}; see {self._spec.node}.log")
+        self._tell_broken(
+            f"importing {self._config.job.path} ended the process, {how}; see {self._spec.node}.log"
+        )
 
     def _started(self, charge: Charge, pid: int) -> None:
         charge.pid = pid
@@ -396,7 +421,9 @@ class Agent:
         self._lose(charge, EXITED, "its pidfd reported the end", time.monotonic_ns())
 
     def _child_changed(self, report: zygote.ChildChanged) -> None:
-        charge = next((charge for charge in self._charges.values() if charge.pid == report.pid), None)
+        charge = next(
+            (charge for charge in self._charges.values() if charge.pid == report.pid), None
+        )
         if charge is None:
             return
         name = signal_name(report.status) if report.code != "exited" else f"status {report.status}"
@@ -405,7 +432,9 @@ class Agent:
             self._lose(charge, "stopped", detail, time.monotonic_ns())
             charge.kill()
             return
-        self._journal.write(Event.WORKER_EXITED, worker=charge.name, pid=report.pid, how=report.code, status=name)
+        self._journal.write(
+            Event.WORKER_EXITED, worker=charge.name, pid=report.pid, how=report.code, status=name
+        )
         self._lose(charge, EXITED, detail, time.monotonic_ns())
         charge.ended.set()
         self._release(charge)
@@ -423,13 +452,19 @@ class Agent:
             return
         charge.lost = True
         trained_in = charge.board.trained_in
-        self._tell(WorkerLost(charge.name, self._spec.node, cause, detail, to_run(detected_ns), trained_in))
+        self._tell(
+            WorkerLost(charge.name, self._spec.node, cause, detail, to_run(detected_ns), trained_in)
+        )
 
     async def _beat(self) -> None:
         interval_s = self._config.heartbeat_ms / 1000 * REPORT_SHARE
         while True:
             beats = tuple(charge.read() for charge in self._charges.values() if not charge.lost)
-            self._tell(Heartbeat(self._spec.node, beats, to_run(time.monotonic_ns()), self._uplink.clock.offset))
+            self._tell(
+                Heartbeat(
+                    self._spec.node, beats, to_run(time.monotonic_ns()), self._uplink.clock.offset
+                )
+            )
             self._uplink.look(time.monotonic())
             for charge in self._charges.values():
                 charge.board.lease(self._uplink.lease_until_ns)
@@ -438,7 +473,11 @@ class Agent:
             await asyncio.sleep(interval_s - time.monotonic() % interval_s)
 
     def _watched(self) -> list[tuple[str, Board]]:
-        return [(charge.name, charge.board) for charge in self._charges.values() if charge.pid and not charge.lost]
+        return [
+            (charge.name, charge.board)
+            for charge in self._charges.values()
+            if charge.pid and not charge.lost
+        ]
 
     def _tell_of_log(self, message: messages.Message) -> None:
         if isinstance(message, RuleFired):
@@ -480,7 +519,9 @@ def run_agent(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: in
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     door = socket.create_server((spec.host, 0))
     port = door.getsockname()[1]
-    hello = AgentHello(spec.node, host_id(), os.getpid(), started=spec.started, host=spec.host, port=port)
+    hello = AgentHello(
+        spec.node, host_id(), os.getpid(), started=spec.started, host=spec.host, port=port
+    )
     connection, welcome = attach_first(spec.where, spec.token, hello)
     mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     me = os.getpid()
@@ -490,7 +531,9 @@ def run_agent(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: in
             one.close()
         zygote.run_zygote(theirs, me, welcome.config.job, welcome.config.fork)
     theirs.close()
-    quarters = Quarters(spec.node, spec.host, spec.token, spec.run_directory, welcome.config, spec.injection)
+    quarters = Quarters(
+        spec.node, spec.host, spec.token, spec.run_directory, welcome.config, spec.injection
+    )
     keeper, copies_port = start_keeper(quarters, door, (mine, connection))
     log_process = None
     if rules := welcome.config.rules:

@@ -71,7 +71,9 @@ class Uplink:
         self._hello, self._outage_s = hello, config.coordinator_outage_s
         self._term = welcome.term
         self._writer: asyncio.StreamWriter | None = None
-        self._early: list[messages.Message] | None = []  # told before :meth:`follow` runs; None since then
+        self._early: (
+            list[messages.Message] | None
+        ) = []  # told before :meth:`follow` runs; None since then
         self._leases = Leases(config.heartbeat_ms / 1000, _PATIENCE * config.lease_beats)
         self._reader: asyncio.StreamReader | None = None  # of the coordinator that is followed
         self._acknowledged_ns = self._now_ns()
@@ -139,7 +141,9 @@ class Uplink:
     def _acknowledge(self, heard: Heard) -> None:
         sent_ns, now_ns, wall_ns = to_own(heard.sent_ns), self._now_ns(), time.time_ns()
         self.clock.hear(heard.wall_ns, wall_ns - (now_ns - sent_ns), now_ns - sent_ns)
-        if sent_ns > self._acknowledged_ns:  # an answer that the network held back for long says nothing of now
+        if (
+            sent_ns > self._acknowledged_ns
+        ):  # an answer that the network held back for long says nothing of now
             self._acknowledged_ns = sent_ns
             self._leases.beat(_COORDINATOR, self._now_ns() / 1e9)
 
@@ -161,7 +165,9 @@ class Uplink:
         print_line(f"no coordinator for {self._outage_s:g} s: giving up")
         return None
 
-    async def _introduce(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> asyncio.StreamReader:
+    async def _introduce(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> asyncio.StreamReader:
         sent_ns = self._now_ns()
         writer.write(frames.encode(self._hello()))
         welcome = await frames.read_message(reader)
@@ -175,7 +181,9 @@ class Uplink:
         return reader
 
 
-def attach_first(where: Callable[[], Address], token: str, hello: AgentHello) -> tuple[socket.socket, Welcome]:
+def attach_first(
+    where: Callable[[], Address], token: str, hello: AgentHello
+) -> tuple[socket.socket, Welcome]:
     """Connect a node that is new, before its agent has an event loop.
 
     Raises:

@@ -31,7 +31,9 @@ async def dial(where: Callable[[], Address], token: str, deadline_s: float) -> C
             attempts.append(asyncio.ensure_future(frames.connect_async(where(), token)))
             if len(attempts) > _ATTEMPTS_MAX:
                 _give_up(attempts.pop(0))
-            await asyncio.wait(attempts, timeout=min(_AGAIN_S, left_s), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                attempts, timeout=min(_AGAIN_S, left_s), return_when=asyncio.FIRST_COMPLETED
+            )
             ended = [attempt for attempt in attempts if attempt.done()]
             for attempt in ended:
                 attempts.remove(attempt)
@@ -51,10 +53,14 @@ async def can_connect(address: tuple[str, int], tries: int = _TRIES) -> bool:
     try:
         for _ in range(tries):
             attempts.append(asyncio.ensure_future(_try(address)))
-            reached, _ = await asyncio.wait(attempts, timeout=_TRY_S, return_when=asyncio.FIRST_COMPLETED)
+            reached, _ = await asyncio.wait(
+                attempts, timeout=_TRY_S, return_when=asyncio.FIRST_COMPLETED
+            )
             if reached:
                 return True
-        for _ in range(_LOOKS):  # where there was no CPU, what the kernel has done meanwhile is seen only now
+        for _ in range(
+            _LOOKS
+        ):  # where there was no CPU, what the kernel has done meanwhile is seen only now
             await asyncio.sleep(0)
         return any(attempt.done() for attempt in attempts)
     finally:
@@ -68,7 +74,9 @@ async def _try(address: tuple[str, int]) -> None:
         _, writer = await asyncio.open_connection(*address)
         writer.close()
     except OSError:
-        await asyncio.get_running_loop().create_future()  # refused or unreachable: another attempt comes in its time
+        await (
+            asyncio.get_running_loop().create_future()
+        )  # refused or unreachable: another attempt comes in its time
 
 
 def _give_up(attempt: asyncio.Task[Connection]) -> None:

@@ -34,7 +34,10 @@ class Charge:
     latched: bool = False  # no code of it runs any more
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     _starvation: Starvation | None = None
-    _starved: tuple[int, int] = (0, 0)  # phase that was seen, and the thread's starvation when it was first seen
+    _starved: tuple[int, int] = (
+        0,
+        0,
+    )  # phase that was seen, and the thread's starvation when it was first seen
 
     @property
     def lingers(self) -> bool:

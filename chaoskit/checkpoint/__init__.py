@@ -10,7 +10,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from chaoskit.checkpoint.dcp import Restored, SaveFailed, SnapshotReader, SnapshotWriter, restore
+    from chaoskit.checkpoint.dcp import (
+        Restored,
+        SaveFailed,
+        SnapshotReader,
+        SnapshotWriter,
+        restore,
+    )
     from chaoskit.checkpoint.disk.inventory import NothingToRestore
     from chaoskit.checkpoint.disk.retention import Retention
     from chaoskit.checkpoint.disk.snapshot import Snapshot

@@ -74,7 +74,11 @@ class SaveFailed(ChaoskitError):
         super().__init__(f"{state} was not saved to {tier}: {reason}")
 
     def __reduce__(self) -> tuple[type[SaveFailed], tuple[int, str, str]]:
-        return type(self), (self.step, self.tier, self.reason)  # torch sends what a rank raises to the others
+        return type(self), (
+            self.step,
+            self.tier,
+            self.reason,
+        )  # torch sends what a rank raises to the others
 
 
 class Restored(NamedTuple):
@@ -144,7 +148,9 @@ class SnapshotWriter(StorageWriter):
         step_key: str = "",
     ) -> None:
         if isinstance(tier, str) and "://" in tier:
-            raise BadInput("tier", tier, "write to a directory, and upload from there: committed=, Uploader")
+            raise BadInput(
+                "tier", tier, "write to a directory, and upload from there: committed=, Uploader"
+            )
         self.tier = tier if isinstance(tier, DiskTier) else DiskTier(tier)
         self.on_failure, self.committed = on_failure, committed
         self.step_key = step_key
@@ -176,18 +182,30 @@ class SnapshotWriter(StorageWriter):
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if not kwargs.get("use_collectives", True):
-            raise BadInput("use_collectives", False, "leave it True: one process commits what all have written")
+            raise BadInput(
+                "use_collectives", False, "leave it True: one process commits what all have written"
+            )
         self._step = self._named if self._given is None else self._given
         self._named = None
         if self._step is None and not self.step_key:
-            raise BadInput("checkpoint_id", None, "name the step, such as checkpoint_id='step-120', or give step_key=")
+            raise BadInput(
+                "checkpoint_id",
+                None,
+                "name the step, such as checkpoint_id='step-120', or give step_key=",
+            )
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return dataclasses.replace(plan, storage_data=self._step)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        if not all(plan.usable for plan in plans):  # the planner puts an old plan in their place, and an old directory
-            raise BadInput("enable_plan_caching", True, "leave it False: each snapshot has a directory of its own")
+        if not all(
+            plan.usable for plan in plans
+        ):  # the planner puts an old plan in their place, and an old directory
+            raise BadInput(
+                "enable_plan_caching",
+                True,
+                "leave it False: each snapshot has a directory of its own",
+            )
         if self._staging is not None:  # of a save that ended without a word, as when a rank is lost
             self._staging.abandon()
         self._staging, self._world, self.failures = None, len(plans), []
@@ -197,7 +215,10 @@ class SnapshotWriter(StorageWriter):
         except OSError as error:
             self._note(str(error))
         name = self._staging.name if self._staging is not None else ""
-        return [dataclasses.replace(plan, storage_data=_Assignment(rank, name)) for rank, plan in enumerate(plans)]
+        return [
+            dataclasses.replace(plan, storage_data=_Assignment(rank, name))
+            for rank, plan in enumerate(plans)
+        ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         assignment: _Assignment = plan.storage_data
@@ -209,7 +230,9 @@ class SnapshotWriter(StorageWriter):
                     for item in plan.items
                     if item.index.fqn == self.step_key
                 ]
-                results += _write(plan.items, planner, self.tier.join(assignment.staging), assignment.rank)
+                results += _write(
+                    plan.items, planner, self.tier.join(assignment.staging), assignment.rank
+                )
             except Exception as error:  # noqa: BLE001 -- the coordinator reports it, whatever it is
                 reason = f"rank {assignment.rank}: {reason_of(error)}"
                 results.append(WriteResult(MetadataIndex(""), 0, _NotWritten(reason)))
@@ -223,10 +246,16 @@ class SnapshotWriter(StorageWriter):
         if staging is not None:
             with staging:
                 self._take_step([report for report in reports if isinstance(report, _StepRead)])
-                if reasons := [report.reason for report in reports if isinstance(report, _NotWritten)]:
+                if reasons := [
+                    report.reason for report in reports if isinstance(report, _NotWritten)
+                ]:
                     self._note("; ".join(reasons))
                 else:
-                    self._commit(staging, [report for report in reports if isinstance(report, _Written)], metadata)
+                    self._commit(
+                        staging,
+                        [report for report in reports if isinstance(report, _Written)],
+                        metadata,
+                    )
         metadata.version, metadata.storage_meta = CURRENT_DCP_VERSION, self.storage_meta()
         if self.failures and self.on_failure == "raise":
             raise self.failures[0]
@@ -247,9 +276,13 @@ class SnapshotWriter(StorageWriter):
             raise BadInput("checkpoint_id", sorted(steps), "name the same step on all ranks")
         paths = {item.index.fqn for plan in plans for item in plan.items}
         if self.step_key and self.step_key not in paths:
-            alike = sorted(path for path in paths if "step" in path.rpartition(".")[2]) or sorted(paths)
+            alike = sorted(path for path in paths if "step" in path.rpartition(".")[2]) or sorted(
+                paths
+            )
             shown = ", ".join(alike[:_SHOWN_PATHS]) or "nothing"
-            raise BadInput("step_key", self.step_key, f"name an integer of the state, which has {shown}")
+            raise BadInput(
+                "step_key", self.step_key, f"name an integer of the state, which has {shown}"
+            )
 
     def _take_step(self, readings: list[_StepRead]) -> None:
         """Set the step from ``step_key``. Raises BadInput if its value is not a step, or ranks differ in it."""
@@ -257,13 +290,19 @@ class SnapshotWriter(StorageWriter):
             return
         if len(readings) != readings.count(readings[0]) or readings[0].step is None:
             values = " and ".join(sorted({reading.shown for reading in readings}))
-            raise BadInput("step_key", self.step_key, f"name one whole number, 0 or more, not {values}")
+            raise BadInput(
+                "step_key", self.step_key, f"name one whole number, 0 or more, not {values}"
+            )
         self._step = readings[0].step
 
     def _commit(self, staging: Staging, written: list[_Written], metadata: Metadata) -> None:
         entries = {one.entry.name: one.entry for one in written}
         part = Part(tuple(entries.values()), tuple(one.item for one in written))
-        keys = {path: tuple(place) for path, place in (metadata.planner_data or {}).items() if place != (path,)}
+        keys = {
+            path: tuple(place)
+            for path, place in (metadata.planner_data or {}).items()
+            if place != (path,)
+        }
         assert self._step is not None
         if self.step_key:  # it was not known when the snapshot was begun
             staging.step, staging.generation = self._step, self.tier.free_generation(self._step)
@@ -296,7 +335,9 @@ class SnapshotWriter(StorageWriter):
 def _as_step(value: object) -> int | None:
     """Return a value as a step; None if it is not one whole number, 0 or more."""
     if isinstance(value, torch.Tensor):
-        is_whole = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+        is_whole = not (
+            value.is_floating_point() or value.is_complex() or value.dtype == torch.bool
+        )
         value = value.item() if is_whole and value.numel() == 1 else None
     is_step = isinstance(value, int) and not isinstance(value, bool) and value >= 0
     return int(value) if is_step else None  # type: ignore[call-overload]
@@ -310,7 +351,9 @@ def _read_step(item: WriteItem, planner: SavePlanner) -> _StepRead:
     return _StepRead(_as_step(value), " ".join(repr(value).split())[:_SHOWN_CHARS])
 
 
-def _write(items: list[WriteItem], planner: SavePlanner, staging: Staging, rank: int) -> list[WriteResult]:
+def _write(
+    items: list[WriteItem], planner: SavePlanner, staging: Staging, rank: int
+) -> list[WriteResult]:
     """A rank's file, if it has anything to write."""
     if not items:
         return []
@@ -377,7 +420,11 @@ class SnapshotReader(StorageReader):
         name = Path(checkpoint_id).name
         self._asked = name if parse_name(name) is not None else ""
         if self._name and (parse_name(self._name) or (0,))[0] != self._asked_step:
-            raise BadInput("checkpoint_id", str(checkpoint_id), f"leave it out: the reader's place is {self._name}")
+            raise BadInput(
+                "checkpoint_id",
+                str(checkpoint_id),
+                f"leave it out: the reader's place is {self._name}",
+            )
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         self.snapshot = self._choose()
@@ -402,7 +449,9 @@ class SnapshotReader(StorageReader):
         wanted = "a snapshot" if step is None else f"one of step {step}"
         raise BadInput("place", _address(self.tier), f"name one that holds {wanted}")
 
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
         pass
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
@@ -492,7 +541,9 @@ def _restore(state_dict: dict[str, Any], tiers: Sequence[DiskTier | RemoteTier])
             if _is_coordinator():
                 lost.append(_set_aside(tier, offered.name, damage))
             continue
-        return Restored(step, _address(tier, offered.name), [one for one in told if one.step >= step])
+        return Restored(
+            step, _address(tier, offered.name), [one for one in told if one.step >= step]
+        )
 
 
 class _Offered(NamedTuple):

@@ -93,7 +93,9 @@ def opened(
     validate_endpoint("endpoint", endpoint, root)
     protocol, is_url, place = root.rpartition("://")
     if protocol in {"", "file", "local"} and not Path(place).is_dir():
-        raise BadInput("root", root, "name a directory of snapshots, or a URL such as s3://bucket/run")
+        raise BadInput(
+            "root", root, "name a directory of snapshots, or a URL such as s3://bucket/run"
+        )
     if not is_url:
         yield _Directory(DiskTier(root, retention=retention))
         return
@@ -178,9 +180,7 @@ class _Store:
         manifest = snapshot.manifest
         with tempfile.TemporaryDirectory(prefix="chaoskit-drill-") as directory:
             if shutil.disk_usage(directory).free < manifest.size_bytes:
-                remedy = (
-                    f"name a directory with {manifest.size_bytes / 1e9:.2f} GB of room, which {snapshot.name} takes"
-                )
+                remedy = f"name a directory with {manifest.size_bytes / 1e9:.2f} GB of room, which {snapshot.name} takes"
                 raise BadInput("TMPDIR", tempfile.gettempdir(), remedy)
             started_s = time.perf_counter()
             try:

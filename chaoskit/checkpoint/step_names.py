@@ -17,13 +17,30 @@ _step = re.compile(r"step[-_= ]?(\d+)", re.IGNORECASE)
 _OTHER = (
     *("v", "ver", "version", "run", "trial", "fold", "seed", "ema", "lr", "bs"),
     *("rank", "worker", "node", "gpu", "tp", "pp", "dp"),
-    *("loss", "acc", "accuracy", "top", "bleu", "rouge", "ppl", "perplexity", "wer", "auc", "map", "f", "err", "error"),
+    *(
+        "loss",
+        "acc",
+        "accuracy",
+        "top",
+        "bleu",
+        "rouge",
+        "ppl",
+        "perplexity",
+        "wer",
+        "auc",
+        "map",
+        "f",
+        "err",
+        "error",
+    ),
     *("fp", "bf", "tf", "int", "uint", "float", "bfloat"),
 )
 _other = re.compile(rf"(?<![a-z])({'|'.join(_OTHER)})[-_= ]?$", re.IGNORECASE)
 _date = re.compile(r"(19|20)\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])(\d{4}|\d{6})?")
 _sign = re.compile(r"(^|[^A-Za-z0-9])[-+.]$")
-_REMEDY = "write step-N with no number after it, or give SnapshotWriter(step_key=...) or writer.step = N"
+_REMEDY = (
+    "write step-N with no number after it, or give SnapshotWriter(step_key=...) or writer.step = N"
+)
 
 
 def step_of(checkpoint_id: CheckpointId) -> int:

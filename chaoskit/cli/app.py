@@ -85,9 +85,13 @@ class _Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
-        if name not in COMMANDS and not ctx.resilient_parsing:  # a shell that completes a line wants no error
+        if (
+            name not in COMMANDS and not ctx.resilient_parsing
+        ):  # a shell that completes a line wants no error
             closest = _RENAMED.get(name) or closest_name(name, COMMANDS)
-            remedy = f"write chaoskit {closest}" if closest else "chaoskit --help lists the commands"
+            remedy = (
+                f"write chaoskit {closest}" if closest else "chaoskit --help lists the commands"
+            )
             raise BadInput("command", name, f"no such command; {remedy}")
         return super().resolve_command(ctx, args)
 
@@ -104,7 +108,9 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def _options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)
+    ] = False,
 ) -> None:
     if version:
         from importlib.metadata import version as installed
@@ -162,7 +168,10 @@ def _options_of(command: Any, arguments: list[str]) -> dict[str, str]:
     """Field -> the option or argument that sets it, of the command that ``arguments`` name."""
     named: dict[str, str] = {"command": "command"}
     for word in arguments:
-        if not isinstance(command, TyperGroup) or (below := command.get_command(typer.Context(command), word)) is None:
+        if (
+            not isinstance(command, TyperGroup)
+            or (below := command.get_command(typer.Context(command), word)) is None
+        ):
             break
         if isinstance(command, _Commands):
             named |= getattr(import_module(_module_of(word)), "FIELDS", {})
@@ -174,9 +183,13 @@ def main() -> None:
     """Entry point."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal without Unicode gets question marks, not a traceback
+            stream.reconfigure(
+                errors="replace"
+            )  # a terminal without Unicode gets question marks, not a traceback
     restore_signals()
-    signal.signal(signal.SIGINT, end_in_order)  # also where a script's "&" has it ignored: no user chose that
+    signal.signal(
+        signal.SIGINT, end_in_order
+    )  # also where a script's "&" has it ignored: no user chose that
     for signum in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(signum) is not signal.SIG_IGN:  # as nohup has SIGHUP ignored
             signal.signal(signum, end_in_order)
@@ -187,6 +200,8 @@ def main() -> None:
             sys.stderr.write("chaoskit: interrupted; what this command had started was ended\n")
         elif isinstance(ended.code, int) and ended.code > 128:
             name = signal_name(ended.code - 128)
-            sys.stderr.write(f"chaoskit: ended by {name}; what this command had started was ended\n")
+            sys.stderr.write(
+                f"chaoskit: ended by {name}; what this command had started was ended\n"
+            )
         raise
     sys.exit(code)

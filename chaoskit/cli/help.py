@@ -66,7 +66,9 @@ def _blocks(command: Any, context: Any) -> Iterator[RenderableType]:
         summary = next(iter(_paragraphs(below.help or "")), "")
         entry = Text(below.name, "bold cyan"), Text.from_markup(summary)
         panels.setdefault(below.rich_help_panel or _NO_PANEL, []).append(entry)
-    longest = max((len(name.plain) for entries in panels.values() for name, _ in entries), default=0)
+    longest = max(
+        (len(name.plain) for entries in panels.values() for name, _ in entries), default=0
+    )
     for title, entries in panels.items():
         yield from _panel(title, entries, longest)
 
@@ -85,7 +87,11 @@ def _usage(command: Any, context: Any) -> str:
 
 def _paragraphs(text: str) -> list[str]:
     """Return the paragraphs of a docstring, each in one line."""
-    return [" ".join(paragraph.split()) for paragraph in inspect.cleandoc(text).split("\n\n") if paragraph.strip()]
+    return [
+        " ".join(paragraph.split())
+        for paragraph in inspect.cleandoc(text).split("\n\n")
+        if paragraph.strip()
+    ]
 
 
 def _parameter(parameter: Any, context: Any) -> tuple[Text, Text]:
@@ -104,13 +110,19 @@ def _option(name: str) -> Text:
     """Return ``--nodes <int>`` in two colours."""
     text = Text()
     for word in name.split():
-        text.append(" " if text else "").append(word, "bold cyan" if word.startswith("-") else "yellow")
+        text.append(" " if text else "").append(
+            word, "bold cyan" if word.startswith("-") else "yellow"
+        )
     return text
 
 
-def _panel(title: str, entries: Sequence[tuple[Text, Text]], name_width_min: int = 0) -> Iterator[RenderableType]:
+def _panel(
+    title: str, entries: Sequence[tuple[Text, Text]], name_width_min: int = 0
+) -> Iterator[RenderableType]:
     if entries:
-        yield Panel(_Entries(entries, name_width_min), title=title, title_align="left", border_style="dim")
+        yield Panel(
+            _Entries(entries, name_width_min), title=title, title_align="left", border_style="dim"
+        )
 
 
 def _commands(command: Any, context: Any) -> Iterable[Any]:

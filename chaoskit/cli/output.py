@@ -35,17 +35,26 @@ _JOINED = ("--set=", "--setting=", "--limit=")
 #: Click's; some versions of typer bring it along under another name.
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else there.")]
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json", help="Print one JSON object on standard output, and nothing else there."
+    ),
+]
 
 RunDirectory = Annotated[
     Path | None,
-    typer.Argument(metavar="[RUN_DIR]", help="Directory of a run. Default: the newest below ./chaoskit-runs."),
+    typer.Argument(
+        metavar="[RUN_DIR]", help="Directory of a run. Default: the newest below ./chaoskit-runs."
+    ),
 ]
 
 Run = Annotated[
     Path | None,
     typer.Option(
-        "--run", metavar="DIR", help="Directory of the run. Default: the newest below chaoskit-runs that is running."
+        "--run",
+        metavar="DIR",
+        help="Directory of the run. Default: the newest below chaoskit-runs that is running.",
     ),
 ]
 
@@ -61,7 +70,9 @@ class _Command(TyperCommand):
         for parameter in self.params:
             values = given.get(str(parameter.name))
             if "" in (values if isinstance(values, (list, tuple)) else [values]):
-                remedy = "give it a value" if parameter.required else "give it a value, or leave it out"
+                remedy = (
+                    "give it a value" if parameter.required else "give it a value, or leave it out"
+                )
                 raise BadInput(str(parameter.name), "", remedy)
         return super().parse_args(ctx, args)
 
@@ -69,7 +80,9 @@ class _Command(TyperCommand):
 class _App(typer.Typer):
     """A typer app whose commands refuse empty texts."""
 
-    def command(self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **settings: Any) -> Any:
+    def command(
+        self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **settings: Any
+    ) -> Any:
         return super().command(name, cls=cls or _Command, **settings)
 
 
@@ -102,7 +115,9 @@ def add_summary(summary: Path, text: str) -> None:
         with summary.open("a", encoding="utf-8") as file:
             file.write(text)
     except OSError as error:
-        raise BadInput("summary", str(summary), f"name a file that can be written ({error.strerror})") from None
+        raise BadInput(
+            "summary", str(summary), f"name a file that can be written ({error.strerror})"
+        ) from None
 
 
 def reply_text(reply: RequestReply) -> str:
@@ -120,7 +135,9 @@ def end_in_order(signum: int, frame: FrameType | None) -> None:
 # -- bad input ----------------------------------------------------------------------------------------------------
 
 
-def refuse(error: BadInput, arguments: Sequence[str], options: Mapping[str, str], machine: bool) -> int:
+def refuse(
+    error: BadInput, arguments: Sequence[str], options: Mapping[str, str], machine: bool
+) -> int:
     """Print what is wrong with the input, in one line. Returns the exit status.
 
     Args:
@@ -128,9 +145,15 @@ def refuse(error: BadInput, arguments: Sequence[str], options: Mapping[str, str]
         options: field -> the option or argument that sets it.
     """
     if machine:
-        plain = error.value if isinstance(error.value, (int, float, bool, type(None))) else str(error.value)
+        plain = (
+            error.value
+            if isinstance(error.value, (int, float, bool, type(None)))
+            else str(error.value)
+        )
         print_json({"error": {"field": error.field, "value": plain, "remedy": error.remedy}})
-    sys.stderr.write(f"chaoskit: {one_line(f'{as_typed(error, arguments, options)}: {error.remedy}')}\n")
+    sys.stderr.write(
+        f"chaoskit: {one_line(f'{as_typed(error, arguments, options)}: {error.remedy}')}\n"
+    )
     return EXIT_BAD_INPUT
 
 
@@ -138,7 +161,11 @@ def as_typed(error: BadInput, arguments: Sequence[str], options: Mapping[str, st
     """The part of the command line that is wrong: ``--nodes 0``, ``SCRIPT job``, ``--set steps=many``."""
     option = options.get(error.field)
     of_script = error.field.startswith("options.")
-    arguments = [part for one in arguments for part in (one.split("=", 1) if one.startswith(_JOINED) else [one])]
+    arguments = [
+        part
+        for one in arguments
+        for part in (one.split("=", 1) if one.startswith(_JOINED) else [one])
+    ]
     for place, argument in enumerate(arguments):
         name, equals, _ = argument.partition("=")
         if option is not None and option.startswith("--") and name == option:
@@ -152,7 +179,9 @@ def as_typed(error: BadInput, arguments: Sequence[str], options: Mapping[str, st
             return _short(shlex.join((before, argument)))
     if option is None:
         return error.field if error.value is None else f"{error.field}={_short(shown(error.value))}"
-    return option if error.value in (None, "") else f"{option} {_short(shlex.quote(str(error.value)))}"
+    return (
+        option if error.value in (None, "") else f"{option} {_short(shlex.quote(str(error.value)))}"
+    )
 
 
 def _short(text: str) -> str:
@@ -167,7 +196,11 @@ def misused(error: Exception, arguments: Sequence[str], machine: bool) -> int:
     parameter, option = getattr(error, "param", None), getattr(error, "option_name", None)
     kind = type(error).__name__
     if parameter is not None:
-        field, typed, value = parameter.name, option_name(parameter), _given(option_name(parameter), arguments)
+        field, typed, value = (
+            parameter.name,
+            option_name(parameter),
+            _given(option_name(parameter), arguments),
+        )
         remedy = "it is missing" if kind == "MissingParameter" else _use(message.partition(",")[0])
     elif option is not None and kind != "NoSuchOption":
         field, typed, value, remedy = "option", option, None, message.partition("' ")[2] or message
@@ -182,7 +215,12 @@ def misused(error: Exception, arguments: Sequence[str], machine: bool) -> int:
     else:
         field, typed, value = "command", "command", None
         remedy = message[:1].lower() + message[1:] if message else "it is missing"
-    return refuse(BadInput(field, value, f"{remedy}; see {command} --help"), arguments, {field: typed}, machine)
+    return refuse(
+        BadInput(field, value, f"{remedy}; see {command} --help"),
+        arguments,
+        {field: typed},
+        machine,
+    )
 
 
 def _use(message: str) -> str:
@@ -194,7 +232,11 @@ def _use(message: str) -> str:
 def option_name(parameter: Any) -> str:
     """An option as it is typed (``--nodes``), or an argument as the help shows it (``SCRIPT``)."""
     names: list[str] = [name for name in parameter.opts if name.startswith("--")]
-    return names[0] if names else str(parameter.metavar or parameter.name).strip("[]").partition("|")[0].upper()
+    return (
+        names[0]
+        if names
+        else str(parameter.metavar or parameter.name).strip("[]").partition("|")[0].upper()
+    )
 
 
 def _given(name: str, arguments: Sequence[str]) -> str | None:

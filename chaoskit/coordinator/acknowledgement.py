@@ -36,7 +36,9 @@ class Acknowledgements:
     """
 
     def __init__(self) -> None:
-        self._asked: dict[str, tuple[_Connection, int]] = {}  # its connection, and the segments received before
+        self._asked: dict[
+            str, tuple[_Connection, int]
+        ] = {}  # its connection, and the segments received before
 
     def ask(self, node: str, connection: _Connection) -> None:
         """Something is about to be sent to ``node``, for its kernel to acknowledge."""

@@ -28,7 +28,9 @@ from chaoskit.wire import messages
 from chaoskit.wire.messages import HealthReport, Heartbeat, LinksMeasured, RuleFired
 
 _LINKS, _CLOCK = "links", "clock"  # looks at a node
-_SUSPECTS_LEAST = 3  # of a small world, before a job is given up in which rank after rank hangs in the same step
+_SUSPECTS_LEAST = (
+    3  # of a small world, before a job is given up in which rank after rank hangs in the same step
+)
 
 
 class Attention(Generations):
@@ -53,7 +55,9 @@ class Attention(Generations):
             limits.slow_agent_s,
             policies.may_give_up,
         )
-        self._contact.listen((), now_s)  # to nobody yet; from now on it counts how long this process was deaf itself
+        self._contact.listen(
+            (), now_s
+        )  # to nobody yet; from now on it counts how long this process was deaf itself
 
     def _lose_worker(self, lost: events.WorkerLost, now_s: float) -> list[Output]:
         told = self._tell_loss(lost, now_s)
@@ -71,31 +75,48 @@ class Attention(Generations):
         aside: bool = False,
         suspicion: events.Suspicion | None = None,
     ) -> list[Output]:
-        lost = events.WorkerLost(worker, cause, detail, int(now_s * 1e9), aside, suspicion=suspicion)
+        lost = events.WorkerLost(
+            worker, cause, detail, int(now_s * 1e9), aside, suspicion=suspicion
+        )
         return [self._stop(worker, cause, now_s), *self._lose_worker(lost, now_s)]
 
     def _follow_rule(self, fired: RuleFired, now_s: float) -> list[Output]:
         """Do what a log rule asks for, if that can help."""
         membership = self._membership
-        ruling = self._rulings.judge(fired, membership.generation, membership.members, now_s - self._lag_s)
+        ruling = self._rulings.judge(
+            fired, membership.generation, membership.members, now_s - self._lag_s
+        )
         if isinstance(ruling, Hopeless):
             return self._advance(events.JobFailed(ruling.reason), now_s)
         if isinstance(ruling, Excused):
-            said = {"rule": fired.rule, "worker": fired.worker, "verdict": fired.verdict, "detail": ruling.why}
+            said = {
+                "rule": fired.rule,
+                "worker": fired.worker,
+                "verdict": fired.verdict,
+                "detail": ruling.why,
+            }
             return [Note(Event.RULE_EXCUSED, said)] if ruling.why else []
         aside = ruling.whole_node and len(membership.nodes) > 1
         # its spares first: none of them is to take the rank
         staff = sorted(membership.workers_on(fired.node), key=lambda worker: worker == fired.worker)
-        ruled = events.Ruled(fired, membership.generation, tuple(staff) if aside else (fired.worker,), aside)
+        ruled = events.Ruled(
+            fired, membership.generation, tuple(staff) if aside else (fired.worker,), aside
+        )
         self._rulings.take_in(ruled, now_s - self._lag_s)
-        return [*note_of_event(ruled, now_s), *self._advance(ruled, now_s), *self._carry_out_ruling(ruled, now_s)]
+        return [
+            *note_of_event(ruled, now_s),
+            *self._advance(ruled, now_s),
+            *self._carry_out_ruling(ruled, now_s),
+        ]
 
     def _carry_out_ruling(self, ruled: events.Ruled, now_s: float) -> list[Output]:
         """Give up whom it names, as far as they are there."""
         outputs: list[Output] = []
         for worker in ruled.workers:
             if self._membership.host_of(worker) is not None:
-                outputs += self._stop_and_lose(worker, LOG_RULE, reason_of(ruled.fired), now_s, aside=ruled.aside)
+                outputs += self._stop_and_lose(
+                    worker, LOG_RULE, reason_of(ruled.fired), now_s, aside=ruled.aside
+                )
         return outputs
 
     def _look_for_hangs(self, now_s: float) -> list[Output]:
@@ -103,7 +124,9 @@ class Attention(Generations):
         if plan is None:
             return []
         ranks = self._board.arrived(messages.STANDING)
-        formed = self._settled == plan.generation  # perhaps at the rendezvous of the coordinator before this one
+        formed = (
+            self._settled == plan.generation
+        )  # perhaps at the rendezvous of the coordinator before this one
         arrived = {member.worker for member in plan.members if formed or member.rank in ranks}
         guilty, stalled = self._watch.look(
             plan,
@@ -112,12 +135,15 @@ class Attention(Generations):
             now_s,
             worked=self._membership.worked,
             over=self._membership.is_gathering,
-            grows=bool(self._membership.spares) and len(self._membership.members) < self._membership.size,
+            grows=bool(self._membership.spares)
+            and len(self._membership.members) < self._membership.size,
             starts=self._membership.is_starting,
         )
         outputs: list[Output] = []
         for hang in guilty:
-            if self._contact.steady(self._hosts[hang.worker], now_s):  # else it may do what it cannot say
+            if self._contact.steady(
+                self._hosts[hang.worker], now_s
+            ):  # else it may do what it cannot say
                 outputs += self._give_up_suspect(hang, now_s)
         if (limits := self._watch.moved_limits()) is not None:
             outputs.append(Note(Event.HANG_LIMITS, limits))
@@ -142,21 +168,32 @@ class Attention(Generations):
     def _dismiss_behind(self, now_s: float) -> list[Output]:
         """Have ranks leave that wait for a group, when all others are at the end of the job and will build none."""
         behind = [worker for worker in self._membership.parting if self._watch.regroups(worker)]
-        return [output for worker in behind for output in self._advance(events.Behind(worker), now_s)]
+        return [
+            output for worker in behind for output in self._advance(events.Behind(worker), now_s)
+        ]
 
     def _look_at_links(self, now_s: float) -> list[Output]:
         """Go on without nodes that cannot reach others, and have links tried as long as there is a reason for it."""
         membership, attached = self._membership, self._attendance.attached
         if membership.finished:  # a node may still answer the coordinator before this one
             return []
-        stuck = now_s < self._suspicious_until_s or self._watch.waiting_s(membership.members) > SUSPECT_S
+        stuck = (
+            now_s < self._suspicious_until_s
+            or self._watch.waiting_s(membership.members) > SUSPECT_S
+        )
         outputs: list[Output] = []
         for event in self._links.judge(membership, attached, now_s, stuck=stuck):
             workers = [worker for node in event.nodes for worker in membership.workers_on(node)]
-            outputs += [*note_of_event(event, now_s), *self._tell_loss(event, now_s), *self._advance(event, now_s)]
+            outputs += [
+                *note_of_event(event, now_s),
+                *self._tell_loss(event, now_s),
+                *self._advance(event, now_s),
+            ]
             for worker in workers if isinstance(event, events.LeftOut) else ():
                 self._watch.forget(worker)
-        return outputs + (self._links.test(membership, attached, now_s) if stuck or membership.left_out else [])
+        return outputs + (
+            self._links.test(membership, attached, now_s) if stuck or membership.left_out else []
+        )
 
     def _look_at_workload(self, now_s: float) -> list[Output]:
         outputs: list[Output] = []
@@ -165,7 +202,10 @@ class Attention(Generations):
                 case Note():
                     outputs.append(decided)
                 case GiveUp(worker, detail):
-                    self._farewells[worker] = now_s + self._limits.farewell_of(self._config), detail  # it is well
+                    self._farewells[worker] = (
+                        now_s + self._limits.farewell_of(self._config),
+                        detail,
+                    )  # it is well
                     outputs += self._stop_and_lose(worker, SLOW, detail, now_s)
                 case TryLinks(nodes):
                     outputs += self._link_speeds.order(nodes)
@@ -206,7 +246,10 @@ class Attention(Generations):
         self._facts.note(known)
         if verdict is None:
             return []
-        fields = msgspec.structs.asdict(verdict) | {"findings": known.findings, "took_ms": known.took_ms}
+        fields = msgspec.structs.asdict(verdict) | {
+            "findings": known.findings,
+            "took_ms": known.took_ms,
+        }
         return [Note(Event.HEALTH, fields), Show(known), *self._keep_unfit_out(now_s)]
 
     def _keep_unfit_out(self, now_s: float) -> list[Output]:
@@ -222,16 +265,24 @@ class Attention(Generations):
 
     def _next_judgement(self) -> events.Unfit | events.Fit | None:
         membership, held = self._membership, self._membership.on_probation
-        untested = self._newcomers.untested(membership, self._attendance.attached) if held else frozenset[str]()
+        untested = (
+            self._newcomers.untested(membership, self._attendance.attached)
+            if held
+            else frozenset[str]()
+        )
         is_short = len(membership.members) < membership.size
-        needed = held.difference(self._config.on_probation) if is_short else ()  # others must prove themselves first
+        needed = (
+            held.difference(self._config.on_probation) if is_short else ()
+        )  # others must prove themselves first
         return self._fitness.judge(membership, untested, needed)
 
     def _give_up_late(self, now_s: float) -> list[Output]:
         """Workers that were started, and are not ready in time."""
         outputs: list[Output] = []
         held, startup_s = self._deferral.held, self._config.startup_s
-        started = [worker for worker in self._membership.overdue(now_s - self._lag_s) if worker not in held]
+        started = [
+            worker for worker in self._membership.overdue(now_s - self._lag_s) if worker not in held
+        ]
         for worker in self._policies.overdue(started, self._ordered_s, startup_s, now_s):
             if not self._contact.steady(self._hosts[worker], now_s):
                 continue  # perhaps it is ready, and cannot say so

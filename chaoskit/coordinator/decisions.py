@@ -25,7 +25,16 @@ from chaoskit.coordinator.schedules.save_schedule import NOTICE_S, Patience
 from chaoskit.coordinator.schedules.start_order import Deferral
 from chaoskit.vocabulary import Event
 from chaoskit.wire.announcements import Facts
-from chaoskit.wire.messages import EndJob, Halt, NodeLost, Plan, Recall, StartWorker, StopWorker, Store
+from chaoskit.wire.messages import (
+    EndJob,
+    Halt,
+    NodeLost,
+    Plan,
+    Recall,
+    StartWorker,
+    StopWorker,
+    Store,
+)
 
 
 class Decisions:
@@ -46,14 +55,22 @@ class Decisions:
         self._gone: dict[str, str] = {}  # nodes that are lost, and have not come back: why
         self._attendance = Attendance(config.nodes, now_s + config.startup_s)
         self._hosts: dict[str, str] = {}  # every worker there ever was -> node
-        self._farewells: dict[str, tuple[float, str]] = {}  # worker that is given up, and well -> until when, and why
-        self._ordered_s: dict[str, float] = {}  # worker -> when its node was told to start it, perhaps long after
+        self._farewells: dict[
+            str, tuple[float, str]
+        ] = {}  # worker that is given up, and well -> until when, and why
+        self._ordered_s: dict[
+            str, float
+        ] = {}  # worker -> when its node was told to start it, perhaps long after
         self._begun = False  # there is an event to remember
         self._lag_s = 0.0  # how far the clock is ahead of that of the membership
         self._end: EndJob | None = None
         self._halt_order: Halt | None = None
-        self._last_step_patience = Patience(NOTICE_S + config.heartbeat_ms / 1000)  # with the step before the end
-        self._stored_before_end = 0  # the newest step that was ordered to be stored while the next one lasts
+        self._last_step_patience = Patience(
+            NOTICE_S + config.heartbeat_ms / 1000
+        )  # with the step before the end
+        self._stored_before_end = (
+            0  # the newest step that was ordered to be stored while the next one lasts
+        )
 
     def _decide(self, event: events.AnyEvent, now_s: float) -> list[Output]:
         """Have the membership take in an event. Empty if nothing came of it: else the event is to be remembered."""
@@ -61,16 +78,23 @@ class Decisions:
             return []
         self._reasons.note(event, self._membership, now_s)
         actions = self._membership.handle(event, now_s - self._lag_s)
-        first, self._begun = not self._begun, True  # from it the start-up time counts, also in the replay
+        first, self._begun = (
+            not self._begun,
+            True,
+        )  # from it the start-up time counts, also in the replay
         if isinstance(event, events.Tick) and not actions and not first:
             return []  # nothing came of it
         outputs: list[Output] = [Remember(event, now_s, self._lag_s)]
-        if self._config.job.sharded and self._membership.revives:  # with a spare: its successor can wait
+        if (
+            self._config.job.sharded and self._membership.revives
+        ):  # with a spare: its successor can wait
             self._deferral.recover(self._membership.newest_known + 1, self._membership.world, now_s)
         for action in actions:
             outputs += self._carry_out(action, now_s)
         if self._membership.is_short and not self._membership.revives:
-            outputs += self._start(self._deferral.release(), now_s)  # no step is repeated without replacements
+            outputs += self._start(
+                self._deferral.release(), now_s
+            )  # no step is repeated without replacements
         return outputs
 
     def _carry_out(self, action: events.Action, now_s: float) -> list[Output]:
@@ -118,7 +142,10 @@ class Decisions:
             self._deferral.recover(plan.generation, len(plan.members), now_s)
         if self._config.job.sharded:
             self._results = Results()  # the last steps are taken again, by fewer ranks perhaps
-        nodes = [*(member.node for member in plan.members), *(self._hosts[worker] for worker in plan.leavers)]
+        nodes = [
+            *(member.node for member in plan.members),
+            *(self._hosts[worker] for worker in plan.leavers),
+        ]
         return [
             note_of_plan(plan, now_s),  # before it is sent: this process may end at any moment
             *self._board.begin(plan.generation, len(plan.members)),
@@ -152,13 +179,22 @@ class Decisions:
         """What is to be told of a loss that the membership has yet to take in. Two coordinators may tell of it."""
         outputs: list[Output] = []
         if isinstance(event, events.NodeLost) and event.node in self._membership.nodes:
-            outputs.append(Note(Event.NODE_LOST, {"node": event.node, "detail": event.detail}, int(now_s * 1e9)))
+            outputs.append(
+                Note(
+                    Event.NODE_LOST, {"node": event.node, "detail": event.detail}, int(now_s * 1e9)
+                )
+            )
             outputs.append(Show(NodeLost(event.node, event.detail)))
             self._gone[event.node] = event.detail
         for lost, rank in lost_workers(event, self._membership, now_s):
             self._facts.note(lost)
             if rank is None and isinstance(event, events.NodeLost):
                 continue
-            fields = {"worker": lost.worker, "rank": rank, "cause": lost.cause, "detail": lost.detail}
+            fields = {
+                "worker": lost.worker,
+                "rank": rank,
+                "cause": lost.cause,
+                "detail": lost.detail,
+            }
             outputs += [Note(Event.DETECTED, fields, lost.detected_ns), Show(lost)]
         return outputs

@@ -38,7 +38,9 @@ class Generations(Sizing):
         self._suspicious_until_s = -math.inf  # a generation broke, and no loss explains it
         self._formed: set[str] = set()
         self._settled = 0
-        self._ended: set[str] = set()  # workers that a node has reported as ended, and whose loss is not taken in yet
+        self._ended: set[str] = (
+            set()
+        )  # workers that a node has reported as ended, and whose loss is not taken in yet
         self._broken: _Broken | None = None
 
     def _publish(self, plan: Plan, now_s: float) -> list[Output]:
@@ -59,7 +61,9 @@ class Generations(Sizing):
 
         Those that are lost cannot say so any more, and those whose agents are slow cannot say so yet.
         """
-        return self._settle(generation, now_s) if self._membership.may_have_worked(generation) else []
+        return (
+            self._settle(generation, now_s) if self._membership.may_have_worked(generation) else []
+        )
 
     def _settle(self, generation: int, now_s: float) -> list[Output]:
         self._settled = max(self._settled, generation)

@@ -49,7 +49,16 @@ from chaoskit.wire.messages import (
 #: What a coordinator listens to, beside heartbeats.
 _HEARD = (
     *(WorkerReady, WorkerFailed, WorkerDone, Formed, Healed, GroupBroken, Accuse),
-    *(WorkerLost, LinksTested, LinksMeasured, HealthReport, Sealed, SourceFailed, LinesMatched, RuleFired),
+    *(
+        WorkerLost,
+        LinksTested,
+        LinksMeasured,
+        HealthReport,
+        Sealed,
+        SourceFailed,
+        LinesMatched,
+        RuleFired,
+    ),
     *(ScaleTo, LendNodes, SpotNotice, NoticeCancelled, ReturnNodes, Halt, EndJob),
 )
 #: A heartbeat that follows so many intervals after one that was answered is answered, too.
@@ -62,7 +71,12 @@ class Hearing(Inheritance):
     """Decisions, by what others say."""
 
     def __init__(
-        self, config: RunConfig, memory: Sequence[Remember], now_s: float, policies: Policies, limits: Limits
+        self,
+        config: RunConfig,
+        memory: Sequence[Remember],
+        now_s: float,
+        policies: Policies,
+        limits: Limits,
     ) -> None:
         super().__init__(config, memory, now_s, policies, limits)
         self._repeats = Repeats(tolerated=config.nodes)
@@ -70,7 +84,11 @@ class Hearing(Inheritance):
         self._answered_s: dict[str, float] = {}  # by node
         beat_s = config.heartbeat_ms / 1000 * REPORT_SHARE
         # a short lease is prolonged as often as can be
-        self._answer_s = _UNANSWERED_BEATS * beat_s if config.coordinator_outage_s > _LONG_LEASE_BEATS * beat_s else 0.0
+        self._answer_s = (
+            _UNANSWERED_BEATS * beat_s
+            if config.coordinator_outage_s > _LONG_LEASE_BEATS * beat_s
+            else 0.0
+        )
         self._timetable = Timetable(config.disk.every_s if config.disk is not None else 0.0)
 
     def hear(self, message: Any, now_s: float) -> list[Output]:
@@ -83,7 +101,9 @@ class Hearing(Inheritance):
             return [Show(message), *self._hear_beats(message, now_s)]
         if not isinstance(message, _HEARD):
             raise Refused(f"unexpected {type(message).__name__}")
-        if not isinstance(message, WorkerFailed):  # most of these are a matter of the agent, which reports the loss
+        if not isinstance(
+            message, WorkerFailed
+        ):  # most of these are a matter of the agent, which reports the loss
             self._facts.note(message)
         looked = self._look_at_beats(now_s)  # they were said before this, and may not hold after it
         shown: list[Output] = [Show(message)]
@@ -95,7 +115,9 @@ class Hearing(Inheritance):
     def _hear_worker(self, message: Any, shown: list[Output], now_s: float) -> list[Output] | None:
         match message:
             case WorkerReady():
-                return shown + self._note_ready(message, now_s)  # shown before the plan that it makes possible
+                return shown + self._note_ready(
+                    message, now_s
+                )  # shown before the plan that it makes possible
             case WorkerFailed(worker, error, fatal):
                 fatal = fatal or self._repeats.note(error, self._watch.committed, worker)
                 if not fatal or self._membership.outlives(worker):
@@ -139,11 +161,15 @@ class Hearing(Inheritance):
                 if self._end is not None and not self._end.ok:
                     return []  # the loss follows from the failure that ended the job
                 if self._membership.host_of(worker) is None:
-                    return [Send(node, StopWorker(worker, cause))]  # is in the record: need not be said again
+                    return [
+                        Send(node, StopWorker(worker, cause))
+                    ]  # is in the record: need not be said again
                 lost = events.WorkerLost(worker, cause, detail, detected_ns, trained_in=trained_in)
                 self._ended.add(worker)
                 settled = self._note_trained(trained_in, now_s)
-                if self._membership.host_of(worker) is None:  # it was to leave as soon as its generation had worked
+                if (
+                    self._membership.host_of(worker) is None
+                ):  # it was to leave as soon as its generation had worked
                     self._ended.discard(worker)
                     return settled
                 return settled + self._lose_worker(lost, now_s)
@@ -155,7 +181,9 @@ class Hearing(Inheritance):
             case HealthReport():
                 return self._note_health(message, now_s)
             case Sealed(node, snapshots, number, committed):
-                return self._advance(events.Sealed(node, snapshots, number, committed), now_s) + shown
+                return (
+                    self._advance(events.Sealed(node, snapshots, number, committed), now_s) + shown
+                )
             case SourceFailed(_, snapshot, corrupt):
                 return self._advance(events.SourceFailed(snapshot, corrupt), now_s) + shown
             case LinesMatched(worker, rules):
@@ -165,14 +193,18 @@ class Hearing(Inheritance):
                 return shown + self._follow_rule(message, now_s)
         return None
 
-    def _hear_observer(self, message: Any, shown: list[Output], now_s: float) -> list[Output] | None:
+    def _hear_observer(
+        self, message: Any, shown: list[Output], now_s: float
+    ) -> list[Output] | None:
         match message:
             case ScaleTo() | LendNodes() | SpotNotice() | NoticeCancelled() | ReturnNodes():
                 return self._ask_for(message, now_s)
             case Halt():
                 return [*shown, *self._halt(message, now_s)]
             case EndJob(reason=reason):
-                return self._advance(events.JobFailed(reason), now_s)  # remembered, like every decision
+                return self._advance(
+                    events.JobFailed(reason), now_s
+                )  # remembered, like every decision
         return None
 
     def _halt(self, wish: Halt, now_s: float) -> list[Output]:
@@ -181,7 +213,9 @@ class Hearing(Inheritance):
             return self._advance(events.JobFailed(wish.reason_without_ranks), now_s)
         if self._halt_order is None:
             heard_s = self._config.heartbeat_ms / 1000
-            self._halt_order = Halt(wish.reason, halting_step(self._watch.committed, self._watch.step_s, heard_s))
+            self._halt_order = Halt(
+                wish.reason, halting_step(self._watch.committed, self._watch.step_s, heard_s)
+            )
         return self._tell_halt(sorted(self._membership.nodes))
 
     def _hear_beats(self, heartbeat: Heartbeat, now_s: float) -> list[Output]:
@@ -189,7 +223,9 @@ class Hearing(Inheritance):
         if heartbeat.node not in self._membership.nodes:
             return heard  # it waits for the others
         self._contact.beat(heartbeat.node, now_s)
-        live = [beat for beat in heartbeat.beats if self._membership.host_of(beat.worker) is not None]
+        live = [
+            beat for beat in heartbeat.beats if self._membership.host_of(beat.worker) is not None
+        ]
         settled = [output for beat in live for output in self._note_trained(beat.trained_in, now_s)]
         self._watch.hear(live, now_s)
         self._workload.hear(live)
@@ -211,12 +247,22 @@ class Hearing(Inheritance):
         if not self._beats_are_fresh:
             return []
         self._beats_are_fresh = False
-        return [*self._dismiss_behind(now_s), *self._look_for_hangs(now_s), *self._look_at_workload(now_s)]
+        return [
+            *self._dismiss_behind(now_s),
+            *self._look_for_hangs(now_s),
+            *self._look_at_workload(now_s),
+        ]
 
     def _note_ready(self, ready: WorkerReady, now_s: float) -> list[Output]:
         known, fingerprint = self._membership.is_ready(ready.worker), self._membership.fingerprint
-        if fingerprint and ready.fingerprint != fingerprint and self._membership.host_of(ready.worker) is not None:
-            return self._stop_and_lose(ready.worker, "differs", difference(ready.fingerprint, fingerprint), now_s)
+        if (
+            fingerprint
+            and ready.fingerprint != fingerprint
+            and self._membership.host_of(ready.worker) is not None
+        ):
+            return self._stop_and_lose(
+                ready.worker, "differs", difference(ready.fingerprint, fingerprint), now_s
+            )
         event = events.WorkerReady(ready.worker, ready.node, ready.endpoint, ready.fingerprint)
         outputs = self._advance(event, now_s)
         if not known and ready.worker in self._membership.spares:

@@ -27,13 +27,22 @@ class Inheritance(Nodes):
     """
 
     def __init__(
-        self, config: RunConfig, memory: Sequence[Remember], now_s: float, policies: Policies, limits: Limits
+        self,
+        config: RunConfig,
+        memory: Sequence[Remember],
+        now_s: float,
+        policies: Policies,
+        limits: Limits,
     ) -> None:
         super().__init__(config, now_s, policies, limits)
         self._inherited = 0  # a generation that the coordinator before this one left unsettled
         self._inherited_until_s: float | None = None
-        self._ruled: events.Ruled | None = None  # the last one: of the losses that it decided some may not be written
-        self._untold: list[Output] = []  # decisions of which the coordinator before this one may not have told
+        self._ruled: events.Ruled | None = (
+            None  # the last one: of the losses that it decided some may not be written
+        )
+        self._untold: list[
+            Output
+        ] = []  # decisions of which the coordinator before this one may not have told
         self._started_s = now_s
         self._begun = self._resuming = bool(memory)
         if memory:
@@ -44,7 +53,9 @@ class Inheritance(Nodes):
         # must come to the same plans, so the time of the membership goes on where it was.
         self._lag_s = now_s - (memory[-1].now_s - memory[-1].lag_s)
         for entry in memory:
-            is_last = entry.now_s == memory[-1].now_s  # decided and written down together: all before was carried out
+            is_last = (
+                entry.now_s == memory[-1].now_s
+            )  # decided and written down together: all before was carried out
             if is_last:
                 self._untold += note_of_event(entry.event, entry.now_s)
                 self._untold += self._tell_loss(entry.event, entry.now_s)
@@ -106,7 +117,9 @@ class Inheritance(Nodes):
                 told.append(note_of_end(action.ok, action.reason, entry.now_s))
             elif isinstance(action, events.SetAside):
                 told.append(note_of_set_aside(action.node, self._config.strikes_max, entry.now_s))
-        if self._elasticity is not None:  # what follows from it comes next in the record, or is wanted still
+        if (
+            self._elasticity is not None
+        ):  # what follows from it comes next in the record, or is wanted still
             self._elasticity.take_in(entry.event, self._membership, entry.now_s - entry.lag_s)
             if isinstance(entry.event, events.Resized):
                 told += self._tell_size(entry.event.reason, entry.now_s)
@@ -135,7 +148,10 @@ class Inheritance(Nodes):
     def _generation_due_s(self) -> tuple[float, float]:
         """When a generation is planned again: one that broke, and one that the last coordinator left unsettled."""
         broken_s = self._broken.renew_s if self._broken is not None else math.inf
-        return broken_s, self._inherited_until_s if self._inherited_until_s is not None else math.inf
+        return (
+            broken_s,
+            self._inherited_until_s if self._inherited_until_s is not None else math.inf,
+        )
 
     def _stall_inherited(self, now_s: float) -> list[Output]:
         """Plan the generation again that the last coordinator left unsettled, if it has not formed by now."""

@@ -147,7 +147,9 @@ class Record:
             _write(self._fd, [_encode(entry) for entry in entries])
             os.fdatasync(self._fd)
         except OSError:
-            os.ftruncate(self._fd, os.lseek(self._fd, end, os.SEEK_SET))  # what is written next begins a line
+            os.ftruncate(
+                self._fd, os.lseek(self._fd, end, os.SEEK_SET)
+            )  # what is written next begins a line
             raise
         self._reserve()
         self.check()

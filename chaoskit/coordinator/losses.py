@@ -7,24 +7,40 @@ from chaoskit.coordinator.membership.membership import Membership
 from chaoskit.wire.messages import AgentHello, WorkerLost
 
 
-def lost_workers(event: events.AnyEvent, membership: Membership, now_s: float) -> list[tuple[WorkerLost, int | None]]:
+def lost_workers(
+    event: events.AnyEvent, membership: Membership, now_s: float
+) -> list[tuple[WorkerLost, int | None]]:
     """Whom ``event``, which ``membership`` has yet to take in, takes away: each with its rank, if it had one."""
     lost: list[WorkerLost] = []
     match event:
-        case events.WorkerLost(worker, cause, detail, detected_ns) if (host := membership.host_of(worker)) is not None:
+        case events.WorkerLost(worker, cause, detail, detected_ns) if (
+            host := membership.host_of(worker)
+        ) is not None:
             lost = [WorkerLost(worker, host, cause, detail, detected_ns, event.trained_in)]
         case events.NodeLost(node, detail):
             workers = sorted(membership.workers_on(node))
-            lost = [WorkerLost(worker, node, "node lost", detail, int(now_s * 1e9)) for worker in workers]
+            lost = [
+                WorkerLost(worker, node, "node lost", detail, int(now_s * 1e9))
+                for worker in workers
+            ]
         case events.Evicted(node, detail):
             workers = sorted(membership.workers_on(node))
-            lost = [WorkerLost(worker, node, "evicted", detail, int(now_s * 1e9)) for worker in workers]
+            lost = [
+                WorkerLost(worker, node, "evicted", detail, int(now_s * 1e9)) for worker in workers
+            ]
         case events.Unfit(node, detail):
             workers = sorted(membership.workers_on(node))
-            lost = [WorkerLost(worker, node, "unfit", detail, int(now_s * 1e9)) for worker in workers]
+            lost = [
+                WorkerLost(worker, node, "unfit", detail, int(now_s * 1e9)) for worker in workers
+            ]
         case events.LeftOut(nodes, detail):
-            places = [(worker, node) for node in nodes for worker in sorted(membership.workers_on(node))]
-            lost = [WorkerLost(worker, node, "unreachable", detail, int(now_s * 1e9)) for worker, node in places]
+            places = [
+                (worker, node) for node in nodes for worker in sorted(membership.workers_on(node))
+            ]
+            lost = [
+                WorkerLost(worker, node, "unreachable", detail, int(now_s * 1e9))
+                for worker, node in places
+            ]
     return [(one, _rank_of(one.worker, membership)) for one in lost]
 
 
@@ -40,7 +56,11 @@ def news(hello: AgentHello, membership: Membership, term: int) -> str:
         return f"it has seen generation {hello.generation}, the record tells of {known}"
     if started is not None and hello.started > started:
         return f"it has started {hello.started} workers, the record tells of {started}"
-    return f"it has seen term {hello.term}, the record tells of {term - 1}" if hello.term > term else ""
+    return (
+        f"it has seen term {hello.term}, the record tells of {term - 1}"
+        if hello.term > term
+        else ""
+    )
 
 
 def difference(mine: str, expected: str) -> str:

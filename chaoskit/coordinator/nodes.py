@@ -55,7 +55,9 @@ class Nodes(Attention):
         self._links.introduce(hello)
         self._link_speeds.introduce(hello)
         self._newcomers.introduce(hello)
-        if hello.term >= term or hello.started:  # it was here before, though nobody is known: so were others
+        if (
+            hello.term >= term or hello.started
+        ):  # it was here before, though nobody is known: so were others
             self._attendance.linger(now_s + REATTACH_S)
         outputs: list[Output] = []
         if detail := news(hello, self._membership, term):
@@ -76,9 +78,16 @@ class Nodes(Attention):
     def _lose_record(self, hello: AgentHello, detail: str, now_s: float) -> list[Output]:
         """The node knows more than the record: that was lost, or its end."""
         known = self._membership.newest_known
-        fields = {"node": hello.node, "generation": hello.generation, "known": known, "detail": detail}
+        fields = {
+            "node": hello.node,
+            "generation": hello.generation,
+            "known": known,
+            "detail": detail,
+        }
         if hello.generation > known:
-            self._attendance.hurry(now_s + REATTACH_S)  # who has lived through it will come soon, or never
+            self._attendance.hurry(
+                now_s + REATTACH_S
+            )  # who has lived through it will come soon, or never
         seen = events.GenerationSeen(hello.generation, hello.node, hello.started)
         said = Note(Event.RECORD_LOST, fields)
         return [said, *self._advance(seen, now_s)] if hello.generation or hello.started else [said]
@@ -89,14 +98,20 @@ class Nodes(Attention):
         self._contact.beat(node, now_s)
         self._ended |= mine.intersection(hello.ended)
         strangers = sorted(set(hello.workers) - mine)
-        unstarted = sorted(mine - {*hello.workers, *hello.ended, *self._deferral.held})  # those held have their time
+        unstarted = sorted(
+            mine - {*hello.workers, *hello.ended, *self._deferral.held}
+        )  # those held have their time
         plan = self._reasons.plan
         missed = plan if plan is not None and hello.generation < plan.generation else None
         return [
             *(Send(node, StopWorker(worker, "fenced")) for worker in strangers),
             *self._start(unstarted, now_s),  # their time to become ready counts from here
             *([Send(node, missed)] if missed is not None else []),
-            *([Send(node, Recall(self._membership.question))] if self._membership.asks(node) else []),
+            *(
+                [Send(node, Recall(self._membership.question))]
+                if self._membership.asks(node)
+                else []
+            ),
         ]
 
     def _admit(self, nodes: Sequence[str], now_s: float) -> list[Output]:
@@ -104,7 +119,9 @@ class Nodes(Attention):
         for node in nodes:
             self._contact.beat(node, now_s)
             self._contact.expect(node, now_s + ATTACH_S)
-            outputs += self._advance(msgspec.structs.replace(self._joined[node], proves=self._may_prove(node)), now_s)
+            outputs += self._advance(
+                msgspec.structs.replace(self._joined[node], proves=self._may_prove(node)), now_s
+            )
         return outputs
 
     def _may_prove(self, node: str) -> bool:
@@ -135,7 +152,9 @@ class Nodes(Attention):
             outputs += [Disconnect(node), *self._lose_node(node, detail, now_s, silent=True)]
         return outputs
 
-    def _lose_node(self, node: str, detail: str, now_s: float, *, silent: bool = False) -> list[Output]:
+    def _lose_node(
+        self, node: str, detail: str, now_s: float, *, silent: bool = False
+    ) -> list[Output]:
         lost = events.NodeLost(node, detail, self._met, silent)
         told = self._tell_loss(lost, now_s)
         for worker in self._membership.workers_on(node):

@@ -28,14 +28,23 @@ def note_of_event(event: events.AnyEvent, now_s: float) -> list[Note]:
         case events.Evicted():
             return [Note(Event.EVICTED, msgspec.structs.asdict(event), t_ns)]
         case events.Ruled(fired=fired, aside=True):
-            return [Note(Event.SET_ASIDE, {"node": fired.node, "strikes": 0, "detail": reason_of(fired)}, t_ns)]
+            return [
+                Note(
+                    Event.SET_ASIDE,
+                    {"node": fired.node, "strikes": 0, "detail": reason_of(fired)},
+                    t_ns,
+                )
+            ]
         case _:
             return []
 
 
 def note_of_plan(plan: Plan, now_s: float) -> Note:
     """A plan that is published."""
-    members = [{"rank": m.rank, "worker": m.worker, "node": m.node, "shards": m.shards} for m in plan.members]
+    members = [
+        {"rank": m.rank, "worker": m.worker, "node": m.node, "shards": m.shards}
+        for m in plan.members
+    ]
     fields = {
         "generation": plan.generation,
         "abort": plan.abort,

@@ -89,7 +89,9 @@ class ControlPlane(Hearing):
         due_s = min(self._contact.next_look_s(), *self._generation_due_s())
         return min(due_s, now_s + _FORMING_TICK_S) if self._membership.is_forming else due_s
 
-    def tick(self, now_s: float, starved_s: Mapping[str, float], acknowledged: Collection[str] = ()) -> list[Output]:
+    def tick(
+        self, now_s: float, starved_s: Mapping[str, float], acknowledged: Collection[str] = ()
+    ) -> list[Output]:
         """To be called when all input was read, and at the time that :meth:`next_tick_s` says.
 
         Args:

@@ -27,7 +27,9 @@ class Reasons:
 
     def note(self, event: events.AnyEvent, membership: Membership, now_s: float) -> None:
         """``membership`` is about to take in ``event``."""
-        lost = [(one, rank) for one, rank in lost_workers(event, membership, now_s) if rank is not None]
+        lost = [
+            (one, rank) for one, rank in lost_workers(event, membership, now_s) if rank is not None
+        ]
         self._losses += [Loss(one.worker, rank, one.cause, one.detail) for one, rank in lost]
         match event:
             case events.Settled(generation) if generation == membership.generation:
@@ -41,7 +43,9 @@ class Reasons:
     def tell(self, plan: Plan, size: int) -> Plan:
         """``plan`` with its reasons. ``size``: ranks that the world shall have."""
         world = len(plan.members)
-        reason = "; ".join(f"rank {loss.rank}: {loss.cause}: {loss.detail}" for loss in self._losses)
+        reason = "; ".join(
+            f"rank {loss.rank}: {loss.cause}: {loss.detail}" for loss in self._losses
+        )
         if not reason and (world != self._former_world or plan.leavers):
             reason = self._wish or ("a worker is ready" if self._former_world else "")
         if world == size:

@@ -94,17 +94,25 @@ class Coordinator:
 
     def __init__(self, spec: CoordinatorSpec) -> None:
         self._spec = spec
-        has_moved = not (Path(spec.run_directory) / "journal" / "coordinator.jsonl").exists()  # else it came back here
-        self._journal = Journal(Path(spec.run_directory) / "journal", "coordinator", role="coordinator")
+        has_moved = not (
+            Path(spec.run_directory) / "journal" / "coordinator.jsonl"
+        ).exists()  # else it came back here
+        self._journal = Journal(
+            Path(spec.run_directory) / "journal", "coordinator", role="coordinator"
+        )
         self._record = Record(Path(spec.run_directory) / RECORD)
         self._plane = ControlPlane(spec.config, self._record.memory, time.monotonic())
         self._plane.expect_no_longer(spec.lost if has_moved else (), time.monotonic())
         self._agents: dict[str, asyncio.StreamWriter] = {}
-        self._starved: dict[str, tuple[Starvation, int]] = {}  # agents on this host, with the last reading in ns
+        self._starved: dict[
+            str, tuple[Starvation, int]
+        ] = {}  # agents on this host, with the last reading in ns
         self._acknowledgements = Acknowledgements()
         self._observers = Observers()
         self._clients: dict[int, asyncio.StreamWriter] = {}
-        self._unproven: dict[asyncio.StreamWriter, None] = {}  # clients that have yet to show the token, oldest first
+        self._unproven: dict[
+            asyncio.StreamWriter, None
+        ] = {}  # clients that have yet to show the token, oldest first
         self._refusals = Refusals()
         self._numbers = itertools.count()
         self._ended, self._watched = asyncio.Event(), asyncio.Event()
@@ -118,7 +126,9 @@ class Coordinator:
         """Until the job ends. One listener is for agents and observers, one for the store."""
         if self._record.damage:
             print_line(f"{self._record.damage}: it counts as lost")
-            self._journal.write(Event.RECORD_LOST, node="", generation=0, known=0, detail=self._record.damage)
+            self._journal.write(
+                Event.RECORD_LOST, node="", generation=0, known=0, detail=self._record.damage
+            )
         self._carry_out([output for output in self._plane.retell() if not self._is_written(output)])
         if self._spec.config.resume and not self._record.memory:
             self._look_for_snapshots()
@@ -136,7 +146,9 @@ class Coordinator:
 
     def _is_written(self, output: Output) -> bool:
         """Whether the coordinator before this one has written it to the journal."""
-        return isinstance(output, Note) and self._journal.has(output.event, t_ns=output.t_ns, **output.fields)
+        return isinstance(output, Note) and self._journal.has(
+            output.event, t_ns=output.t_ns, **output.fields
+        )
 
     def _look_for_snapshots(self) -> None:
         """Whether an earlier run has stored something; remembered, as the next coordinator may find other things."""
@@ -146,7 +158,9 @@ class Coordinator:
             if generation := newest_generation(self._spec.config):
                 self._carry_out(self._plane.resume(generation, time.monotonic()))
         except ChaoskitError as error:  # better not at all than anew from the beginning
-            self._carry_out(self._plane.hear(EndJob(False, f"cannot be resumed: {error}"), time.monotonic()))
+            self._carry_out(
+                self._plane.hear(EndJob(False, f"cannot be resumed: {error}"), time.monotonic())
+            )
 
     def _say_resumed(self) -> None:
         """Write to journal and log that this coordinator goes on where another one was.
@@ -158,7 +172,9 @@ class Coordinator:
         self._resumes, now_ns = False, time.monotonic_ns()
         self._hold(self._record.check)  # whoever has taken over says so with a later time
         generation, events = self._plane.membership.newest_known, len(self._record.memory)
-        self._journal.write(Event.RESUMED, t_ns=now_ns, term=self._record.term, generation=generation, events=events)
+        self._journal.write(
+            Event.RESUMED, t_ns=now_ns, term=self._record.term, generation=generation, events=events
+        )
         what = f"term {self._record.term}, generation {generation}, {plural(events, 'event')} remembered"
         print_line(f"this coordinator took over from the one before it: {what}")
 
@@ -174,7 +190,9 @@ class Coordinator:
                 writer.close()
                 await asyncio.wait_for(writer.wait_closed(), _FAREWELL_S)
         # the end of a connection with unread data would take back what an agent has not read yet, such as EndJob
-        agents = [asyncio.ensure_future(self._await_close(writer)) for writer in self._agents.values()]
+        agents = [
+            asyncio.ensure_future(self._await_close(writer)) for writer in self._agents.values()
+        ]
         if agents:
             await asyncio.wait(agents, timeout=_FAREWELL_S)
 
@@ -206,7 +224,9 @@ class Coordinator:
         finally:
             writer.close()
 
-    async def _await_proof(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _await_proof(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         self._unproven[writer] = None
         if len(self._unproven) > _UNPROVEN_MAX:
             next(iter(self._unproven)).transport.abort()
@@ -216,14 +236,18 @@ class Coordinator:
         finally:
             del self._unproven[writer]
 
-    async def _serve_agent(self, hello: AgentHello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_agent(
+        self, hello: AgentHello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         self._hold(self._record.check)  # it may have waited for long, while this process was asleep
         term = self._record.term
         self._hold(self._record.outbid, hello.term)  # where the record was lost, terms begin anew
         self._resumes &= self._record.term == term
         self._say_resumed()
         outputs = self._plane.attach(hello, time.monotonic(), term=term)
-        self._disconnect(hello.node)  # from its last connection, which it may have given up before we noticed
+        self._disconnect(
+            hello.node
+        )  # from its last connection, which it may have given up before we noticed
         self._agents[hello.node] = writer
         if hello.host_id.startswith(kernel_id()):
             self._starved[hello.node] = (Starvation(hello.pid, hello.pid), 0)
@@ -267,7 +291,9 @@ class Coordinator:
         finally:
             self._observers.discard(writer)
 
-    async def _serve_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_client(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         client = next(self._numbers)
         self._clients[client] = writer
         try:
@@ -282,7 +308,9 @@ class Coordinator:
     def _hear_agent(self, node: str, message: Any) -> None:
         """Nodes of one host beat together: one look does for them all."""
         self._hold(self._record.check)  # one that is over must not prolong the lease of a node
-        if isinstance(message, WorkerLost):  # nodes tell the run's time, and decisions are by our clock
+        if isinstance(
+            message, WorkerLost
+        ):  # nodes tell the run's time, and decisions are by our clock
             message = msgspec.structs.replace(message, detected_ns=heard_ns(message.detected_ns))
         self._carry_out(self._plane.hear(message, time.monotonic()))
         if not isinstance(message, Heartbeat):
@@ -319,7 +347,9 @@ class Coordinator:
             now_s = time.monotonic()
             if now_s > self._alone_until_s:
                 self._say_resumed()  # no node has come that could know better
-            self._carry_out(self._plane.tick(now_s, self._starvation(), self._acknowledgements.take()))
+            self._carry_out(
+                self._plane.tick(now_s, self._starvation(), self._acknowledgements.take())
+            )
             self._tell_refusals(self._refusals.due(now_s))
         except Exception as error:  # noqa: BLE001 - as in _greet
             self._fail(error)
@@ -332,7 +362,9 @@ class Coordinator:
         if refused is not None:
             print_line(str(refused))
             with contextlib.suppress(JournalFull, OSError):  # no verdict depends on it
-                self._journal.write(Event.CONNECTIONS_REFUSED, count=refused.count, reason=refused.reason)
+                self._journal.write(
+                    Event.CONNECTIONS_REFUSED, count=refused.count, reason=refused.reason
+                )
 
     def _starvation(self) -> dict[str, float]:
         """How long each agent on this host has waited for a CPU since this was last asked."""
@@ -391,7 +423,9 @@ class Coordinator:
 
     def _fail(self, error: Exception) -> None:
         print_error(error)
-        reason = str(error) if isinstance(error, JournalFull) else "the coordinator failed; see its log"
+        reason = (
+            str(error) if isinstance(error, JournalFull) else "the coordinator failed; see its log"
+        )
         try:
             self._carry_out(self._plane.hear(EndJob(False, reason), time.monotonic()))
         except Exception:  # noqa: BLE001 - it cannot even say so: the next coordinator may

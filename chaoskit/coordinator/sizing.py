@@ -13,7 +13,15 @@ from chaoskit.coordinator.outputs import Note, Output, Send, Show
 from chaoskit.elastic import events as happenings
 from chaoskit.elastic.events import Answer, Evict
 from chaoskit.vocabulary import Event
-from chaoskit.wire.messages import Answered, LendNodes, NoticeCancelled, ReturnNodes, ScaleTo, SpotNotice, WorldSize
+from chaoskit.wire.messages import (
+    Answered,
+    LendNodes,
+    NoticeCancelled,
+    ReturnNodes,
+    ScaleTo,
+    SpotNotice,
+    WorldSize,
+)
 
 
 class Sizing(Decisions):
@@ -31,11 +39,17 @@ class Sizing(Decisions):
         return self._advance(events.Elastic(happenings.Tick()), now_s)
 
     def _ask_for(
-        self, message: ScaleTo | LendNodes | SpotNotice | NoticeCancelled | ReturnNodes, now_s: float
+        self,
+        message: ScaleTo | LendNodes | SpotNotice | NoticeCancelled | ReturnNodes,
+        now_s: float,
     ) -> list[Output]:
         """Somebody wants another size."""
-        if isinstance(message, LendNodes) and (message.nodes < 1 or not 0 <= message.grace_s < math.inf):
-            return self._answer(Answer(message.request, False, "ask for 1 node or more, and a grace of 0 s or more"))
+        if isinstance(message, LendNodes) and (
+            message.nodes < 1 or not 0 <= message.grace_s < math.inf
+        ):
+            return self._answer(
+                Answer(message.request, False, "ask for 1 node or more, and a grace of 0 s or more")
+            )
         if isinstance(message, SpotNotice) and not math.isfinite(message.grace_s):
             return self._answer(Answer("", False, "say in how many seconds the node is taken away"))
         match message:
@@ -51,12 +65,18 @@ class Sizing(Decisions):
                 happening = happenings.Returned(job)
         if self._elasticity is None:
             request = getattr(message, "request", "")
-            return self._answer(Answer(request, False, "the run has no elastic policy: start it with one"))
-        told: list[Output] = [Send(message.node, message)] if isinstance(message, NoticeCancelled) else []
+            return self._answer(
+                Answer(request, False, "the run has no elastic policy: start it with one")
+            )
+        told: list[Output] = (
+            [Send(message.node, message)] if isinstance(message, NoticeCancelled) else []
+        )
         return told + self._advance(events.Elastic(happening), now_s)
 
     def _answer(self, answer: Answer) -> list[Output]:
-        fields = msgspec.structs.asdict(said := Answered(answer.request, answer.accepted, answer.reason, answer.nodes))
+        fields = msgspec.structs.asdict(
+            said := Answered(answer.request, answer.accepted, answer.reason, answer.nodes)
+        )
         return [Note(Event.ASKED, fields), Show(said)]
 
     def _resize(self, event: events.AnyEvent, now_s: float) -> list[Output]:

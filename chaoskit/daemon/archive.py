@@ -79,7 +79,10 @@ class Archive:
         if config.disk is not None:
             self.saver = Saver(config.disk, _run_of(token), journal, self._committed, fail, at)
         self._uploader: Uploader | None = None
-        self._uploaded, self._uploaded_s = -1, time.monotonic()  # the newest step that was offered to it, and when
+        self._uploaded, self._uploaded_s = (
+            -1,
+            time.monotonic(),
+        )  # the newest step that was offered to it, and when
         self._remote: list[Snapshot] = []  # what was there when it was last asked
         self._telling = threading.Lock()  # a later answer takes the place of an earlier one
         self._owed: _Owed | None = None  # the newest that was given without the remote tier
@@ -122,7 +125,9 @@ class Archive:
             status = uploader.status
             if patience.is_over(status.sent_bytes, time.monotonic()):
                 error = f": {status.last_error}" if status.last_error else ""
-                self._upload_failed(status.under_way, f"nothing was sent for {LAST_PATIENCE_S:g} s{error}")
+                self._upload_failed(
+                    status.under_way, f"nothing was sent for {LAST_PATIENCE_S:g} s{error}"
+                )
                 return
 
     def answer(self, answer: Sealed, tell: Callable[[Message], None]) -> None:
@@ -136,7 +141,9 @@ class Archive:
         """
         stored: list[Snapshot] = []
         if self._config.disk is not None:
-            with contextlib.suppress(OSError):  # a disk that fails has nothing to offer now; other tiers may
+            with contextlib.suppress(
+                OSError
+            ):  # a disk that fails has nothing to offer now; other tiers may
                 stored += self._on_disk(DiskTier(self._config.disk.target))
         known = self._with(answer, stored)
         with self._telling:
@@ -147,7 +154,9 @@ class Archive:
             if owed.is_told:
                 tell(known)
                 return
-        alone = threading.Timer(_LISTING_ALONE_S if self._config.resume else _LISTING_S, self._tell_without, (owed,))
+        alone = threading.Timer(
+            _LISTING_ALONE_S if self._config.resume else _LISTING_S, self._tell_without, (owed,)
+        )
         alone.daemon = True
         alone.start()
 
@@ -196,14 +205,31 @@ class Archive:
         if aside.path != lost.path:  # else another node was faster
             step, generation = parse_name(lost.name) or (-1, -1)
             source, detail = f"disk of {self._node}", lost.reason
-            self._journal.write(Event.QUARANTINED, generation=generation, step=step, source=source, detail=detail)
+            self._journal.write(
+                Event.QUARANTINED, generation=generation, step=step, source=source, detail=detail
+            )
 
     def _offer(self, stored: StoredSnapshot, stamp: str, tier: str, path: str) -> Snapshot:
         step, generation = stored.manifest.age
         nobody = Endpoint("", "", 0, 0, -1)
-        store = self._config.remote.endpoint if self._config.remote is not None and tier == "remote" else ""
+        store = (
+            self._config.remote.endpoint
+            if self._config.remote is not None and tier == "remote"
+            else ""
+        )
         size_bytes = stored.manifest.size_bytes
-        return Snapshot(self._node, "", step, generation, size_bytes, stamp, nobody, tier=tier, path=path, store=store)
+        return Snapshot(
+            self._node,
+            "",
+            step,
+            generation,
+            size_bytes,
+            stamp,
+            nobody,
+            tier=tier,
+            path=path,
+            store=store,
+        )
 
     # -- the remote tier ------------------------------------------------------------------------------------------
 
@@ -213,8 +239,15 @@ class Archive:
         if remote is None:
             return
         step = snapshot.manifest.step
-        last = self._uploaded if self._uploaded >= 0 else max((one.step for one in self._remote), default=None)
-        schedule, now_s = Schedule(every_steps=remote.every_steps, every_s=remote.every_s), time.monotonic()
+        last = (
+            self._uploaded
+            if self._uploaded >= 0
+            else max((one.step for one in self._remote), default=None)
+        )
+        schedule, now_s = (
+            Schedule(every_steps=remote.every_steps, every_s=remote.every_s),
+            time.monotonic(),
+        )
         if schedule.due(step, last, now_s - self._uploaded_s):
             self._upload(remote, snapshot)
 
@@ -223,7 +256,9 @@ class Archive:
         try:
             if self._uploader is None:
                 tier = _open(remote, self._at)
-                self._uploader = Uploader(tier, after_commit=self._after_upload, failed=self._upload_failed)
+                self._uploader = Uploader(
+                    tier, after_commit=self._after_upload, failed=self._upload_failed
+                )
             self._uploader.offer(DirectorySource(snapshot.path))
             self._uploaded, self._uploaded_s = step, time.monotonic()
         except ChaoskitError as error:
@@ -270,7 +305,9 @@ class Archive:
             except Damaged:
                 continue
             stamp = xxhash.xxh3_128_hexdigest(data)
-            found.append(self._offer(stored, stamp, "remote", f"{tier.store.url.rstrip('/')}/{name}"))
+            found.append(
+                self._offer(stored, stamp, "remote", f"{tier.store.url.rstrip('/')}/{name}")
+            )
             if len(found) == _OFFERED_MAX:
                 break
         return found
@@ -283,7 +320,9 @@ def _run_of(token: str) -> str:
 
 def _open(remote: CheckpointTier, at: Hook = undisturbed) -> RemoteTier:
     """The remote tier of a job. Raises BadInput if its URL is none."""
-    return RemoteTier(remote.target, storage_options=remote.storage_options, retention=retention_of(remote), at=at)
+    return RemoteTier(
+        remote.target, storage_options=remote.storage_options, retention=retention_of(remote), at=at
+    )
 
 
 def newest_generation(config: RunConfig) -> int:

@@ -117,12 +117,16 @@ class KeeperLine:
         """
         self._give(Finish(timeout_s, last, workers))
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._finished.wait(), None if last else 2 * timeout_s + _SLACK_S)
+            await asyncio.wait_for(
+                self._finished.wait(), None if last else 2 * timeout_s + _SLACK_S
+            )
 
     # -- the line -------------------------------------------------------------------------------------------------
 
     def _give(self, order: Message, descriptors: Sequence[int] = ()) -> None:
-        ours = [os.dup(fd) for fd in descriptors]  # those of the caller may be closed before there is room
+        ours = [
+            os.dup(fd) for fd in descriptors
+        ]  # those of the caller may be closed before there is room
         self._unsent.append(_Unsent(memoryview(frames.encode(order)), ours))
         if len(self._unsent) == 1:
             self._send()

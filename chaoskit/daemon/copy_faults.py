@@ -59,9 +59,7 @@ def damage(copy: KeptCopy, how: str) -> tuple[str, bool]:
         os.close(file)
     after, found = _read_back(copy, place, len(before))
     changed = sum(one != other for one, other in zip(before, after, strict=True))
-    told = (
-        f"{copy}: changed bytes: {changed} ({how}), sealed as {copy.seal.checksum[:8]}, now {found[:8] or 'unsealed'}"
-    )
+    told = f"{copy}: changed bytes: {changed} ({how}), sealed as {copy.seal.checksum[:8]}, now {found[:8] or 'unsealed'}"
     return told, bool(changed) and found != copy.seal.checksum
 
 

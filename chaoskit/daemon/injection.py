@@ -34,7 +34,9 @@ Seen = tuple[str, bool]  # what is there now, in words, and whether the act took
 
 
 def _corrupt(_: KeepsCopies, copies: list[KeptCopy], options: dict[str, Any]) -> Seen:
-    told = [damage(copy, options["how"]) for copy in (copies if options["older"] else newest(copies))]
+    told = [
+        damage(copy, options["how"]) for copy in (copies if options["older"] else newest(copies))
+    ]
     return "; ".join(words for words, _ in told), all(changed for _, changed in told)
 
 
@@ -79,15 +81,21 @@ class DaemonActs:
                 raise ChaoskitError(f"unknown act {ordered.name!r} of a node")
             if keeper.owes(options["worker"], options["step"]):
                 return
-            found = [copy for copy in keeper.kept(options["worker"]) if copy.tier in options["tiers"]]
+            found = [
+                copy for copy in keeper.kept(options["worker"]) if copy.tier in options["tiers"]
+            ]
             nothing = f"keeps no copy of {options['worker']}"
             observed, effective = act(keeper, found, options) if found else (nothing, False)
-            self._done[fault] = ActReport("", fault, f"{self._node}: {observed}", effective, self._node)
+            self._done[fault] = ActReport(
+                "", fault, f"{self._node}: {observed}", effective, self._node
+            )
         self._tell(self._done[fault])
 
     def _break(self, breakpoints: Breakpoints, fault: str, place: str) -> None:
         """Takes effect later, when a thread gets there; then it is reported once more."""
         if fault not in self._broken:
             self._broken.add(fault)
-            breakpoints.set(place, lambda seen: self._tell(ActReport("", fault, seen, True, self._node)))
+            breakpoints.set(
+                place, lambda seen: self._tell(ActReport("", fault, seen, True, self._node))
+            )
         self._tell(ActReport("", fault, f"a breakpoint is set at {place!r}", False, self._node))

@@ -63,7 +63,9 @@ class NodeKeeper(KeepsCopies, ABC):
         self._acts = DaemonActs(context.node, context.report)
         self.breakpoints = Breakpoints()
         at = self.breakpoints.reach
-        self._archive = Archive(context.node, context.token, context.config, context.journal, context.fail, at)
+        self._archive = Archive(
+            context.node, context.token, context.config, context.journal, context.fail, at
+        )
 
     def _start(self) -> None:
         """To be called when the keeper is complete."""
@@ -142,7 +144,9 @@ class NodeKeeper(KeepsCopies, ABC):
         while True:
             bells = self._bells()
             readable = await_readable([self._orders.wake, *bells])
-            if self._orders.wake in readable:  # first: what is ordered may be on the way of a recovery
+            if (
+                self._orders.wake in readable
+            ):  # first: what is ordered may be on the way of a recovery
                 self._orders.carry_out()
                 continue
             for bell in readable:

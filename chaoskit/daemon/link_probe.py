@@ -26,16 +26,22 @@ def answer_tests(token: str, door: socket.socket) -> pair.PairServer:
     return pair.PairServer(token, door, niceness=_NICENESS, silent_s=LIMIT_S)
 
 
-def start_tests(node: str, token: str, order: MeasureLinks, tell: Callable[[LinksMeasured], None]) -> None:
+def start_tests(
+    node: str, token: str, order: MeasureLinks, tell: Callable[[LinksMeasured], None]
+) -> None:
     """Test the links that are asked for, some at a time: a slow one takes many round trips, and little of the others.
 
     Args:
         tell: called with the answer, on the thread that tests.
     """
-    threading.Thread(target=_measure, args=(node, token, order, tell), name="link-tests", daemon=True).start()
+    threading.Thread(
+        target=_measure, args=(node, token, order, tell), name="link-tests", daemon=True
+    ).start()
 
 
-def _measure(node: str, token: str, order: MeasureLinks, tell: Callable[[LinksMeasured], None]) -> None:
+def _measure(
+    node: str, token: str, order: MeasureLinks, tell: Callable[[LinksMeasured], None]
+) -> None:
     set_name("link-tests")
     lower_priority(_NICENESS)  # of the threads that are started here, too
     with ThreadPoolExecutor(min(_AT_ONCE, len(order.targets))) as pool:
@@ -46,6 +52,12 @@ def _measure(node: str, token: str, order: MeasureLinks, tell: Callable[[LinksMe
 def _test(token: str, target: tuple[str, str, int]) -> PairReading:
     node, host, port = target
     reading = pair.read(
-        (host, port), token, node=node, pings=PINGS, stream_bytes=STREAM_BYTES, silent_s=LIMIT_S, limit_s=LIMIT_S
+        (host, port),
+        token,
+        node=node,
+        pings=PINGS,
+        stream_bytes=STREAM_BYTES,
+        silent_s=LIMIT_S,
+        limit_s=LIMIT_S,
     )
     return pair.of_path(reading, STREAM_BYTES)

@@ -34,7 +34,9 @@ def start_checkup(
 
 
 class _Checkup:
-    def __init__(self, node: str, directory: Path, has_gpus: bool, tell: Callable[[HealthReport], None]) -> None:
+    def __init__(
+        self, node: str, directory: Path, has_gpus: bool, tell: Callable[[HealthReport], None]
+    ) -> None:
         self._node, self._directory, self._tell = node, directory, tell
         self._limits = Limits(gpus_expected=1 if has_gpus else 0)
         self._has_gpus = has_gpus

@@ -102,7 +102,9 @@ class PieceKeeper(NodeKeeper):
             niceness=_NICENESS,
             probe=self.breakpoints.reach,
         )
-        self._saved: dict[str, tuple[int, int]] = {}  # by worker: of the piece that was last offered to be stored
+        self._saved: dict[
+            str, tuple[int, int]
+        ] = {}  # by worker: of the piece that was last offered to be stored
         self._start()
 
     # -- orders ---------------------------------------------------------------------------------------------------
@@ -114,7 +116,10 @@ class PieceKeeper(NodeKeeper):
     def hold(self, holding: Holding) -> None:
         """A worker copies its piece into slots: have them open, too."""
         with contextlib.suppress(OSError):  # it has ended already
-            fds = tuple(os.open(f"/proc/{holding.pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC) for fd in holding.fds)
+            fds = tuple(
+                os.open(f"/proc/{holding.pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+                for fd in holding.fds
+            )
             self._orders.give(lambda: self._hold(holding, fds))
 
     def went_on(self, step: int) -> None:
@@ -154,7 +159,10 @@ class PieceKeeper(NodeKeeper):
             return
         group = {rank: str(number) for number, ranks in enumerate(self._groups) for rank in ranks}
         fits = len(group) == len(plan.members)
-        pieces = [Piece(member.worker, member.node, (group[member.rank],) if fits else ()) for member in plan.members]
+        pieces = [
+            Piece(member.worker, member.node, (group[member.rank],) if fits else ())
+            for member in plan.members
+        ]
         known = [Node(node, self._config.rack(node)) for node in nodes]
         self._placement = place(known, pieces, copies, self._placed_before)
 
@@ -225,11 +233,15 @@ class PieceKeeper(NodeKeeper):
         plan, part = self._plan, held.holding
         if plan is None or plan.member(part.worker) is None or held.board is None:
             return
-        if saver.due.after(held.board.step - 3) > held.board.step + 1:  # nothing due can be in the slots
+        if (
+            saver.due.after(held.board.step - 3) > held.board.step + 1
+        ):  # nothing due can be in the slots
             return
         for path, seal, _ in held.sealed():
             age = (seal.step, seal.generation)
-            fresh = seal.generation == plan.generation and age > self._saved.get(part.worker, (-1, -1))
+            fresh = seal.generation == plan.generation and age > self._saved.get(
+                part.worker, (-1, -1)
+            )
             if not (fresh and saver.due.at(seal.step)):
                 continue
             self._saved[part.worker] = age
@@ -244,7 +256,14 @@ class PieceKeeper(NodeKeeper):
             self._save(held, saver)
 
     def _piece(
-        self, path: str, seal: Seal, part: Holding, plan: Plan, generation: int, *, last: bool = False
+        self,
+        path: str,
+        seal: Seal,
+        part: Holding,
+        plan: Plan,
+        generation: int,
+        *,
+        last: bool = False,
     ) -> list[Portion]:
         """A copy of a piece; nothing if it cannot be read."""
         try:
@@ -254,7 +273,19 @@ class PieceKeeper(NodeKeeper):
             return []
         member = plan.member(part.worker)
         world, leads = len(plan.members), member is not None and not member.rank
-        return [Portion(seal.step, generation, part.piece, part.pieces, world, leads, tuple(boxes), scalars, last)]
+        return [
+            Portion(
+                seal.step,
+                generation,
+                part.piece,
+                part.pieces,
+                world,
+                leads,
+                tuple(boxes),
+                scalars,
+                last,
+            )
+        ]
 
     def _last(self) -> list[Portion]:
         plan, portions = self._plan, list[Portion]()
@@ -268,7 +299,9 @@ class PieceKeeper(NodeKeeper):
 
     def _acknowledged(self, held: _Held) -> None:
         """A partner has verified a copy, or lost it; or there is no partner, and the worker has sealed one."""
-        if held.board is None or self._held.get(held.holding.worker) is not held:  # a sender that is closed speaks late
+        if (
+            held.board is None or self._held.get(held.holding.worker) is not held
+        ):  # a sender that is closed speaks late
             return
         if held.sender is not None:
             found = [seal.step for seal in held.sender.acknowledged.values() if self._counts(seal)]
@@ -284,7 +317,9 @@ class PieceKeeper(NodeKeeper):
             self._journal.write(event, worker=part.worker, step=step, piece=part.piece, nodes=nodes)
 
     def _failed(self, held: _Held, node: str, reason: str) -> None:
-        self._journal.write(Event.COPY_FAILED, worker=held.holding.worker, step=-1, reason=f"to {node}: {reason}")
+        self._journal.write(
+            Event.COPY_FAILED, worker=held.holding.worker, step=-1, reason=f"to {node}: {reason}"
+        )
 
     def _dropped(self, name: str, reason: str) -> None:
         self._journal.write(Event.COPY_FAILED, worker=name, step=-1, reason=reason)
@@ -294,7 +329,11 @@ class PieceKeeper(NodeKeeper):
     def kept(self, worker: str) -> list[KeptCopy]:
         """See :class:`chaoskit.daemon.injection.KeepsCopies`."""
         held = self._held.get(worker)
-        own = [KeptCopy(worker, "memory", seal, path) for path, seal, _ in held.sealed()] if held is not None else []
+        own = (
+            [KeptCopy(worker, "memory", seal, path) for path, seal, _ in held.sealed()]
+            if held is not None
+            else []
+        )
         theirs = [copy for copy in self._server.holding() if _holding(copy.piece).worker == worker]
         return own + [KeptCopy(worker, "peer", copy.seal, copy.place.path) for copy in theirs]
 
@@ -344,15 +383,25 @@ class PieceKeeper(NodeKeeper):
     def _recall(self, number: int) -> None:
         raise_priority()  # a recovery waits for this
         self._quarantine()
-        found = [(held.holding, seal, view, "memory") for held in self._held.values() for seal, view in held.copies()]
+        found = [
+            (held.holding, seal, view, "memory")
+            for held in self._held.values()
+            for seal, view in held.copies()
+        ]
         for copy in self._server.holding():
             with contextlib.suppress(OSError):
-                found.append((_holding(copy.piece), copy.seal, ArenaView.open(copy.place.path), "peer"))
+                found.append(
+                    (_holding(copy.piece), copy.seal, ArenaView.open(copy.place.path), "peer")
+                )
         self._offers.withdraw([])
         snapshots: list[Snapshot] = []
-        with contextlib.suppress(OSError):  # no descriptor or port for a server: others may have copies
+        with contextlib.suppress(
+            OSError
+        ):  # no descriptor or port for a server: others may have copies
             for part, seal, view, tier in found:
-                offer = self._offers.offer(part.worker, seal, view, tier=tier, piece=part.piece, pieces=part.pieces)
+                offer = self._offers.offer(
+                    part.worker, seal, view, tier=tier, piece=part.piece, pieces=part.pieces
+                )
                 snapshots.append(offer)
         for offered in snapshots:
             self._journal.write(
@@ -364,7 +413,9 @@ class PieceKeeper(NodeKeeper):
                 piece=offered.piece,
                 tier=offered.tier,
             )
-        self._archive.answer(Sealed(self._node, tuple(snapshots), number, self._committed()), self._tell)
+        self._archive.answer(
+            Sealed(self._node, tuple(snapshots), number, self._committed()), self._tell
+        )
         lower_priority(self._niceness)
 
     def _quarantine(self) -> None:
@@ -374,7 +425,9 @@ class PieceKeeper(NodeKeeper):
             view = ArenaView.open(path)
             if view.is_damaged:
                 source, detail = f"{tier} of {self._node}", "its seal was changed"
-                self._journal.write(Event.QUARANTINED, generation=0, step=view.step, source=source, detail=detail)
+                self._journal.write(
+                    Event.QUARANTINED, generation=0, step=view.step, source=source, detail=detail
+                )
             view.close()
 
 

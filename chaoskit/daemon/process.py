@@ -28,10 +28,26 @@ from chaoskit.daemon.replica_keeper import Keeper
 from chaoskit.errors import ChaoskitError
 from chaoskit.journal import Journal
 from chaoskit.process.heartbeat_page import Board
-from chaoskit.process.linux import await_readable, die_of, die_with_parent, more_files, raise_priority, set_name
+from chaoskit.process.linux import (
+    await_readable,
+    die_of,
+    die_with_parent,
+    more_files,
+    raise_priority,
+    set_name,
+)
 from chaoskit.wire import frames
 from chaoskit.wire.injection_line import InjectionDoor, InjectionLine, dial
-from chaoskit.wire.messages import ActReport, DaemonAct, Holding, MeasureLinks, Message, Plan, Recall, Store
+from chaoskit.wire.messages import (
+    ActReport,
+    DaemonAct,
+    Holding,
+    MeasureLinks,
+    Message,
+    Plan,
+    Recall,
+    Store,
+)
 
 NAME = "ck-keeper"
 _RECEIVE_BYTES = 65536
@@ -50,7 +66,9 @@ class Quarters:
     injection: InjectionDoor | None = None  # of a run with faults
 
 
-def start_keeper(quarters: Quarters, door: socket.socket, others: Sequence[socket.socket]) -> tuple[socket.socket, int]:
+def start_keeper(
+    quarters: Quarters, door: socket.socket, others: Sequence[socket.socket]
+) -> tuple[socket.socket, int]:
     """Fork the process. To be called before this one has any other thread.
 
     Args:
@@ -100,22 +118,32 @@ class _Service:
     """Takes the agent's orders from the line to the keeper, and the keeper's answers back."""
 
     def __init__(
-        self, line: socket.socket, listener: socket.socket | None, door: socket.socket, quarters: Quarters
+        self,
+        line: socket.socket,
+        listener: socket.socket | None,
+        door: socket.socket,
+        quarters: Quarters,
     ) -> None:
         self._line, self._sending = line, threading.Lock()
         self._splitter = frames.Splitter(decode_order)
         self._descriptors: deque[int] = deque()
         self._quarters, node, config = quarters, quarters.node, quarters.config
         # the agent's file, too: a record is one write
-        self._journal = Journal(Path(quarters.run_directory) / "journal", node, role="keeper", node=node)
+        self._journal = Journal(
+            Path(quarters.run_directory) / "journal", node, role="keeper", node=node
+        )
         told = (self._tell, die_of, self._report)
         context = NodeContext(node, quarters.host, quarters.token, config, self._journal, *told)
         self._injection = dial(quarters.injection, node)
-        self._keeper: NodeKeeper = Keeper(context) if listener is None else PieceKeeper(context, listener)
+        self._keeper: NodeKeeper = (
+            Keeper(context) if listener is None else PieceKeeper(context, listener)
+        )
         answer_tests(quarters.token, door)
         if config.health != "off":
             # not in the agent: what holds up its interpreter looks like the loss of the node
-            start_checkup(node, disk_directory(quarters.run_directory, node), config.device, self._tell)
+            start_checkup(
+                node, disk_directory(quarters.run_directory, node), config.device, self._tell
+            )
 
     def serve(self) -> None:
         """Until the agent goes away."""
@@ -123,7 +151,9 @@ class _Service:
         while True:
             if self._injection is not None:
                 self._await_orders(self._injection)
-            data, descriptors, flags, _ = socket.recv_fds(self._line, _RECEIVE_BYTES, _DESCRIPTORS_MAX)
+            data, descriptors, flags, _ = socket.recv_fds(
+                self._line, _RECEIVE_BYTES, _DESCRIPTORS_MAX
+            )
             if flags & socket.MSG_CTRUNC:  # later orders would get what belongs to this one
                 raise ChaoskitError(f"{NAME} has no room for the files of a worker: {more_files()}")
             if not data:
@@ -135,7 +165,9 @@ class _Service:
 
     def _await_orders(self, injection: InjectionLine) -> None:
         """Until there is one of the agent, do what the harness orders."""
-        while self._line.fileno() not in (ready := await_readable([self._line.fileno(), injection.fileno()])):
+        while self._line.fileno() not in (
+            ready := await_readable([self._line.fileno(), injection.fileno()])
+        ):
             assert ready
             match injection.receive():
                 case DaemonAct(fault, act):
@@ -181,13 +213,17 @@ class _Service:
                 start_tests(self._quarters.node, self._quarters.token, order, self._tell)
             case Finish(timeout_s, last, workers):
                 keeper.finish(timeout_s, last=last, workers=workers)
-                self._journal.sign_off("the job ended")  # its agent ends as soon as it hears this, and it with that
+                self._journal.sign_off(
+                    "the job ended"
+                )  # its agent ends as soon as it hears this, and it with that
                 self._tell(Finished())
 
     def _adopt(self, order: Adopt) -> None:
         page, bell = self._take(2)
         arena = self._take(int(order.endpoint.arena_fd >= 0))
-        here = msgspec.structs.replace(order.endpoint, pid=os.getpid(), arena_fd=arena[0] if arena else -1)
+        here = msgspec.structs.replace(
+            order.endpoint, pid=os.getpid(), arena_fd=arena[0] if arena else -1
+        )
         self._keeper.adopt(order.worker, here, Board(page, bell))
         _close((page, *arena))  # the mappings are enough
 

@@ -69,14 +69,21 @@ class Keeper(NodeKeeper):
     def __init__(self, context: NodeContext) -> None:
         super().__init__(context, _NICENESS)
         self._kept: dict[str, _Kept] = {}  # of workers that live
-        self._left: tuple[str, ArenaView] | None = None  # the newest arena that a worker has left behind, complete
+        self._left: tuple[str, ArenaView] | None = (
+            None  # the newest arena that a worker has left behind, complete
+        )
         self._tier = MemoryTier(self.breakpoints.reach)
         self._source = ""  # whose commits are copied
         self._copied_of = ""  # whose state the newest copy is
         self._copied_sequence = -1  # of that state when it was copied
         self._budget = CopyBudget(every_step=self._config.copies == "every_step")
-        self._told_interval = 0, 0  # between copies, as the journal knows it: generation and commits
-        self._stored_from = ""  # whose commits this node's share of a stored snapshot is copied from
+        self._told_interval = (
+            0,
+            0,
+        )  # between copies, as the journal knows it: generation and commits
+        self._stored_from = (
+            ""  # whose commits this node's share of a stored snapshot is copied from
+        )
         self._saved = (-1, -1)  # the age of the state of which it was last copied
         self._begun = 0  # the newest generation of which a state was seen
         self._start()
@@ -106,7 +113,9 @@ class Keeper(NodeKeeper):
 
     def _bells(self) -> dict[int, Callable[[], None]]:
         chosen = {self._source, self._stored_from} - {""}
-        return {self._kept[worker].board.bell: partial(self._committed, worker) for worker in chosen}
+        return {
+            self._kept[worker].board.bell: partial(self._committed, worker) for worker in chosen
+        }
 
     def _follow(self, plan: Plan) -> None:
         source = keepers(plan, self._config).get(self._node, "")
@@ -122,7 +131,9 @@ class Keeper(NodeKeeper):
         for worker in before - chosen:
             if worker in self._kept:
                 self._kept[worker].board.copying(False)
-        if self._source and plan.generation == 1:  # later ones repeat a step, from which this would take CPU time
+        if (
+            self._source and plan.generation == 1
+        ):  # later ones repeat a step, from which this would take CPU time
             with contextlib.suppress(MemoryError, OSError):  # the first copy will report it
                 self._tier.reserve(self._kept[self._source].view)
         for worker in chosen:
@@ -150,7 +161,9 @@ class Keeper(NodeKeeper):
             dues.append(self._archive.saver.due.after(step))
             until = min(until, dues[-1] - 1)
         kept.board.due(min(dues, default=0))
-        kept.board.copied(max(step, int(until)))  # of what is let go, its writer need not wait either
+        kept.board.copied(
+            max(step, int(until))
+        )  # of what is let go, its writer need not wait either
 
     def _save(self, kept: _Kept, saver: Saver) -> None:
         """Have this node's share of a state stored whose step is due: rather from our own copy, which stands still."""
@@ -166,7 +179,9 @@ class Keeper(NodeKeeper):
         for portion in self._share(view, plan, generation):
             saver.offer(portion)
 
-    def _share(self, view: ArenaView, plan: Plan, generation: int, *, last: bool = False) -> list[Portion]:
+    def _share(
+        self, view: ArenaView, plan: Plan, generation: int, *, last: bool = False
+    ) -> list[Portion]:
         """This node's part of a state, copied; nothing if it cannot be."""
         nodes, step = list(dict.fromkeys(member.node for member in plan.members)), view.step
         number, count = nodes.index(self._node), len(nodes)
@@ -177,7 +192,9 @@ class Keeper(NodeKeeper):
             self._refuse(step, error)
             return []
         world = len(plan.members)
-        return [Portion(step, generation, number, count, world, not number, tuple(boxes), scalars, last)]
+        return [
+            Portion(step, generation, number, count, world, not number, tuple(boxes), scalars, last)
+        ]
 
     def _save_present(self, saver: Saver, step: int) -> None:
         """See there. A member of a newer generation that still has this state counts, too."""
@@ -199,7 +216,11 @@ class Keeper(NodeKeeper):
             saver.offer(portion)
 
     def _last(self) -> list[Portion]:
-        views = [kept.view for kept in self._kept.values() if kept.view.generation and kept.view.is_complete]
+        views = [
+            kept.view
+            for kept in self._kept.values()
+            if kept.view.generation and kept.view.is_complete
+        ]
         plan = self._plan
         views += [self._left[1]] if self._left is not None else []
         if plan is None or not views or all(member.node != self._node for member in plan.members):
@@ -217,7 +238,9 @@ class Keeper(NodeKeeper):
     def _copy(self, kept: _Kept) -> None:
         """Copy the state that was just committed, if its turn has come. Training never waits long for it."""
         step, has = kept.view.step, self._has(kept.view.step)
-        is_stale = has and self._copied_sequence != kept.view.sequence  # the script wrote into it since
+        is_stale = (
+            has and self._copied_sequence != kept.view.sequence
+        )  # the script wrote into it since
         if not self._budget.wants(step, kept.view.generation, time.monotonic()) and not is_stale:
             return
         if has and not is_stale:  # a new generation of the same state
@@ -227,12 +250,16 @@ class Keeper(NodeKeeper):
         self._tell_interval(step, kept.view.generation)
 
     def _has(self, step: int) -> bool:
-        return self._copied_of == self._source and any(copy.seal.step == step for copy in self._tier.copies())
+        return self._copied_of == self._source and any(
+            copy.seal.step == step for copy in self._tier.copies()
+        )
 
     def _try_to_copy(self, view: ArenaView, step: int) -> bool:
         """Whether a copy was made. Training never ends because of it."""
         sequence = view.sequence
-        began_s = time.thread_time()  # not wall time: while this thread waits for a CPU, it takes nothing from training
+        began_s = (
+            time.thread_time()
+        )  # not wall time: while this thread waits for a CPU, it takes nothing from training
         try:
             sealed = self._tier.save(view)
         except Exception as error:  # noqa: BLE001 - whatever goes wrong with a copy, training goes on
@@ -265,7 +292,10 @@ class Keeper(NodeKeeper):
     def kept(self, worker: str) -> list[KeptCopy]:
         """See :class:`chaoskit.daemon.injection.KeepsCopies`. The newest one; what a worker leaves is no copy."""
         copies = self._tier.copies() if worker == self._copied_of else []
-        return [KeptCopy(worker, "memory", seal, f"/proc/self/fd/{view.fd}", in_header=False) for seal, view in copies]
+        return [
+            KeptCopy(worker, "memory", seal, f"/proc/self/fd/{view.fd}", in_header=False)
+            for seal, view in copies
+        ]
 
     def owes(self, worker: str, step: int) -> bool:
         """See there."""
@@ -321,8 +351,12 @@ class Keeper(NodeKeeper):
                 self._journal.write(Event.COPY_FAILED, worker=worker, step=view.step, reason=reason)
         self._offers.withdraw([copy.view for _, copy in copies])
         snapshots: tuple[Snapshot, ...] = ()
-        with contextlib.suppress(OSError):  # no descriptor or port for a server: others may have copies
-            snapshots = tuple(self._offers.offer(worker, copy.seal, copy.view) for worker, copy in copies)
+        with contextlib.suppress(
+            OSError
+        ):  # no descriptor or port for a server: others may have copies
+            snapshots = tuple(
+                self._offers.offer(worker, copy.seal, copy.view) for worker, copy in copies
+            )
         for offered in snapshots:
             self._journal.write(
                 Event.SEALED,

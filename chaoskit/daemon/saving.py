@@ -43,7 +43,9 @@ _parts = msgspec.json.Decoder(Part)
 
 def retention_of(tier: CheckpointTier) -> Retention:
     """What is kept in a tier."""
-    return Retention(keep_last=tier.keep_last, keep_every=tier.keep_every, budget_bytes=tier.budget_bytes)
+    return Retention(
+        keep_last=tier.keep_last, keep_every=tier.keep_every, budget_bytes=tier.budget_bytes
+    )
 
 
 class Saver:
@@ -146,7 +148,9 @@ class Saver:
             while True:
                 with contextlib.suppress(queue.Empty):
                     self._park(self._offered.get(timeout=self._pause_s))
-                    self._taken += 1  # after it was parked: a snapshot that is under way is always seen to be
+                    self._taken += (
+                        1  # after it was parked: a snapshot that is under way is always seen to be
+                    )
                 self._write_parked()
                 if self._staging is not None:
                     self._look(self._staging)
@@ -176,7 +180,9 @@ class Saver:
                 elif (staging := self._find(portion)) is not None:
                     self._writes = True
                     self._write(staging, portion)
-                    if portion.leads or not portion.last:  # else this directory may be given up, and another begun
+                    if (
+                        portion.leads or not portion.last
+                    ):  # else this directory may be given up, and another begun
                         self._parked.remove(portion)
                 elif portion.generation < self._generation:
                     self._drop(portion, "its membership was over before anybody began to store it")
@@ -200,8 +206,16 @@ class Saver:
         if portion.leads:
             if self._staging is None:
                 self._staging = self._disk.begin(*portion.age, run=self._run)
-                self._lead, self._seen, self._deadline_s = portion, 0, time.monotonic() + _PATIENCE_S
-            return self._staging if (self._staging.step, self._staging.generation) == portion.age else None
+                self._lead, self._seen, self._deadline_s = (
+                    portion,
+                    0,
+                    time.monotonic() + _PATIENCE_S,
+                )
+            return (
+                self._staging
+                if (self._staging.step, self._staging.generation) == portion.age
+                else None
+            )
         name, begun = snapshot_name(*portion.age), self._disk.begun(self._run)
         found = [path for path in begun if path.name.startswith(f"{name}~")]
         if not found:
@@ -226,7 +240,9 @@ class Saver:
         with staging.writer(f"__{portion.number}_0{DATA_SUFFIX}") as writer:
             for cut, data in portion.boxes:
                 shape = cut.slot.whole or cut.slot.shape
-                writer.add_box(stored_name(cut.slot.path, names), data, cut.slot.dtype, cut.box, shape)
+                writer.add_box(
+                    stored_name(cut.slot.path, names), data, cut.slot.dtype, cut.box, shape
+                )
             if not portion.number:
                 writer.add_object(SCALARS, encode_scalars(portion.scalars, portion.step))
             part = writer.finish()
@@ -238,7 +254,9 @@ class Saver:
         """Commit the snapshot if all of it is there; give it up if it will never be."""
         portion, now_s = self._lead, time.monotonic()
         assert portion is not None
-        found = sorted(staging.path.glob(f"*{_PART}"), key=lambda path: int(path.name.partition(".")[0]))
+        found = sorted(
+            staging.path.glob(f"*{_PART}"), key=lambda path: int(path.name.partition(".")[0])
+        )
         refused = [path.name.removesuffix(_REFUSED) for path in staging.path.glob(f"*{_REFUSED}")]
         if len(found) > self._seen:
             self._seen, self._deadline_s = len(found), now_s + _PATIENCE_S
@@ -247,7 +265,11 @@ class Saver:
         if len(found) == portion.count:
             self._commit(staging, found)
         elif refused or (now_s > self._deadline_s and not portion.last):
-            detail = f"part {', '.join(refused)} failed" if refused else f"{len(found)} of {portion.count} parts came"
+            detail = (
+                f"part {', '.join(refused)} failed"
+                if refused
+                else f"{len(found)} of {portion.count} parts came"
+            )
             self._refuse(portion.step, detail)
         else:
             return
@@ -266,7 +288,12 @@ class Saver:
         size_bytes, path = snapshot.manifest.size_bytes, str(snapshot.path)
         step, generation = snapshot.manifest.age
         self._journal.write(
-            Event.SAVED, step=step, generation=generation, tier="disk", path=path, size_bytes=size_bytes
+            Event.SAVED,
+            step=step,
+            generation=generation,
+            tier="disk",
+            path=path,
+            size_bytes=size_bytes,
         )
         with contextlib.suppress(OSError):  # the next one will prune again
             self._disk.prune()

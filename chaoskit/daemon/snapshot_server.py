@@ -37,7 +37,9 @@ class Orders:
             self._orders.popleft()()
 
 
-def start_thread(serve: Callable[[], None], fail: Callable[[BaseException], None], niceness: int) -> None:
+def start_thread(
+    serve: Callable[[], None], fail: Callable[[BaseException], None], niceness: int
+) -> None:
     """Run a keeper. ``fail`` is called on its thread with what it cannot live with."""
 
     def run() -> None:
@@ -66,7 +68,14 @@ class Offers:
                 del self._servers[fd]
 
     def offer(
-        self, worker: str, seal: Seal, view: ArenaView, *, tier: str = "memory", piece: int = 0, pieces: int = 1
+        self,
+        worker: str,
+        seal: Seal,
+        view: ArenaView,
+        *,
+        tier: str = "memory",
+        piece: int = 0,
+        pieces: int = 1,
     ) -> Snapshot:
         """Let others read ``view``. Raises OSError if there is no descriptor or port for a server."""
         if view.fd not in self._servers:
@@ -78,7 +87,9 @@ class Offers:
             generation=seal.generation,
             size_bytes=seal.size_bytes,
             checksum=seal.checksum,
-            endpoint=Endpoint(host_id(), self._host, self._servers[view.fd][1].port, os.getpid(), view.fd),
+            endpoint=Endpoint(
+                host_id(), self._host, self._servers[view.fd][1].port, os.getpid(), view.fd
+            ),
             tier=tier,
             piece=piece,
             pieces=pieces,

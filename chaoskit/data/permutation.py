@@ -32,8 +32,13 @@ class Permutation:
         self.size = size
         bits = max(_BITS_MIN, (size - 1).bit_length())
         self._low_bits = np.uint64(bits // 2)
-        self._low, self._high = np.uint64((1 << bits // 2) - 1), np.uint64((1 << bits - bits // 2) - 1)
-        digest = hashlib.blake2b(",".join(map(str, (size, *key))).encode(), digest_size=8 * _ROUNDS).digest()
+        self._low, self._high = (
+            np.uint64((1 << bits // 2) - 1),
+            np.uint64((1 << bits - bits // 2) - 1),
+        )
+        digest = hashlib.blake2b(
+            ",".join(map(str, (size, *key))).encode(), digest_size=8 * _ROUNDS
+        ).digest()
         self._keys = np.frombuffer(digest, "<u8")
 
     def __call__(self, places: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -29,7 +29,11 @@ class Positions:
         if batch_size < 1:
             raise BadInput("batch_size", batch_size, "use 1 or more")
         if size < batch_size:
-            raise BadInput("dataset", size, f"use a dataset of at least one global batch, batch_size={batch_size}")
+            raise BadInput(
+                "dataset",
+                size,
+                f"use a dataset of at least one global batch, batch_size={batch_size}",
+            )
         self.size, self.batch_size, self.seed = size, batch_size, seed
         self._epoch, self._order = -1, Permutation(size, seed, -1)
 
@@ -43,7 +47,9 @@ class Positions:
             BadInput: if the world does not divide the batch, or there is no such rank.
         """
         if world < 1 or self.batch_size % world:
-            raise BadInput("batch_size", self.batch_size, f"use a multiple of the number of ranks, {world}")
+            raise BadInput(
+                "batch_size", self.batch_size, f"use a multiple of the number of ranks, {world}"
+            )
         if not 0 <= rank < world:
             raise BadInput("rank", rank, f"use 0 to {world - 1}")
         part = self.batch_size // world

@@ -95,10 +95,14 @@ class RunClient:
         try:
             self._door = msgspec.json.decode(path.read_bytes(), type=Door)
         except (FileNotFoundError, NotADirectoryError):
-            remedy = "name the directory of a run that `chaoskit launch` has begun, and that is not over"
+            remedy = (
+                "name the directory of a run that `chaoskit launch` has begun, and that is not over"
+            )
             raise BadInput("run", str(directory), remedy) from None
         except OSError as error:
-            remedy = f"it cannot be read ({error.strerror}): ask as the user that has launched the run"
+            remedy = (
+                f"it cannot be read ({error.strerror}): ask as the user that has launched the run"
+            )
             raise BadInput("run", str(path), remedy) from None
         except msgspec.DecodeError as error:
             remedy = f"it is damaged ({error}): name the directory of another run, or start this one anew"
@@ -142,7 +146,9 @@ class RunClient:
 
     def _ask(self, act: str, fields: dict[str, Any] | None) -> bytes:
         """The body of the answer, whether it grants or refuses. Raises BadInput and :class:`Unanswered`."""
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # it is on this machine
+        opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({})
+        )  # it is on this machine
         try:
             request = urllib.request.Request(
                 f"{self._door.url}/{act}",
@@ -198,7 +204,9 @@ def newest_live_run(directory: Path = Path("chaoskit-runs")) -> Path:
         with contextlib.suppress(OSError, msgspec.DecodeError):  # it has just ended, or is damaged
             if Path(f"/proc/{msgspec.json.decode(path.read_bytes(), type=Door).pid}").exists():
                 return path.parent
-    raise BadInput("run", str(directory), "no run listens there: give the directory of one by --run")
+    raise BadInput(
+        "run", str(directory), "no run listens there: give the directory of one by --run"
+    )
 
 
 def _written_ns(path: Path) -> int:

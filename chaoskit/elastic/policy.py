@@ -166,7 +166,10 @@ class World:
         left_s = max(0.0, event.deadline_s - now_s)
         node.hold_until_s = min(node.hold_until_s, now_s + _HOLD_SHARE * left_s)
         if now_s + _DRAIN_SHARE * left_s < node.drain_by_s:
-            node.drain_by_s, node.farewell_by_s = now_s + _DRAIN_SHARE * left_s, now_s + _FAREWELL_SHARE * left_s
+            node.drain_by_s, node.farewell_by_s = (
+                now_s + _DRAIN_SHARE * left_s,
+                now_s + _FAREWELL_SHARE * left_s,
+            )
         if not node.drain_by_s < node.leave_by_s < math.inf:
             return []
         node.leave_by_s = node.drain_by_s
@@ -184,16 +187,24 @@ class World:
 
     def _scale(self, event: Scale, now_s: float) -> Answer:
         if event.size not in self.policy.sizes:
-            return Answer(event.request, False, f"{event.size} is no allowed size: use {self.policy.sizes_in_words}")
+            return Answer(
+                event.request,
+                False,
+                f"{event.size} is no allowed size: use {self.policy.sizes_in_words}",
+            )
         self.target = event.size
         room = self.policy.fit(min(self.target, len(self._usable(now_s))))
         if room < event.size:
-            return Answer(event.request, True, f"there is room for {room}: it grows when nodes come")
+            return Answer(
+                event.request, True, f"there is room for {room}: it grows when nodes come"
+            )
         if room > self.size:
             self._room_since_s = now_s - self.policy.scaling_timeout_s  # who asks has waited enough
             if self.size and now_s < self._snoozed_until_s:
                 return Answer(
-                    event.request, True, f"it grows in {self._snoozed_until_s - now_s:g} s: it has just grown"
+                    event.request,
+                    True,
+                    f"it grows in {self._snoozed_until_s - now_s:g} s: it has just grown",
                 )
         return Answer(event.request, True, f"its size will be {event.size}")
 
@@ -205,12 +216,18 @@ class World:
         healthy = [node for node in self._nodes.values() if self._healthy(node)]
         # The smallest world must go on, unless it cannot already.
         free = max(0, len(healthy) - self.policy.sizes[0]) if self.size else len(healthy)
-        cheapest = sorted(healthy, key=lambda node: (node.member, node.cost, -node.arrival))[: min(free, event.nodes)]
+        cheapest = sorted(healthy, key=lambda node: (node.member, node.cost, -node.arrival))[
+            : min(free, event.nodes)
+        ]
         for node in cheapest:
             node.lent_to = event.job
-        names = tuple(name for name, node in self._nodes.items() if any(node is one for one in cheapest))
+        names = tuple(
+            name for name, node in self._nodes.items() if any(node is one for one in cheapest)
+        )
         if len(names) < event.nodes:
-            rest = f"only {len(names)} of {event.nodes}: the smallest world is {self.policy.sizes[0]}"
+            rest = (
+                f"only {len(names)} of {event.nodes}: the smallest world is {self.policy.sizes[0]}"
+            )
             return Answer(event.request, bool(names), rest, names)
         return Answer(event.request, True, f"{', '.join(names)}: yours once they have left", names)
 
@@ -251,7 +268,9 @@ class World:
         waits = now_s < self._vacant_until_s and usable + self._vacant >= self.size <= self.target
         return self.size if waits else best
 
-    def _replan(self, cause: str, hurried: list[Leave], leave_by_s: float, now_s: float) -> list[Decision]:
+    def _replan(
+        self, cause: str, hurried: list[Leave], leave_by_s: float, now_s: float
+    ) -> list[Decision]:
         usable = self._usable(now_s)
         old_size, old = self.size, set(self.members)
         self.size = self._next_size(len(usable), now_s)

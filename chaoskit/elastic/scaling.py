@@ -67,7 +67,9 @@ def linear(base: Hyperparameters, factor: float) -> Hyperparameters:
     """
     if base.betas is not None:
         raise BadInput(
-            "rule", "linear", "use square-root: the linear rule holds for SGD, not for optimizers with betas"
+            "rule",
+            "linear",
+            "use square-root: the linear rule holds for SGD, not for optimizers with betas",
         )
     return base
 
@@ -87,14 +89,14 @@ def square_root(base: Hyperparameters, factor: float) -> Hyperparameters:
     """
     if base.betas is None or base.eps is None:
         raise BadInput(
-            "rule", "square-root", "use linear: the square root rule holds for Adam, which has betas and eps"
+            "rule",
+            "square-root",
+            "use linear: the square root rule holds for Adam, which has betas and eps",
         )
     betas = tuple(1 - factor * (1 - beta) for beta in base.betas)
     for number, (old, new) in enumerate(zip(base.betas, betas, strict=True), 1):
         if not new > 1e-9:  # ten times 1 - 0.9 is a little less than 1
-            remedy = (
-                f"grow the batch by less than {1 / (1 - old):.4g}: at {factor:.4g} times nothing is left of the mean"
-            )
+            remedy = f"grow the batch by less than {1 / (1 - old):.4g}: at {factor:.4g} times nothing is left of the mean"
             raise BadInput(f"beta{number}", old, remedy)
     root = math.sqrt(factor)
     return msgspec.structs.replace(base, betas=betas, eps=base.eps / root, decay=base.decay * root)
@@ -157,7 +159,12 @@ class BatchScaler:
     """
 
     def __init__(
-        self, rule: str, base: Hyperparameters, *, warmup_steps: int = 0, changes: Iterable[tuple[int, int]] = ()
+        self,
+        rule: str,
+        base: Hyperparameters,
+        *,
+        warmup_steps: int = 0,
+        changes: Iterable[tuple[int, int]] = (),
     ) -> None:
         if rule not in RULES:
             raise BadInput("rule", rule, f"use one of {', '.join(RULES)}")
@@ -212,9 +219,13 @@ class BatchScaler:
     def at(self, step: int) -> Effective:
         """What ``step`` works with."""
         batch, multiplier = self._at(step).batch, self.multiplier(step)
-        values = msgspec.structs.replace(self._adjusted(self.base, step), lr=self.base.lr * multiplier, batch=batch)
+        values = msgspec.structs.replace(
+            self._adjusted(self.base, step), lr=self.base.lr * multiplier, batch=batch
+        )
         factor = batch / self.base.batch
-        return Effective(step=step, samples=batch, factor=factor, multiplier=multiplier, values=values)
+        return Effective(
+            step=step, samples=batch, factor=factor, multiplier=multiplier, values=values
+        )
 
     @contextmanager
     def apply(self, optimizer: Any, step: int) -> Iterator[None]:
@@ -248,18 +259,26 @@ class BatchScaler:
             self._applied.discard(optimizer)
 
     def _at(self, step: int) -> Change:
-        return next((change for change in reversed(self._changes) if change.step <= step), self._changes[0])
+        return next(
+            (change for change in reversed(self._changes) if change.step <= step), self._changes[0]
+        )
 
     def _adjusted(self, values: Hyperparameters, step: int) -> Hyperparameters:
         batch = self._at(step).batch
-        return values if batch == self.base.batch else self._rule.adjust(values, batch / self.base.batch)
+        return (
+            values
+            if batch == self.base.batch
+            else self._rule.adjust(values, batch / self.base.batch)
+        )
 
     def _group(self, group: dict[str, Any], step: int) -> dict[str, Any]:
         """What to write into a parameter group at ``step``."""
         if self._rule is RULES["none"]:
             return {}
         values = read_group(group, self.base.batch)
-        self._rule.adjust(values, 1.0)  # an optimizer that the rule does not cover is refused before the first change
+        self._rule.adjust(
+            values, 1.0
+        )  # an optimizer that the rule does not cover is refused before the first change
         adjusted = self._adjusted(values, step)
         scaled: dict[str, Any] = {"lr": values.lr * self.multiplier(step)}
         if adjusted.betas is not None:
@@ -279,11 +298,19 @@ def read_group(group: dict[str, Any], batch: int, lr: float | None = None) -> Hy
         raise BadInput("lr", group["lr"], "use a number: a tensor may be part of a captured graph")
     betas = group.get("betas")
     if not ({"betas", "eps", "amsgrad"} <= set(group) or {"momentum", "dampening"} <= set(group)):
-        raise BadInput("optimizer", sorted(set(group) - {"params"}), "use SGD, Adam or AdamW, or rule none")
+        raise BadInput(
+            "optimizer", sorted(set(group) - {"params"}), "use SGD, Adam or AdamW, or rule none"
+        )
     if group.get("amsgrad"):
-        raise BadInput("amsgrad", True, "leave it out: its maximum remembers the noise of other batches")
+        raise BadInput(
+            "amsgrad", True, "leave it out: its maximum remembers the noise of other batches"
+        )
     if group.get("dampening"):
-        raise BadInput("dampening", group["dampening"], "use 0: the linear rule was shown for momentum without it")
+        raise BadInput(
+            "dampening",
+            group["dampening"],
+            "use 0: the linear rule was shown for momentum without it",
+        )
     # torch's AdamW is an Adam with this flag; without it weight decay is part of the gradient, and the rule covers it.
     decay = group["weight_decay"] if group.get("decoupled_weight_decay") else 0.0
     rate = group["lr"] if lr is None else lr

@@ -42,10 +42,16 @@ class ElasticPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     min_replicas: int = msgspec.field(name="minReplicas")
     max_replicas: int = msgspec.field(name="maxReplicas")
     replica_increment_step: int = msgspec.field(name="replicaIncrementStep", default=0)
-    replica_discrete_values: tuple[int, ...] = msgspec.field(name="replicaDiscreteValues", default=())
-    graceful_shutdown_timeout_s: float = msgspec.field(name="gracefulShutdownTimeoutInSeconds", default=600.0)
+    replica_discrete_values: tuple[int, ...] = msgspec.field(
+        name="replicaDiscreteValues", default=()
+    )
+    graceful_shutdown_timeout_s: float = msgspec.field(
+        name="gracefulShutdownTimeoutInSeconds", default=600.0
+    )
     scaling_timeout_s: float = msgspec.field(name="scalingTimeoutInSeconds", default=60.0)
-    faulty_scale_down_timeout_s: float = msgspec.field(name="faultyScaleDownTimeoutInSeconds", default=30.0)
+    faulty_scale_down_timeout_s: float = msgspec.field(
+        name="faultyScaleDownTimeoutInSeconds", default=30.0
+    )
     scale_up_snooze_time_s: float = msgspec.field(name=_SNOOZE, default=0.0)
 
     @property
@@ -53,7 +59,9 @@ class ElasticPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """The allowed sizes, smallest first."""
         if self.replica_discrete_values:
             return tuple(sorted(self.replica_discrete_values))
-        return tuple(range(self.min_replicas, self.max_replicas + 1, self.replica_increment_step or 1))
+        return tuple(
+            range(self.min_replicas, self.max_replicas + 1, self.replica_increment_step or 1)
+        )
 
     @property
     def sizes_in_words(self) -> str:
@@ -100,10 +108,18 @@ def read_policy(data: bytes | str) -> ElasticPolicy:
 def _with_snooze(policy: Any, run_policy: Any) -> Any:
     """Return the mapping below ``elasticPolicy`` with the snooze that ``runPolicy.restartPolicy`` sets."""
     restart_policy = run_policy.get("restartPolicy") if isinstance(run_policy, dict) else None
-    if not isinstance(policy, dict) or not isinstance(restart_policy, dict) or _SNOOZE not in restart_policy:
+    if (
+        not isinstance(policy, dict)
+        or not isinstance(restart_policy, dict)
+        or _SNOOZE not in restart_policy
+    ):
         return policy
     if _SNOOZE in policy:
-        raise BadInput(_SNOOZE, policy[_SNOOZE], "give it once: in elasticPolicy, or in runPolicy.restartPolicy")
+        raise BadInput(
+            _SNOOZE,
+            policy[_SNOOZE],
+            "give it once: in elasticPolicy, or in runPolicy.restartPolicy",
+        )
     return {**policy, _SNOOZE: restart_policy[_SNOOZE]}
 
 
@@ -127,9 +143,15 @@ def validate_policy(policy: ElasticPolicy) -> None:
         refuse("replica_increment_step", "use 1 or more")
     values = policy.replica_discrete_values
     if values and policy.replica_increment_step:
-        refuse("replica_increment_step", "leave it out, or replicaDiscreteValues: both say which sizes there are")
+        refuse(
+            "replica_increment_step",
+            "leave it out, or replicaDiscreteValues: both say which sizes there are",
+        )
     if any(not policy.min_replicas <= value <= policy.max_replicas for value in values):
-        refuse("replica_discrete_values", f"use sizes from {policy.min_replicas} to {policy.max_replicas}")
+        refuse(
+            "replica_discrete_values",
+            f"use sizes from {policy.min_replicas} to {policy.max_replicas}",
+        )
     for field in spelled:
         if field.endswith("_s") and not (0 <= getattr(policy, field) < math.inf):
             refuse(field, "use a number of seconds, 0 or more")

@@ -82,7 +82,9 @@ def read_trace(path: str | Path, *, unit_s: float | None = None, seed: int = 0) 
     return parse_trace(text, path.name, unit_s=unit_s, seed=seed)
 
 
-def parse_trace(text: str, name: str = "trace", *, unit_s: float | None = None, seed: int = 0) -> Trace:
+def parse_trace(
+    text: str, name: str = "trace", *, unit_s: float | None = None, seed: int = 0
+) -> Trace:
     """As :func:`read_trace`, from the text itself; ``name`` stands for the file in errors."""
     if unit_s is not None and not (unit_s > 0 and math.isfinite(unit_s)):
         raise BadInput("unit_s", unit_s, "use a number above 0")
@@ -97,7 +99,9 @@ def parse_trace(text: str, name: str = "trace", *, unit_s: float | None = None, 
 
 
 def _lines(text: str) -> list[tuple[int, str]]:
-    return [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    return [
+        (number, line.strip()) for number, line in enumerate(text.splitlines(), 1) if line.strip()
+    ]
 
 
 # -- who comes and goes is told -----------------------------------------------------------------------------------

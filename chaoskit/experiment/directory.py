@@ -35,7 +35,10 @@ TWIN, REFERENCE, FLOOR = "twin.json", "reference.json", "floor.json"
 
 
 def keep(
-    directory: Path, twin: Twin | CommandTwin | None, reference: Reference | None = None, floor: Floor | None = None
+    directory: Path,
+    twin: Twin | CommandTwin | None,
+    reference: Reference | None = None,
+    floor: Floor | None = None,
 ) -> None:
     """Put what a run is compared with beside its journals."""
     for name, value in ((TWIN, twin), (REFERENCE, reference), (FLOOR, floor)):
@@ -54,7 +57,9 @@ def judge_directory(directory: str | Path) -> Outcome:
     experiment = recall(directory / FILE_NAME, sharded=bool(started and started[0]["sharded"]))
     if isinstance(experiment, CommandExperiment):
         command_run = load_command_run(directory, experiment)
-        return judge_command(command_run, _kept(directory / TWIN, CommandTwin), command_run.substrate)
+        return judge_command(
+            command_run, _kept(directory / TWIN, CommandTwin), command_run.substrate
+        )
     run = load_run(directory, experiment)
     reference, floor = _kept(directory / REFERENCE, Reference), _kept(directory / FLOOR, Floor)
     return judge(run, _kept(directory / TWIN, Twin), run.substrate, reference, floor)
@@ -66,4 +71,6 @@ def _kept(path: Path, kind: type[_Kept]) -> _Kept | None:
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError) as error:
-        raise BadInput("run directory", str(path), f"copy the directory again, this file is damaged: {error}") from None
+        raise BadInput(
+            "run directory", str(path), f"copy the directory again, this file is damaged: {error}"
+        ) from None

@@ -102,11 +102,15 @@ class Harness:
         if command is not None:
             if job is not None:
                 raise BadInput("job", job, "give a job or a command, not both")
-            return self.run_planned(plan_command(command, watch=watch, faults=faults, **plan), twin=twin)
+            return self.run_planned(
+                plan_command(command, watch=watch, faults=faults, **plan), twin=twin
+            )
         if job is None:
             raise BadInput("job", job, "give a job such as 'gpt', or command=[...]")
         if isinstance(watch, LogPatterns):
-            raise BadInput("watch", watch, "use LogPatterns with command=[...]: a job tells its steps itself")
+            raise BadInput(
+                "watch", watch, "use LogPatterns with command=[...]: a job tells its steps itself"
+            )
         seen: Watch | None = convert("watch", watch, Watch | None)
         return self.run_planned(plan_experiment(job, faults=faults, **plan), twin=twin, watch=seen)
 
@@ -131,16 +135,26 @@ class Harness:
         self.host.reach()
         if isinstance(experiment, CommandExperiment):
             unbroken = self._command_twin(experiment, watch_twin) if twin else None
-            command_run = self._execute_command(experiment, watch, unbroken.run_id if unbroken else "")
+            command_run = self._execute_command(
+                experiment, watch, unbroken.run_id if unbroken else ""
+            )
             keep(command_run.directory, unbroken)
             return judge_command(command_run, unbroken, self.host.name)
         try:
-            return self._run_job(experiment, twin=twin, watch=watch, watch_twin=watch_twin, port=port)
+            return self._run_job(
+                experiment, twin=twin, watch=watch, watch_twin=watch_twin, port=port
+            )
         except UnbrokenFailed as error:  # the job's own fault, and none of chaoskit
             return judge(error.run, None, self.host.name)
 
     def _run_job(
-        self, experiment: Experiment, *, twin: bool, watch: Watch | None, watch_twin: Watch | None, port: int
+        self,
+        experiment: Experiment,
+        *,
+        twin: bool,
+        watch: Watch | None,
+        watch_twin: Watch | None,
+        port: int,
     ) -> Outcome:
         # such a twin depends on the sizes that the world had, or on the steps that the job took
         follows, open_ended = experiment.config.follow is not None, experiment.is_open_ended
@@ -150,10 +164,17 @@ class Harness:
         run = self._execute(experiment, watch, port, twin_id)
         if twin and late and run.end is not None and run.end.ok:
             history = History(run.records)
-            schedule, steps = history.schedule() if follows else (), len(history.steps) if open_ended else None
+            schedule, steps = (
+                history.schedule() if follows else (),
+                len(history.steps) if open_ended else None,
+            )
             unbroken = self._job_twin(experiment.unbroken(schedule, steps), watch_twin)
         wanted = experiment.reference != "off"
-        reference = reference_of(experiment, History(run.records), run.directory, self.host.undo) if wanted else None
+        reference = (
+            reference_of(experiment, History(run.records), run.directory, self.host.undo)
+            if wanted
+            else None
+        )
         floor = _floor(run, self.host.undo) if unbroken is not None else None
         keep(run.directory, unbroken, reference, floor)
         return judge(run, unbroken, self.host.name, reference, floor)
@@ -206,21 +227,29 @@ class Harness:
                 self._twins.put(unbroken, found)
             return found
 
-    def _execute(self, experiment: Experiment, watch: Watch | None, port: int, twin_id: str = "") -> RawRun:
+    def _execute(
+        self, experiment: Experiment, watch: Watch | None, port: int, twin_id: str = ""
+    ) -> RawRun:
         directory = self._directory(experiment)
         try:
             return _outside_loops(
-                lambda: self.host.execute(experiment, directory, watch=watch, port=port, twin_id=twin_id)
+                lambda: self.host.execute(
+                    experiment, directory, watch=watch, port=port, twin_id=twin_id
+                )
             )
         except FaultBroken:
             return load_run(directory, experiment)  # its journals tell what was raised
 
-    def _execute_command(self, experiment: CommandExperiment, watch: Watch | None, twin_id: str = "") -> CommandRun:
+    def _execute_command(
+        self, experiment: CommandExperiment, watch: Watch | None, twin_id: str = ""
+    ) -> CommandRun:
         directory = self._directory(experiment)
         with self._command_twins.noting_files(experiment):
             try:
                 return _outside_loops(
-                    lambda: self.host.execute_command(experiment, directory, watch=watch, twin_id=twin_id)
+                    lambda: self.host.execute_command(
+                        experiment, directory, watch=watch, twin_id=twin_id
+                    )
                 )
             except FaultBroken:
                 return load_command_run(directory, experiment)
@@ -228,9 +257,17 @@ class Harness:
     def _directory(self, experiment: Planned) -> Path:
         """A new directory for a run, with its plan."""
         name = "".join(letter if letter.isalnum() else "-" for letter in experiment.name)
-        free = (f"{number:03d}" for number in self._numbers if not any(self.directory.glob(f"{number:03d}-*")))
-        directory = self.directory / f"{next(free)}-{name[:60]}"  # journals are appended to: never a used one
-        with contextlib.suppress(BadInput):  # a fault of the user's own whose fields have no JSON form
+        free = (
+            f"{number:03d}"
+            for number in self._numbers
+            if not any(self.directory.glob(f"{number:03d}-*"))
+        )
+        directory = (
+            self.directory / f"{next(free)}-{name[:60]}"
+        )  # journals are appended to: never a used one
+        with contextlib.suppress(
+            BadInput
+        ):  # a fault of the user's own whose fields have no JSON form
             save(experiment, directory / FILE_NAME)
         return directory
 
@@ -254,7 +291,11 @@ def _floor(run: RawRun, undo: UndoLog) -> Floor | None:
     history = History(run.records)
     _, reduction = exactness(run.experiment.config, history)
     is_over = run.end is not None and run.end.ok
-    return floor_of(run.experiment, history, run.directory, undo) if is_over and reduction == "fast" else None
+    return (
+        floor_of(run.experiment, history, run.directory, undo)
+        if is_over and reduction == "fast"
+        else None
+    )
 
 
 def _outside_loops(run: Callable[[], Ran]) -> Ran:

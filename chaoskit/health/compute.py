@@ -61,7 +61,9 @@ def read(rounds: int = _ROUNDS) -> ComputeReading:
         integers.append(integers_digest())
         floats.append(floats_digest())
         elapsed_ms.append((time.monotonic() - began_s) * 1e3)
-    return ComputeReading(integers=tuple(integers), floats=tuple(floats), elapsed_ms=min(elapsed_ms))
+    return ComputeReading(
+        integers=tuple(integers), floats=tuple(floats), elapsed_ms=min(elapsed_ms)
+    )
 
 
 def judge(reading: ComputeReading, limits: Limits, expected_floats: str = "") -> list[Finding]:
@@ -82,10 +84,15 @@ def judge(reading: ComputeReading, limits: Limits, expected_floats: str = "") ->
         text = f"the same computation came to {', '.join(reading.floats)}"
         found.append(bad("compute.floats", "not repeatable", remedy, text))
     elif expected_floats and floats != expected_floats:
-        other = "compare processor, torch and its libraries with those of the other nodes; if they are equal, " + remedy
+        other = (
+            "compare processor, torch and its libraries with those of the other nodes; if they are equal, "
+            + remedy
+        )
         found.append(bad("compute.floats", floats, other, f"another node has {expected_floats}"))
     else:
         found.append(good("compute.floats", floats))
     slow = "see what else runs there, and whether its clock is held down"
-    found.append(at_most("compute.elapsed_ms", reading.elapsed_ms, warn=limits.compute_warn_ms, remedy=slow))
+    found.append(
+        at_most("compute.elapsed_ms", reading.elapsed_ms, warn=limits.compute_warn_ms, remedy=slow)
+    )
     return found

@@ -64,8 +64,12 @@ def read(directory: Path, size_bytes: int = PROBE_BYTES) -> DiskReading:
 
 
 def _write_and_read(directory: Path, size_bytes: int) -> tuple[float, float, bool]:
-    data = os.urandom(size_bytes)  # a file system that compresses or leaves zeros out has to store this
-    with tempfile.TemporaryFile(dir=directory, buffering=0) as file:  # without a name: nothing is left of it
+    data = os.urandom(
+        size_bytes
+    )  # a file system that compresses or leaves zeros out has to store this
+    with tempfile.TemporaryFile(
+        dir=directory, buffering=0
+    ) as file:  # without a name: nothing is left of it
         began_s = time.monotonic()
         view = memoryview(data)
         while view:
@@ -89,14 +93,30 @@ def judge(reading: DiskReading, limits: Limits) -> list[Finding]:
         remedy = "see why it was mounted read-only (dmesg: the kernel does so after errors), and mount it again"
         return [bad("disk.writable", "no", remedy, f"{reading.path} is mounted read-only")]
     if reading.error and not reading.size_bytes:
-        return [bad("disk.writable", "no", "name a directory that can be written", f"{reading.path}: {reading.error}")]
+        return [
+            bad(
+                "disk.writable",
+                "no",
+                "name a directory that can be written",
+                f"{reading.path}: {reading.error}",
+            )
+        ]
     share = reading.free_bytes / max(1, reading.size_bytes)
     found = [
-        at_least("disk.free_bytes", reading.free_bytes, bad=limits.disk_free_bytes_min, remedy=_ROOM),
+        at_least(
+            "disk.free_bytes", reading.free_bytes, bad=limits.disk_free_bytes_min, remedy=_ROOM
+        ),
         at_least("disk.free_share", share, warn=limits.disk_free_share_warn, remedy=_ROOM),
     ]
     if reading.inodes:
-        found.append(at_least("disk.free_inodes", reading.free_inodes, bad=limits.disk_free_inodes_min, remedy=_ROOM))
+        found.append(
+            at_least(
+                "disk.free_inodes",
+                reading.free_inodes,
+                bad=limits.disk_free_inodes_min,
+                remedy=_ROOM,
+            )
+        )
     if reading.error:
         remedy = "look at the kernel's log (dmesg) and at the quota"
         return [*found, bad("disk.writable", "no", remedy, f"{reading.path}: {reading.error}")]
@@ -106,4 +126,7 @@ def judge(reading: DiskReading, limits: Limits) -> list[Finding]:
     found.append(at_most("disk.read_ms", reading.read_ms, warn=warn, bad=most, remedy=_SLOW))
     if reading.intact:
         return [*found, good("disk.intact", "yes")]
-    return [*found, bad("disk.intact", "no", "replace the disk", "what was read is not what was written")]
+    return [
+        *found,
+        bad("disk.intact", "no", "replace the disk", "what was read is not what was written"),
+    ]

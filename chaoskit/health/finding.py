@@ -11,7 +11,13 @@ from chaoskit.wire.messages import Finding
 
 
 def at_most(
-    what: str, value: float, *, warn: float = math.inf, bad: float = math.inf, remedy: str = "", detail: str = ""
+    what: str,
+    value: float,
+    *,
+    warn: float = math.inf,
+    bad: float = math.inf,
+    remedy: str = "",
+    detail: str = "",
 ) -> Finding:
     """``value`` should not be above ``warn``, and must not be above ``bad``. NaN is above everything."""
     if not value <= bad:
@@ -23,7 +29,13 @@ def at_most(
 
 
 def at_least(
-    what: str, value: float, *, warn: float = -math.inf, bad: float = -math.inf, remedy: str = "", detail: str = ""
+    what: str,
+    value: float,
+    *,
+    warn: float = -math.inf,
+    bad: float = -math.inf,
+    remedy: str = "",
+    detail: str = "",
 ) -> Finding:
     """``value`` should not be below ``warn``, and must not be below ``bad``. NaN is below everything."""
     if not value >= bad:

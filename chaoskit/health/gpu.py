@@ -14,10 +14,20 @@ from chaoskit.health.xid import classify
 from chaoskit.wire.messages import Finding
 
 #: Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h) that say that a GPU cannot run as it should.
-_HARDWARE_SLOWDOWNS = {0x08: "hardware slowdown", 0x40: "hardware thermal slowdown", 0x80: "power brake"}
+_HARDWARE_SLOWDOWNS = {
+    0x08: "hardware slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
 _SOFTWARE_THERMAL = 0x20
 #: NVML_GPU_RECOVERY_ACTION_*; what is not here is newer than this table.
-_RECOVERY_ACTIONS = {0: "none", 1: "reset the GPU", 2: "reboot the node", 3: "drain P2P", 4: "drain and reset"}
+_RECOVERY_ACTIONS = {
+    0: "none",
+    1: "reset the GPU",
+    2: "reboot the node",
+    3: "drain P2P",
+    4: "drain and reset",
+}
 _DRAIN_P2P = 3
 
 _RESET = "drain the node and reset the GPU (nvidia-smi -r)"
@@ -69,22 +79,48 @@ def judge(reading: GpuReading, limits: Limits, before: GpuReading | None = None)
     expected = limits.gpus_expected
     if reading.absent:
         if reading.broken:
-            return [bad("gpu.driver", "broken", "reload or reinstall the driver, or reboot", reading.absent)]
+            return [
+                bad(
+                    "gpu.driver",
+                    "broken",
+                    "reload or reinstall the driver, or reboot",
+                    reading.absent,
+                )
+            ]
         if expected:
-            return [bad("gpu.count", 0.0, f"{expected} are expected: look for them with nvidia-smi", reading.absent)]
+            return [
+                bad(
+                    "gpu.count",
+                    0.0,
+                    f"{expected} are expected: look for them with nvidia-smi",
+                    reading.absent,
+                )
+            ]
         return [good("gpu.count", 0.0, f"no GPU here: {reading.absent}")]
     count = float(sum(not device.lost for device in reading.devices))
     remedy = "look which is missing with nvidia-smi -L, and restart the machine"
     found = [at_least("gpu.count", count, bad=expected, remedy=remedy)]
-    earlier = {device.uuid: device for device in before.devices if device.uuid} if before is not None else {}
-    return [*found, *chain.from_iterable(_judge(one, earlier.get(one.uuid), limits) for one in reading.devices)]
+    earlier = (
+        {device.uuid: device for device in before.devices if device.uuid}
+        if before is not None
+        else {}
+    )
+    return [
+        *found,
+        *chain.from_iterable(_judge(one, earlier.get(one.uuid), limits) for one in reading.devices),
+    ]
 
 
 def _judge(device: Device, before: Device | None, limits: Limits) -> Iterator[Finding]:
     gpu = f"gpu{device.index}"
     yield from _xids(gpu, device)
     if device.lost:
-        yield bad(f"{gpu}.lost", "lost", "restart the machine: the GPU does not answer any more (XID 79)", device.name)
+        yield bad(
+            f"{gpu}.lost",
+            "lost",
+            "restart the machine: the GPU does not answer any more (XID 79)",
+            device.name,
+        )
         return
     yield good(f"{gpu}.lost", "no", device.name)
     if device.needs_reset:
@@ -93,7 +129,9 @@ def _judge(device: Device, before: Device | None, limits: Limits) -> Iterator[Fi
     yield from _temperature(gpu, device, limits)
     yield from _clocks(gpu, device)
     yield from _memory(gpu, device, before, limits)
-    yield from (warned(f"{gpu}.nvml", "error", "look at nvidia-smi -q", text) for text in device.errors)
+    yield from (
+        warned(f"{gpu}.nvml", "error", "look at nvidia-smi -q", text) for text in device.errors
+    )
 
 
 def _xids(gpu: str, device: Device) -> Iterator[Finding]:
@@ -112,7 +150,9 @@ def _recovery(gpu: str, device: Device) -> Iterator[Finding]:
     if action == 0:
         yield good(f"{gpu}.recovery_action", name)
     elif action == _DRAIN_P2P:
-        yield warned(f"{gpu}.recovery_action", name, "end what uses peer-to-peer transfers of this GPU")
+        yield warned(
+            f"{gpu}.recovery_action", name, "end what uses peer-to-peer transfers of this GPU"
+        )
     else:
         yield bad(f"{gpu}.recovery_action", name, f"{name}: the driver asks for it")
 
@@ -144,17 +184,30 @@ def _memory(gpu: str, device: Device, before: Device | None, limits: Limits) -> 
         yield at_most(f"{gpu}.ecc_uncorrected_volatile", count, bad=most, remedy=_RESET)
     if device.ecc_uncorrected_aggregate is not None:
         count = float(device.ecc_uncorrected_aggregate)
-        warn, remedy = limits.ecc_uncorrected_aggregate_warn, "keep an eye on it: this GPU had errors before"
+        warn, remedy = (
+            limits.ecc_uncorrected_aggregate_warn,
+            "keep an eye on it: this GPU had errors before",
+        )
         yield at_most(f"{gpu}.ecc_uncorrected_aggregate", count, warn=warn, remedy=remedy)
         if before is not None and before.ecc_uncorrected_aggregate is not None:
-            risen = float(max(0, device.ecc_uncorrected_aggregate - before.ecc_uncorrected_aggregate))
+            risen = float(
+                max(0, device.ecc_uncorrected_aggregate - before.ecc_uncorrected_aggregate)
+            )
             yield at_most(f"{gpu}.ecc_uncorrected_risen", risen, bad=0.0, remedy=_RESET)
     if device.retired_pages is not None:
         pages = float(device.retired_pages)
         yield at_most(f"{gpu}.retired_pages", pages, bad=limits.retired_pages_max, remedy=_REPLACE)
     if device.remap_failed is not None:
         failed = device.remap_failed
-        yield bad(f"{gpu}.remap_failed", "yes", _REPLACE) if failed else good(f"{gpu}.remap_failed", "no")
+        yield (
+            bad(f"{gpu}.remap_failed", "yes", _REPLACE)
+            if failed
+            else good(f"{gpu}.remap_failed", "no")
+        )
     if device.remap_pending or device.retirement_pending:
         what = f"{gpu}.remap_pending" if device.remap_pending else f"{gpu}.retirement_pending"
-        yield warned(what, "yes", "reset the GPU when it is convenient: it works without the bad memory after that")
+        yield warned(
+            what,
+            "yes",
+            "reset the GPU when it is convenient: it works without the bad memory after that",
+        )

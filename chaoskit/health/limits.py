@@ -74,7 +74,11 @@ def parse_limits(given: Iterable[str]) -> Limits:
         if name not in Limits.__struct_fields__:
             names = Limits.__struct_fields__
             closest = closest_name(name, names)
-            remedy = f"write {closest}=VALUE" if closest else f"write NAME=VALUE with one of {', '.join(names)}"
+            remedy = (
+                f"write {closest}=VALUE"
+                if closest
+                else f"write NAME=VALUE with one of {', '.join(names)}"
+            )
             raise BadInput("limit", one, remedy)
         kind = int if name == "gpus_expected" else float
         try:

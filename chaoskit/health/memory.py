@@ -15,7 +15,10 @@ from chaoskit.wire.messages import Finding
 _EDAC = Path("/sys/devices/system/edac/mc")
 _CGROUPS = (
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
-    (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
+    (
+        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ),
 )
 
 _MODULE = "have the memory modules examined; see which by the labels in /sys/devices/system/edac"
@@ -57,12 +60,19 @@ def _edac_count(edac: Path, name: str) -> int | None:
 
 def judge(reading: MemoryReading, limits: Limits) -> list[Finding]:
     """Whether there is enough of it, and whether its controllers have counted errors."""
-    enough, remedy = limits.memory_available_bytes_min, "end what else runs there, or raise the limit of the container"
+    enough, remedy = (
+        limits.memory_available_bytes_min,
+        "end what else runs there, or raise the limit of the container",
+    )
     found = [at_least("memory.available_bytes", reading.available_bytes, bad=enough, remedy=remedy)]
     if reading.edac_uncorrected is not None:
         most = limits.edac_uncorrected_max
-        found.append(at_most("memory.edac_uncorrected", reading.edac_uncorrected, bad=most, remedy=_MODULE))
+        found.append(
+            at_most("memory.edac_uncorrected", reading.edac_uncorrected, bad=most, remedy=_MODULE)
+        )
     if reading.edac_corrected is not None:
         warn = limits.edac_corrected_warn
-        found.append(at_most("memory.edac_corrected", reading.edac_corrected, warn=warn, remedy=_MODULE))
+        found.append(
+            at_most("memory.edac_corrected", reading.edac_corrected, warn=warn, remedy=_MODULE)
+        )
     return found

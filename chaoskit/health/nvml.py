@@ -12,7 +12,15 @@ from chaoskit.health.gpu import Device, GpuReading
 # nvml.h: nvmlReturn_t. The numbers are the interface of the C library; the binding has a class for each.
 _DRIVER_NOT_LOADED, _LIBRARY_NOT_FOUND = 9, 12
 _NO_PERMISSION, _GPU_IS_LOST, _RESET_REQUIRED = 4, 15, 16
-_UNTOLD = {2, 3, 4, 6, 13, 21, 25}  # argument, support, permission, not found, no such function, no data, version
+_UNTOLD = {
+    2,
+    3,
+    4,
+    6,
+    13,
+    21,
+    25,
+}  # argument, support, permission, not found, no such function, no data, version
 _UNCORRECTED, _VOLATILE, _AGGREGATE = 1, 0, 1
 _TEMPERATURE, _SLOWDOWN = 0, 1
 _DOUBLE_BIT = 1
@@ -20,7 +28,9 @@ _MULTIPLE_SINGLE_BIT = 0
 _FIELD_RECOVERY_ACTION = 230
 _EVENT_XID = 0x8
 
-_LOOKS = 3  # hardware slowdown is reported for a moment when clocks change, too (DCGM, field constants)
+_LOOKS = (
+    3  # hardware slowdown is reported for a moment when clocks change, too (DCGM, field constants)
+)
 _LOOK_S = 0.01
 _EVENTS_MAX = 1000  # at a time: a GPU that stutters must not keep us
 
@@ -54,7 +64,9 @@ class Nvml:
     def __init__(self, library: Any = None) -> None:
         self._library = library if library is not None else _import()
         self._events: Any = None
-        self._xids: dict[str, list[int]] = {}  # by UUID of the GPU; "" for one that cannot say it any more
+        self._xids: dict[
+            str, list[int]
+        ] = {}  # by UUID of the GPU; "" for one that cannot say it any more
         try:
             self._library.nvmlInit()
         except self._library.NVMLError as error:
@@ -97,7 +109,9 @@ class Nvml:
         drained = 0
         while self._events is not None and drained < _EVENTS_MAX:
             try:
-                event = self._library.nvmlEventSetWait_v2(self._events, 0 if drained else int(wait_s * 1000))
+                event = self._library.nvmlEventSetWait_v2(
+                    self._events, 0 if drained else int(wait_s * 1000)
+                )
             except self._library.NVMLError:
                 break  # a time-out: there are no more; or the GPU is lost, which its reading tells
             uuid = self._of(self._library.nvmlDeviceGetUUID, event.device)
@@ -120,7 +134,9 @@ class Nvml:
             return GpuReading(absent=f"NVML: {error}", broken=True)
         self._drain_xids()
         xids = dict(self._xids)
-        devices = tuple(one for index in range(count) if (one := self._device(index, xids)) is not None)
+        devices = tuple(
+            one for index in range(count) if (one := self._device(index, xids)) is not None
+        )
         orphans = tuple(number for numbers in xids.values() for number in numbers)
         if orphans:  # of a GPU that is not listed any more
             devices += (Device(index=count, lost=True, xids=orphans),)
@@ -146,7 +162,9 @@ class Nvml:
             return self._ask(getattr(library, call, None), handle, *arguments, errors=errors)
 
         remapped = ask("nvmlDeviceGetRemappedRows") or (None,) * 4
-        retired = [ask("nvmlDeviceGetRetiredPages", cause) for cause in (_MULTIPLE_SINGLE_BIT, _DOUBLE_BIT)]
+        retired = [
+            ask("nvmlDeviceGetRetiredPages", cause) for cause in (_MULTIPLE_SINGLE_BIT, _DOUBLE_BIT)
+        ]
         pending = ask("nvmlDeviceGetRetiredPagesPendingStatus")
         return Device(
             index=index,
@@ -172,7 +190,9 @@ class Nvml:
         """Why clocks were held down at every one of a few looks."""
         steady: int | None = None
         for look in range(_LOOKS):
-            reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")  # older drivers know this name only
+            reasons = ask(
+                "nvmlDeviceGetCurrentClocksThrottleReasons"
+            )  # older drivers know this name only
             if reasons is None:
                 return None
             steady = reasons if steady is None else steady & reasons
@@ -195,7 +215,9 @@ class Nvml:
         except self._library.NVMLError as error:
             raise (_NotOurs if error.value == _NO_PERMISSION else _Lost)(str(error)) from None
 
-    def _ask(self, call: Callable[..., Any] | None, *arguments: Any, errors: list[str] | None = None) -> Any:
+    def _ask(
+        self, call: Callable[..., Any] | None, *arguments: Any, errors: list[str] | None = None
+    ) -> Any:
         """What ``call`` says; None where it cannot say it. Raises _Lost if the GPU is gone."""
         try:
             return call(*arguments) if call is not None else None

@@ -19,7 +19,19 @@ from chaoskit.health import tcp
 from chaoskit.health.clock import ahead_ms
 from chaoskit.health.finding import at_least, at_most, bad, good
 from chaoskit.health.limits import Limits
-from chaoskit.health.pair_protocol import Digest, Echo, Echoed, Give, Look, Seen, Take, TooSlow, decode, give, take
+from chaoskit.health.pair_protocol import (
+    Digest,
+    Echo,
+    Echoed,
+    Give,
+    Look,
+    Seen,
+    Take,
+    TooSlow,
+    decode,
+    give,
+    take,
+)
 from chaoskit.process.linux import lower_priority
 from chaoskit.wire import frames
 from chaoskit.wire.handshakes import proven
@@ -48,20 +60,27 @@ class PairServer:
         served: tests that began.
     """
 
-    def __init__(self, token: str, listener: socket.socket, *, niceness: int = 0, silent_s: float = _SILENT_S) -> None:
+    def __init__(
+        self, token: str, listener: socket.socket, *, niceness: int = 0, silent_s: float = _SILENT_S
+    ) -> None:
         self._token, self._listener, self._silent_s, self.served = token, listener, silent_s, 0
         self.address: tuple[str, int] = listener.getsockname()[:2]
         self._tests: dict[socket.socket, threading.Thread] = {}
         self._room = threading.BoundedSemaphore(_TESTS_MAX)
         self._lock, self._closed = threading.Lock(), False
-        self._thread = threading.Thread(target=self._serve, args=(niceness,), name="pair-tests", daemon=True)
+        self._thread = threading.Thread(
+            target=self._serve, args=(niceness,), name="pair-tests", daemon=True
+        )
         self._thread.start()
 
     def __enter__(self) -> PairServer:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -82,7 +101,9 @@ class PairServer:
             lower_priority(niceness)  # of the threads that are started here, too
         for connection in proven(self._listener, self._token, timeout_s=self._silent_s):
             self._room.acquire()
-            thread = threading.Thread(target=self._test, args=(connection,), name="pair-test", daemon=True)
+            thread = threading.Thread(
+                target=self._test, args=(connection,), name="pair-test", daemon=True
+            )
             with self._lock:
                 if self._closed:
                     connection.close()
@@ -143,7 +164,9 @@ def read(
             connection.settimeout(silent_s)
             rtt_ms, offset_ms = _ping(connection, pings)
             path_ms = tcp.path(connection).rtt_ms
-            known = msgspec.structs.replace(known, rtt_ms=rtt_ms, offset_ms=offset_ms, path_ms=path_ms)
+            known = msgspec.structs.replace(
+                known, rtt_ms=rtt_ms, offset_ms=offset_ms, path_ms=path_ms
+            )
             return _stream(connection, stream_bytes, known, began_s + limit_s)
     except TimeoutError:
         return msgspec.structs.replace(known, error=f"silent for {silent_s:g} s")
@@ -167,7 +190,9 @@ def _ping(connection: socket.socket, pings: int) -> tuple[tuple[float, ...], flo
     return tuple(rtt_ms for rtt_ms, _ in trips), min(trips)[1]
 
 
-def _stream(connection: socket.socket, size_bytes: int, known: PairReading, until_s: float) -> PairReading:
+def _stream(
+    connection: socket.socket, size_bytes: int, known: PairReading, until_s: float
+) -> PairReading:
     began_s = time.monotonic()
     frames.send(connection, Take(size_bytes))
     mine = give(connection, size_bytes, until_s)
@@ -226,12 +251,26 @@ def judge(reading: PairReading, limits: Limits) -> list[Finding]:
     if reading.rtt_ms:
         rtt_ms, most_ms = statistics.median(reading.rtt_ms), max(reading.rtt_ms)
         warn, most = limits.pair_rtt_warn_ms, limits.pair_rtt_max_ms
-        found.append(at_most("pair.rtt_ms", rtt_ms, warn=warn, bad=most, remedy=look, detail=f"most {most_ms:.3g}"))
+        found.append(
+            at_most(
+                "pair.rtt_ms",
+                rtt_ms,
+                warn=warn,
+                bad=most,
+                remedy=look,
+                detail=f"most {most_ms:.3g}",
+            )
+        )
         warn, most = limits.clock_offset_warn_ms, limits.clock_offset_max_ms
         ntp = "let both nodes follow the same NTP servers"
-        found.append(at_most("clock.offset_ms", abs(reading.offset_ms), warn=warn, bad=most, remedy=ntp))
+        found.append(
+            at_most("clock.offset_ms", abs(reading.offset_ms), warn=warn, bad=most, remedy=ntp)
+        )
     warn, least = limits.pair_throughput_warn_mb_s, limits.pair_throughput_min_mb_s
-    for what, value in (("pair.sent_mb_s", reading.sent_mb_s), ("pair.received_mb_s", reading.received_mb_s)):
+    for what, value in (
+        ("pair.sent_mb_s", reading.sent_mb_s),
+        ("pair.received_mb_s", reading.received_mb_s),
+    ):
         found.append(at_least(what, value, warn=warn, bad=least, remedy=look))
     if reading.intact:
         return [*found, good("pair.intact", "yes")]

@@ -15,7 +15,9 @@ from chaoskit.wire.messages import Message
 
 STREAM_BYTES_MAX = 2**30
 _PIECE_BYTES = 2**18
-_NOISE = memoryview(os.urandom(_PIECE_BYTES))  # which no link can compress; made once, before a run forks its processes
+_NOISE = memoryview(
+    os.urandom(_PIECE_BYTES)
+)  # which no link can compress; made once, before a run forks its processes
 
 
 class Echo(Message, frozen=True):
@@ -79,7 +81,10 @@ def _in_time(until_s: float) -> None:
 
 def take(connection: socket.socket, size_bytes: int, until_s: float = math.inf) -> str:
     """Receive a stream; its digest."""
-    buffer, digest = memoryview(bytearray(min(_checked(size_bytes), _PIECE_BYTES))), xxhash.xxh3_64()
+    buffer, digest = (
+        memoryview(bytearray(min(_checked(size_bytes), _PIECE_BYTES))),
+        xxhash.xxh3_64(),
+    )
     left = size_bytes
     while left:
         _in_time(until_s)

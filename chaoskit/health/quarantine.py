@@ -112,8 +112,12 @@ class Quarantine:
         with self._changing() as content:
             known = content.entries.get(node)
             if known is None or known.on_probation:
-                names = ", ".join(sorted(one.node for one in content.entries.values() if not one.on_probation))
-                raise BadInput("node", node, f"name a node that is kept out: {names or 'there is none'}")
+                names = ", ".join(
+                    sorted(one.node for one in content.entries.values() if not one.on_probation)
+                )
+                raise BadInput(
+                    "node", node, f"name a node that is kept out: {names or 'there is none'}"
+                )
             content.entries[node] = entry = msgspec.structs.replace(
                 known, released=_now(), released_by=by or user_at_host(), released_because=reason
             )
@@ -136,9 +140,15 @@ class Quarantine:
         except (FileNotFoundError, NotADirectoryError):
             return _Content()
         except (OSError, msgspec.MsgspecError) as error:
-            raise BadInput("quarantine", str(self.path), f"mend or remove this file: {error}") from None
+            raise BadInput(
+                "quarantine", str(self.path), f"mend or remove this file: {error}"
+            ) from None
         if content.version != 1:
-            raise BadInput("quarantine", str(self.path), f"it is of version {content.version}: use a newer chaoskit")
+            raise BadInput(
+                "quarantine",
+                str(self.path),
+                f"it is of version {content.version}: use a newer chaoskit",
+            )
         for name, entry in content.entries.items():
             if not is_node_name(name) or entry.node != name:
                 remedy = f"mend or remove this file: {name!r} is no name of a node: {GRAMMAR}"
@@ -152,7 +162,9 @@ class Quarantine:
             self._directory.mkdir(parents=True, exist_ok=True)
             lock = os.open(self._directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise BadInput("quarantine", str(self.path), f"{_READ_ONLY} ({error.strerror})") from None
+            raise BadInput(
+                "quarantine", str(self.path), f"{_READ_ONLY} ({error.strerror})"
+            ) from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)  # ends with the process
             content = self._read()
@@ -175,7 +187,9 @@ class Quarantine:
             finally:
                 os.close(directory)
         except OSError as error:
-            raise BadInput("quarantine", str(self.path), f"{_READ_ONLY} ({error.strerror})") from None
+            raise BadInput(
+                "quarantine", str(self.path), f"{_READ_ONLY} ({error.strerror})"
+            ) from None
 
 
 def _now() -> str:

@@ -7,7 +7,10 @@ import struct
 from typing import NamedTuple
 
 _INFO_BYTES = 256
-_MIN_RTT_AT, _DELIVERY_RATE_AT = 148, 160  # in struct tcp_info of <linux/tcp.h>: microseconds, bytes a second
+_MIN_RTT_AT, _DELIVERY_RATE_AT = (
+    148,
+    160,
+)  # in struct tcp_info of <linux/tcp.h>: microseconds, bytes a second
 _UNKNOWN = 2**32 - 1
 _MB = 1e6
 

@@ -62,12 +62,20 @@ class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_open(self) -> bool:
         """Whether anything was not shown, or nothing was looked at."""
-        return bool(self.absent) or not self.findings or any(one.change.is_open for one in self.findings)
+        return (
+            bool(self.absent)
+            or not self.findings
+            or any(one.change.is_open for one in self.findings)
+        )
 
 
-def with_accepted(comparison: RunComparison, accepted: Iterable[AcceptedRecord], today: date) -> RunComparison:
+def with_accepted(
+    comparison: RunComparison, accepted: Iterable[AcceptedRecord], today: date
+) -> RunComparison:
     """Note which of what is worse was accepted, and until when."""
-    return msgspec.structs.replace(comparison, findings=with_accepted_findings(comparison.findings, accepted, today))
+    return msgspec.structs.replace(
+        comparison, findings=with_accepted_findings(comparison.findings, accepted, today)
+    )
 
 
 def with_accepted_findings(
@@ -79,18 +87,28 @@ def with_accepted_findings(
 
 
 def _with_accepted(finding: NumberFinding, accepted: Sequence[AcceptedRecord]) -> NumberFinding:
-    mine = [one for one in accepted if one.series == finding.series and one.metric in ("", finding.metric)]
+    mine = [
+        one
+        for one in accepted
+        if one.series == finding.series and one.metric in ("", finding.metric)
+    ]
     if finding.change is not NumberChange.REGRESSED or not mine:
         return finding
     latest = max(mine, key=lambda one: one.until)
-    return msgspec.structs.replace(finding, accepted=f"accepted until {latest.until}: {latest.reason}")
+    return msgspec.structs.replace(
+        finding, accepted=f"accepted until {latest.until}: {latest.reason}"
+    )
 
 
 def exit_code(comparison: RunComparison, *, is_strict: bool) -> int:
     """0: nothing got worse. 1: something did. 10: nothing could be compared; with ``is_strict``, not all of it."""
     if comparison.is_regressed:
         return Verdict.FAILED.exit_code
-    return Verdict.UNKNOWN.exit_code if comparison.is_nothing or (is_strict and comparison.is_open) else 0
+    return (
+        Verdict.UNKNOWN.exit_code
+        if comparison.is_nothing or (is_strict and comparison.is_open)
+        else 0
+    )
 
 
 #: Quotients of two durations of one run, so that the speed of the machine cancels, as far as both depend on it.
@@ -102,7 +120,9 @@ SECONDS = (record.RECOVERY,)
 Of = Callable[[RunRecord], float | None]
 
 
-def compare(before: Sequence[RunRecord], after: Sequence[RunRecord], tolerance: float = TOLERANCE) -> RunComparison:
+def compare(
+    before: Sequence[RunRecord], after: Sequence[RunRecord], tolerance: float = TOLERANCE
+) -> RunComparison:
     """Compare runs with earlier ones.
 
     What is counted (runs that did not recover, false alarms, losses that differ, runs that failed for another reason)
@@ -113,14 +133,23 @@ def compare(before: Sequence[RunRecord], after: Sequence[RunRecord], tolerance: 
     Args:
         tolerance: a share, such as 0.1.
     """
-    earlier, later = by_series(filter(is_conclusive, before)), by_series(filter(is_conclusive, after))
+    earlier, later = (
+        by_series(filter(is_conclusive, before)),
+        by_series(filter(is_conclusive, after)),
+    )
     findings = [
         finding
         for key, runs in later.items()
-        for finding in (_compare_series(earlier[key], runs, tolerance) if key in earlier else [_no_reference(runs)])
+        for finding in (
+            _compare_series(earlier[key], runs, tolerance)
+            if key in earlier
+            else [_no_reference(runs)]
+        )
     ]
     absent = [runs[-1].title for key, runs in earlier.items() if key not in later]
-    uncounted = Counter(run.verdict.value if run.claimed else "unclaimed" for run in after if not is_conclusive(run))
+    uncounted = Counter(
+        run.verdict.value if run.claimed else "unclaimed" for run in after if not is_conclusive(run)
+    )
     return RunComparison(findings=beyond_chance(findings), absent=absent, uncounted=dict(uncounted))
 
 
@@ -128,7 +157,10 @@ def compare_number(
     before: Sequence[RunRecord], after: Sequence[RunRecord], name: str, tolerance: float = TOLERANCE
 ) -> list[NumberFinding]:
     """Compare one duration of runs with that of earlier ones, series by series; or a quotient, ``recovery / step``."""
-    earlier, later = by_series(filter(is_conclusive, before)), by_series(filter(is_conclusive, after))
+    earlier, later = (
+        by_series(filter(is_conclusive, before)),
+        by_series(filter(is_conclusive, after)),
+    )
     above, _, below = (part.strip() for part in name.partition("/"))
     found: list[NumberFinding | None] = []
     for key, runs in later.items():
@@ -136,7 +168,11 @@ def compare_number(
             found.append(_no_reference(runs))
         else:
             compared = _compare_quotient if below else _compare_seconds
-            found.append(compared(earlier[key], runs, above, *([below] if below else []), tolerance=tolerance))
+            found.append(
+                compared(
+                    earlier[key], runs, above, *([below] if below else []), tolerance=tolerance
+                )
+            )
     return [one for one in found if one is not None]
 
 
@@ -154,23 +190,44 @@ def by_series(runs: Iterable[RunRecord]) -> dict[tuple[str, int], list[RunRecord
 
 
 def _no_reference(runs: Sequence[RunRecord]) -> NumberFinding:
-    return finding_of(runs, "all", "count", NumberChange.NO_REFERENCE, reason=f"runs now: {len(runs)}; before: none")
+    return finding_of(
+        runs,
+        "all",
+        "count",
+        NumberChange.NO_REFERENCE,
+        reason=f"runs now: {len(runs)}; before: none",
+    )
 
 
 def finding_of(
     runs: Sequence[RunRecord], metric: str, unit: Unit, change: NumberChange, **more: object
 ) -> NumberFinding:
     """A finding about runs of one series."""
-    told = {"series": runs[-1].series, "title": runs[-1].title, "metric": metric, "unit": unit, "change": change}
+    told = {
+        "series": runs[-1].series,
+        "title": runs[-1].title,
+        "metric": metric,
+        "unit": unit,
+        "change": change,
+    }
     return msgspec.convert({**told, **more}, NumberFinding)
 
 
-def _compare_series(before: Sequence[RunRecord], after: Sequence[RunRecord], tolerance: float) -> list[NumberFinding]:
+def _compare_series(
+    before: Sequence[RunRecord], after: Sequence[RunRecord], tolerance: float
+) -> list[NumberFinding]:
     found: list[NumberFinding | None] = [*compare_counts(before, after)]
-    quotients = [pair for pair in QUOTIENTS if pair[1] != record.BOUND or not _is_bound_a_step([*before, *after])]
+    quotients = [
+        pair
+        for pair in QUOTIENTS
+        if pair[1] != record.BOUND or not _is_bound_a_step([*before, *after])
+    ]
     if is_behind([*before, *after]):
         quotients.append((record.FULL_STRENGTH, record.STEP))
-    found += [_compare_quotient(before, after, above, below, tolerance=tolerance) for above, below in quotients]
+    found += [
+        _compare_quotient(before, after, above, below, tolerance=tolerance)
+        for above, below in quotients
+    ]
     found += [_compare_seconds(before, after, name, tolerance=tolerance) for name in SECONDS]
     return [one for one in found if one is not None]
 
@@ -180,9 +237,20 @@ def is_behind(runs: Sequence[RunRecord]) -> bool:
 
     Else ``full_strength`` is the recovery itself, which is compared already.
     """
-    known = [run for run in runs if record.FULL_STRENGTH in run.metrics and record.RECOVERY in run.metrics]
-    lacking = [run for run in runs if record.RECOVERY in run.metrics and record.FULL_STRENGTH not in run.metrics]
-    later = (run.metrics[record.FULL_STRENGTH].value > run.metrics[record.RECOVERY].value for run in known)
+    known = [
+        run
+        for run in runs
+        if record.FULL_STRENGTH in run.metrics and record.RECOVERY in run.metrics
+    ]
+    lacking = [
+        run
+        for run in runs
+        if record.RECOVERY in run.metrics and record.FULL_STRENGTH not in run.metrics
+    ]
+    later = (
+        run.metrics[record.FULL_STRENGTH].value > run.metrics[record.RECOVERY].value
+        for run in known
+    )
     return bool(known) and (bool(lacking) or any(later))
 
 
@@ -194,13 +262,19 @@ def _is_bound_a_step(runs: Sequence[RunRecord]) -> bool:
 
 def beyond_chance(findings: Sequence[NumberFinding]) -> list[NumberFinding]:
     """Take back what is called worse where among so many numbers some look so by chance."""
-    tested = sorted(one.ratio.greater for one in findings if one.ratio is not None and _is_tested(one))
-    passed = [value for rank, value in enumerate(tested, 1) if value <= FALSE_SHARE * rank / len(tested)]
+    tested = sorted(
+        one.ratio.greater for one in findings if one.ratio is not None and _is_tested(one)
+    )
+    passed = [
+        value for rank, value in enumerate(tested, 1) if value <= FALSE_SHARE * rank / len(tested)
+    ]
     most = max(passed, default=0.0)
     reason = f"of {len(tested)} numbers some look so by chance: more runs can decide"
     return [
         msgspec.structs.replace(one, change=NumberChange.UNDECIDED, reason=reason)
-        if one.change is NumberChange.REGRESSED and one.ratio is not None and one.ratio.greater > most
+        if one.change is NumberChange.REGRESSED
+        and one.ratio is not None
+        and one.ratio.greater > most
         else one
         for one in findings
     ]
@@ -237,16 +311,21 @@ def _is_missed(run: RunRecord, name: str) -> bool | None:
     return _MISSES[name](run.metrics[name]) if name in run.metrics else None
 
 
-def _compare_count(before: Sequence[RunRecord], after: Sequence[RunRecord], name: str) -> NumberFinding | None:
+def _compare_count(
+    before: Sequence[RunRecord], after: Sequence[RunRecord], name: str
+) -> NumberFinding | None:
     early, late = (
-        [missed for run in runs if (missed := _is_missed(run, name)) is not None] for runs in (before, after)
+        [missed for run in runs if (missed := _is_missed(run, name)) is not None]
+        for runs in (before, after)
     )
     if name == record.PASSED and not any(early) and not any(late):
         return None
     if not late:
         return _not_measured(after, name, "count", len(early)) if early else None
     if not early:
-        return finding_of(after, name, "count", NumberChange.NO_REFERENCE, after=sum(late) / len(late))
+        return finding_of(
+            after, name, "count", NumberChange.NO_REFERENCE, after=sum(late) / len(late)
+        )
     shares = {"before": sum(early) / len(early), "after": sum(late) / len(late)}
     told = f"{sum(late)} of {len(late)} runs missed it, {sum(early)} of {len(early)} before"
     is_new = any(late) and not any(early) and name != _BY_SHARES_ALONE
@@ -259,7 +338,9 @@ def _compare_count(before: Sequence[RunRecord], after: Sequence[RunRecord], name
     return finding_of(after, name, "count", NumberChange.UNCHANGED, **shares)
 
 
-def _not_measured(after: Sequence[RunRecord], metric: str, unit: Unit, before: int) -> NumberFinding:
+def _not_measured(
+    after: Sequence[RunRecord], metric: str, unit: Unit, before: int
+) -> NumberFinding:
     reason = f"not measured any more: {before} runs before have it"
     return finding_of(after, metric, unit, NumberChange.UNDECIDED, reason=reason)
 
@@ -292,10 +373,17 @@ def _samples(runs: Iterable[RunRecord], of: Of) -> list[float]:
 
 
 def _compare_quotient(
-    before: Sequence[RunRecord], after: Sequence[RunRecord], above: str, below: str, *, tolerance: float
+    before: Sequence[RunRecord],
+    after: Sequence[RunRecord],
+    above: str,
+    below: str,
+    *,
+    tolerance: float,
 ) -> NumberFinding | None:
     """It grows, too, where the divisor alone got smaller: then nothing got worse."""
-    found = _compare_values(before, after, f"{above} / {below}", "ratio", _quotient(above, below), tolerance)
+    found = _compare_values(
+        before, after, f"{above} / {below}", "ratio", _quotient(above, below), tolerance
+    )
     if found is None or found.change is not NumberChange.REGRESSED:
         return found
     early, late = (_samples(runs, _value(above)) for runs in (before, after))
@@ -315,11 +403,19 @@ def _compare_seconds(
     if not shared:
         then, now = ("; ".join(sorted({run.machine for run in runs})) for runs in (before, after))
         return _compare_values(
-            before, after, name, unit, _value(name), tolerance, f"another machine: {now}; before: {then}"
+            before,
+            after,
+            name,
+            unit,
+            _value(name),
+            tolerance,
+            f"another machine: {now}; before: {then}",
         )
     machine = max(sorted(shared), key=[run.machine for run in after].count)
     before, after = ([run for run in runs if run.machine == machine] for runs in (before, after))
-    return _compare_values(before, after, name, unit, _value(name), tolerance, _why_not_as_fast(before, after))
+    return _compare_values(
+        before, after, name, unit, _value(name), tolerance, _why_not_as_fast(before, after)
+    )
 
 
 def _compare_values(
@@ -336,16 +432,26 @@ def _compare_values(
         return _not_measured(after, metric, unit, len(early)) if early else None
     if not early:
         return finding_of(after, metric, unit, NumberChange.NO_REFERENCE, after=median(late))
-    told = {"before": median(early), "after": median(late), "ratio": estimate_ratio(early, late, 0.9)}  # 95 % each end
+    told = {
+        "before": median(early),
+        "after": median(late),
+        "ratio": estimate_ratio(early, late, 0.9),
+    }  # 95 % each end
     if why_not:
         return finding_of(after, metric, unit, NumberChange.INCOMPARABLE, reason=why_not, **told)
     if min(len(early), len(late)) < RUNS_LEAST:
-        reason = f"runs now: {len(late)}; before: {len(early)}; {RUNS_LEAST} each at least can decide"
+        reason = (
+            f"runs now: {len(late)}; before: {len(early)}; {RUNS_LEAST} each at least can decide"
+        )
         return finding_of(after, metric, unit, NumberChange.UNDECIDED, reason=reason, **told)
-    return finding_of(after, metric, unit, judge(estimate_ratio(early, late, 0.9), tolerance), **told)
+    return finding_of(
+        after, metric, unit, judge(estimate_ratio(early, late, 0.9), tolerance), **told
+    )
 
 
-def judge(ratio: RatioEstimate, tolerance: float = TOLERANCE, chance: float = CHANCE) -> NumberChange:
+def judge(
+    ratio: RatioEstimate, tolerance: float = TOLERANCE, chance: float = CHANCE
+) -> NumberChange:
     """What a ratio of durations says, with an interval of 90 %."""
     if ratio.greater <= chance and ratio.ratio >= 1 + tolerance:
         return NumberChange.REGRESSED
@@ -361,4 +467,8 @@ def _why_not_as_fast(before: Sequence[RunRecord], after: Sequence[RunRecord]) ->
         return "no step before the fault tells how fast the machine was"
     moved = median(steps[1]) / median(steps[0])
     speed = "slower" if moved > 1 else "faster"
-    return "" if abs(moved - 1) <= CONTROL else f"the machine was {speed}: a step took {moved:.2f} x as long"
+    return (
+        ""
+        if abs(moved - 1) <= CONTROL
+        else f"the machine was {speed}: a step took {moved:.2f} x as long"
+    )

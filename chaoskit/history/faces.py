@@ -46,14 +46,18 @@ def render_comparison(comparison: RunComparison) -> DataTable:
     for one in told_first(comparison):
         what = Text.assemble(printable(f"{one.title}: {one.metric}"), *_secondary(one))
         mark = Text(one.change.value, _STYLES[one.change])
-        table.add_row(mark, what, value_text(one, one.before), value_text(one, one.after), ratio_text(one))
+        table.add_row(
+            mark, what, value_text(one, one.before), value_text(one, one.after), ratio_text(one)
+        )
     return table
 
 
 def findings_table(what: str, *numbers: str) -> DataTable:
     """A table for terminals: a state, what it is about, and numbers."""
     text = Column(what, is_text=True, is_heading=True)
-    return DataTable(Column("", is_heading=True), text, *(Column(name, is_number=True) for name in numbers))
+    return DataTable(
+        Column("", is_heading=True), text, *(Column(name, is_number=True) for name in numbers)
+    )
 
 
 def told_first(comparison: RunComparison) -> list[NumberFinding]:
@@ -97,7 +101,9 @@ def markdown(comparison: RunComparison, heading: str = "chaoskit") -> str:
         for one in rows[:_MARKDOWN_ROWS]:
             cells = [_MARKS.get(one.change, "❔"), cell(one.title), cell(one.metric)]
             cells += [value_text(one, one.before), value_text(one, one.after), ratio_text(one)]
-            lines.append(f"| {' | '.join(cells)} | {cell(': '.join([one.change.value, *_reasons(one)]))} |")
+            lines.append(
+                f"| {' | '.join(cells)} | {cell(': '.join([one.change.value, *_reasons(one)]))} |"
+            )
         if len(rows) > _MARKDOWN_ROWS:
             lines.append(f"\nand {len(rows) - _MARKDOWN_ROWS} more")
     lines += [f"\nNo run of it now: {cell(title)}" for title in comparison.absent]

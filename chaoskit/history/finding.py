@@ -28,7 +28,11 @@ class NumberChange(StrEnum):
     @property
     def is_open(self) -> bool:
         """Whether nothing was shown: it fails under ``--chaos-strict`` only."""
-        return self in (NumberChange.UNDECIDED, NumberChange.INCOMPARABLE, NumberChange.NO_REFERENCE)
+        return self in (
+            NumberChange.UNDECIDED,
+            NumberChange.INCOMPARABLE,
+            NumberChange.NO_REFERENCE,
+        )
 
 
 class NumberFinding(msgspec.Struct, frozen=True, kw_only=True):

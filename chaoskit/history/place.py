@@ -24,7 +24,10 @@ class Sources(msgspec.Struct, frozen=True, kw_only=True):
 
 def sources_at(directory: Path) -> Sources:
     """The repository that a directory belongs to; the directory itself where it belongs to none."""
-    root, commit = _git(directory, "rev-parse", "--show-toplevel"), _git(directory, "rev-parse", "HEAD")
+    root, commit = (
+        _git(directory, "rev-parse", "--show-toplevel"),
+        _git(directory, "rev-parse", "HEAD"),
+    )
     if not root or not commit:
         return Sources(root=directory)
     changed = _git(directory, "status", "--porcelain", "--untracked-files=no")
@@ -49,7 +52,10 @@ def machine_of(outcome: Outcome) -> str:
 
 def covariates_of(outcome: Outcome, sources: Sources) -> dict[str, str]:
     """What may explain a difference between two sessions."""
-    told = {name: str(outcome.environment.get(name, "")) for name in ("chaoskit", "torch", "python", "kernel")}
+    told = {
+        name: str(outcome.environment.get(name, ""))
+        for name in ("chaoskit", "torch", "python", "kernel")
+    }
     if sources.commit:  # else it was made elsewhere, or at another time
         told["load"] = f"{os.getloadavg()[0]:.1f}"
         told["sources"] = "changed" if sources.is_changed else ""

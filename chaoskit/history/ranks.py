@@ -40,7 +40,9 @@ class RatioEstimate(msgspec.Struct, frozen=True, kw_only=True):
     after: int
 
 
-def estimate_ratio(before: Sequence[float], after: Sequence[float], confidence: float = 0.95) -> RatioEstimate:
+def estimate_ratio(
+    before: Sequence[float], after: Sequence[float], confidence: float = 0.95
+) -> RatioEstimate:
     """Compare two samples of positive values.
 
     Args:
@@ -82,7 +84,9 @@ def _outside(before: int, after: int, share: float) -> int:
     """How many of the sorted pairs lie outside of an interval on each side, less one; -1 where none can."""
     if max(before, after) > EXACT_MOST:
         middle, spread = _normal(before, after)
-        quantile = next(z / 100 for z in range(600) if 0.5 * math.erfc(z / 100 / math.sqrt(2)) <= share)
+        quantile = next(
+            z / 100 for z in range(600) if 0.5 * math.erfc(z / 100 / math.sqrt(2)) <= share
+        )
         return max(-1, math.floor(middle - quantile * spread) - 1)
     return bisect_left(_cumulative(before, after), share * (1 + 1e-12)) - 1
 
@@ -109,7 +113,9 @@ def _counts(before: int, after: int) -> tuple[int, ...]:
     if not before or not after:
         return (1,)
     found = [0] * (before * after + 1)
-    for wins, count in enumerate(_counts(before, after - 1)):  # the greatest is of the later sample: it wins all
+    for wins, count in enumerate(
+        _counts(before, after - 1)
+    ):  # the greatest is of the later sample: it wins all
         found[wins + before] += count
     for wins, count in enumerate(_counts(before - 1, after)):
         found[wins] += count

@@ -21,7 +21,12 @@ VERSION = 1
 
 Better = Literal["lower", "higher", ""]
 
-RECOVERED, LOST_STEPS, FALSE_ALARMS, LOSSES_EQUAL = "recovered", "lost_steps", "false_alarms", "losses_equal"
+RECOVERED, LOST_STEPS, FALSE_ALARMS, LOSSES_EQUAL = (
+    "recovered",
+    "lost_steps",
+    "false_alarms",
+    "losses_equal",
+)
 PASSED = "passed"
 RECOVERY, STEP, BOUND = "recovery", "step", "bound"
 FULL_STRENGTH = "full_strength"
@@ -181,7 +186,9 @@ def metrics_of(outcome: Outcome) -> dict[str, Metric]:
     have finished. ``step`` is the median step before that fault, or of all where there was none. ``bound`` is what the
     plain operations alone would take of that recovery.
     """
-    return {name: Metric(value, *KNOWN[name]) for name, value in _metrics(outcome) if value is not None}
+    return {
+        name: Metric(value, *KNOWN[name]) for name, value in _metrics(outcome) if value is not None
+    }
 
 
 def _metrics(outcome: Outcome) -> Iterator[tuple[str, float | None]]:
@@ -195,10 +202,16 @@ def _metrics(outcome: Outcome) -> Iterator[tuple[str, float | None]]:
             yield LOSSES_EQUAL, float(check.verdict == Verdict.PASSED)
     slowest = max(outcome.recoveries, key=lambda one: one.seconds, default=None)
     steps = [point.seconds for point in outcome.steps[1:] if point.seconds > 0]
-    yield STEP, (slowest.step_seconds if slowest is not None else median(steps) if steps else 0.0) or None
+    yield (
+        STEP,
+        (slowest.step_seconds if slowest is not None else median(steps) if steps else 0.0) or None,
+    )
     if slowest is not None:
         yield from _recovery(slowest)
-    yield "exposure", max((one.seconds for one in outcome.exposures if one.seconds is not None), default=None)
+    yield (
+        "exposure",
+        max((one.seconds for one in outcome.exposures if one.seconds is not None), default=None),
+    )
     if outcome.account is not None:
         yield "goodput", outcome.account.goodput
         yield "ettr", outcome.account.ettr_wall

@@ -31,7 +31,9 @@ def plan_of(directory: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict)
     except (OSError, msgspec.MsgspecError) as error:
-        raise BadInput("run directory", str(directory), f"name one that holds the plan of its run ({error})") from None
+        raise BadInput(
+            "run directory", str(directory), f"name one that holds the plan of its run ({error})"
+        ) from None
     return found
 
 
@@ -55,7 +57,9 @@ def _below(value: Any, root: Path) -> Any:
     if isinstance(value, list):
         return [_below(item, root) for item in value]
     path = Path(str(value))
-    return str(path.relative_to(root)) if path.is_absolute() and path.is_relative_to(root) else value
+    return (
+        str(path.relative_to(root)) if path.is_absolute() and path.is_relative_to(root) else value
+    )
 
 
 def _without_secrets(value: Any, name: str = "") -> Any:
@@ -66,7 +70,12 @@ def _without_secrets(value: Any, name: str = "") -> Any:
         hidden, found = False, []
         for item in value:
             found.append(_HIDDEN if hidden and isinstance(item, str) else _without_secrets(item))
-            hidden = isinstance(item, str) and item.startswith("-") and "=" not in item and bool(_SECRET.search(item))
+            hidden = (
+                isinstance(item, str)
+                and item.startswith("-")
+                and "=" not in item
+                and bool(_SECRET.search(item))
+            )
         return found
     if not isinstance(value, str):
         return value
@@ -125,7 +134,11 @@ def _chosen(fault: Mapping[str, Any]) -> dict[str, Any]:
             for one in fields(find_kind(str(fault.get("kind", ""))))
             if isinstance(one.default, bool | int | float | str | None)
         }
-        found = {name: value for name, value in found.items() if name not in defaults or value != defaults[name]}
+        found = {
+            name: value
+            for name, value in found.items()
+            if name not in defaults or value != defaults[name]
+        }
     return found
 
 
@@ -137,7 +150,11 @@ def _placed(value: Any, root: Path) -> Any:
         return [_placed(item, root) for item in value]
     if isinstance(value, float) and value.is_integer():
         return int(value)
-    return _PATH.sub(lambda path: _place(Path(path[0]), root), value) if isinstance(value, str) else value
+    return (
+        _PATH.sub(lambda path: _place(Path(path[0]), root), value)
+        if isinstance(value, str)
+        else value
+    )
 
 
 def _place(path: Path, root: Path) -> str:

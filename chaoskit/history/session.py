@@ -90,7 +90,9 @@ class SessionRecords:
         BadInput: if one of them cannot be used.
     """
 
-    def __init__(self, store: str, save: Path | None, against: str, tolerance: float = TOLERANCE) -> None:
+    def __init__(
+        self, store: str, save: Path | None, against: str, tolerance: float = TOLERANCE
+    ) -> None:
         self._session = new_id()
         self._tolerance = tolerance
         self._save = save
@@ -103,7 +105,9 @@ class SessionRecords:
         self.is_compared_next = False
         is_there = self._history is not None and self._history.is_there()
         self.is_first = bool(against) and not (is_there if against == store else _is_there(against))
-        self._baseline = Path(against) if self.is_first and against != store and "://" not in against else None
+        self._baseline = (
+            Path(against) if self.is_first and against != store and "://" not in against else None
+        )
         self._is_against_itself = bool(store) and against == store
         self._before = read(against) if against and not self.is_first else None
         self.troubles += self._before.set_aside if self._before is not None else []
@@ -118,7 +122,9 @@ class SessionRecords:
                 continue
             if isinstance(record, RunRecord):
                 if record.run_id not in self._runs:
-                    self._runs[record.run_id] = msgspec.structs.replace(record, session=self._session)
+                    self._runs[record.run_id] = msgspec.structs.replace(
+                        record, session=self._session
+                    )
                     self._unwritten.append(self._runs[record.run_id])
             elif isinstance(record, SeriesRecord) and record.series not in self._plans:
                 self._plans[record.series] = record
@@ -145,7 +151,9 @@ class SessionRecords:
                 self.troubles += [line for line in found.set_aside if line not in self.troubles]
             except BadInput as error:
                 self.troubles.append(str(error))
-        return RunContents([*found.runs, *self._runs.values()], found.plans | self._plans, found.accepted).in_order()
+        return RunContents(
+            [*found.runs, *self._runs.values()], found.plans | self._plans, found.accepted
+        ).in_order()
 
     def finish(self, *, is_well: bool) -> RunComparison | None:
         """Save what was asked for, and compare; None where nothing is to be compared with.
@@ -210,7 +218,9 @@ def read(place: str) -> RunContents:
         history.close()
 
 
-def lines_of(outcomes: Iterable[Outcome], sources: Sources, title: str, definition: int = 1) -> list[str]:
+def lines_of(
+    outcomes: Iterable[Outcome], sources: Sources, title: str, definition: int = 1
+) -> list[str]:
     """Records of runs as lines of JSON, such as xdist carries to its controller. A run without a plan has none."""
     found: list[str] = []
     for outcome in outcomes:
@@ -231,7 +241,11 @@ def plan_of_run(contents: RunContents, run_id: str, root: Path) -> bytes:
     found = [run for run in contents.runs if run.run_id == run_id]
     found = found or [run for run in contents.runs if run.run_id.startswith(run_id)]
     if len(found) != 1:
-        remedy = "give more of its name: several begin so" if found else "chaoskit history show STORE lists the runs"
+        remedy = (
+            "give more of its name: several begin so"
+            if found
+            else "chaoskit history show STORE lists the runs"
+        )
         raise BadInput("run", run_id, remedy)
     (run,) = found
     shared = contents.plans.get(run.series)

@@ -13,5 +13,9 @@ def more_by_chance(before: int, runs_before: int, after: int, runs_after: int) -
     runs, misses = runs_before + runs_after, before + after
     orders = comb(runs, misses)
     return (
-        sum(comb(runs_after, count) * comb(runs_before, misses - count) for count in range(after, misses + 1)) / orders
+        sum(
+            comb(runs_after, count) * comb(runs_before, misses - count)
+            for count in range(after, misses + 1)
+        )
+        / orders
     )

@@ -24,7 +24,14 @@ from uuid import UUID
 import msgspec
 
 from chaoskit.errors import BadInput, ChaoskitError, HarnessError
-from chaoskit.history.record import VERSION, AcceptedRecord, HistoryRecord, NightRecord, RunRecord, SeriesRecord
+from chaoskit.history.record import (
+    VERSION,
+    AcceptedRecord,
+    HistoryRecord,
+    NightRecord,
+    RunRecord,
+    SeriesRecord,
+)
 from chaoskit.report.store import write_whole
 
 _FORMAT, _FORMAT_DATA = "format.json", b'{"version": 1}\n'
@@ -81,14 +88,20 @@ class RunContents:
         One whose files were changed says nothing of its commit.
         """
         mine = [night for night in self.nights if name in ("", night.name)]
-        good = [night.commit for night in mine if not (night.exit_code or night.is_changed) and night.commit]
+        good = [
+            night.commit
+            for night in mine
+            if not (night.exit_code or night.is_changed) and night.commit
+        ]
         return good[-1] if good else ""
 
     def in_order(self) -> RunContents:
         """Sort the runs. A run or a night that is there twice, as in two files, is one."""
         unique = {run.run_id: run for run in self.runs}
         nights = {night.night: night for night in self.nights}
-        self.nights = sorted(nights.values(), key=lambda night: (night.started_unix_ns, night.night))
+        self.nights = sorted(
+            nights.values(), key=lambda night: (night.started_unix_ns, night.night)
+        )
         self.runs = sorted(unique.values(), key=lambda run: (run.started_unix_ns, run.run_id))
         return self
 
@@ -109,7 +122,9 @@ def decode(line: bytes) -> HistoryRecord:
 def _why(line: bytes, error: Exception) -> str:
     with contextlib.suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         if (found := msgspec.json.decode(line, type=_Version).version) > VERSION:
-            return f"set aside: a record of version {found}, and this chaoskit reads up to {VERSION}"
+            return (
+                f"set aside: a record of version {found}, and this chaoskit reads up to {VERSION}"
+            )
     return f"set aside: damaged ({error})"
 
 
@@ -124,10 +139,14 @@ def read_file(path: Path) -> RunContents:
     try:
         contents.take(path.read_bytes(), str(path))
     except OSError as error:
-        raise BadInput("history", str(path), f"name a file that can be read ({error.strerror})") from None
+        raise BadInput(
+            "history", str(path), f"name a file that can be read ({error.strerror})"
+        ) from None
     if not contents.runs:
         why = f"; {contents.set_aside[0]}" if contents.set_aside else ""
-        raise BadInput("history", str(path), f"name a file of records, such as --chaos-save writes{why}")
+        raise BadInput(
+            "history", str(path), f"name a file of records, such as --chaos-save writes{why}"
+        )
     return contents.in_order()
 
 
@@ -186,7 +205,9 @@ class _Folder:
                 _write(file, data if _ends_a_line(file, size_bytes) else b"\n" + data)
                 os.fsync(file.fileno())
             except OSError:
-                file.truncate(size_bytes)  # the next record shall not begin behind a part of this one
+                file.truncate(
+                    size_bytes
+                )  # the next record shall not begin behind a part of this one
                 raise
 
     def remove(self, name: str) -> None:
@@ -219,13 +240,18 @@ class _Objects:
 
         # a test waits for it
         self._store = open_store(
-            url, traffic=Traffic(backoff=Backoff(deadline_s=_PATIENCE_S), request_timeout_s=_PATIENCE_S)
+            url,
+            traffic=Traffic(backoff=Backoff(deadline_s=_PATIENCE_S), request_timeout_s=_PATIENCE_S),
         )
-        self._begun: dict[str, bytes] = {}  # an object is written whole: what was added to it before is kept here
+        self._begun: dict[
+            str, bytes
+        ] = {}  # an object is written whole: what was added to it before is kept here
 
     def names(self) -> Sequence[str]:
         places = ["", *(f"{one}/" for one in self._store.directories())]
-        return sorted(f"{place}{name}" for place in places for name in self._store.sizes(place.rstrip("/")))
+        return sorted(
+            f"{place}{name}" for place in places for name in self._store.sizes(place.rstrip("/"))
+        )
 
     def get(self, name: str) -> bytes:
         return self._store.get(name)
@@ -266,27 +292,41 @@ class RunHistory:
         except FileNotFoundError:
             return False
         except (OSError, ChaoskitError) as error:
-            raise BadInput("history", self.store, f"name a store that can be read: {error}") from None
+            raise BadInput(
+                "history", self.store, f"name a store that can be read: {error}"
+            ) from None
         except msgspec.MsgspecError as error:
-            raise BadInput("history", self.store, f"mend or delete its {_FORMAT}: {error}") from None
+            raise BadInput(
+                "history", self.store, f"mend or delete its {_FORMAT}: {error}"
+            ) from None
         if found.version > VERSION:
-            raise BadInput("history", self.store, f"use a later chaoskit: it has format {found.version}")
+            raise BadInput(
+                "history", self.store, f"use a later chaoskit: it has format {found.version}"
+            )
         return True
 
     def read(self) -> RunContents:
         """All records. Raises BadInput if there is no history."""
         if not self.is_there():
-            raise BadInput("history", self.store, "name a store that has records: --chaos-history makes one")
+            raise BadInput(
+                "history", self.store, "name a store that has records: --chaos-history makes one"
+            )
         contents = RunContents()
         try:
             names = self._files.names()
         except (OSError, ChaoskitError) as error:
-            raise BadInput("history", self.store, f"name a store that can be listed: {error}") from None
+            raise BadInput(
+                "history", self.store, f"name a store that can be listed: {error}"
+            ) from None
         for name in names:
             if name.rpartition("/")[2].startswith((".", _FORMAT)):
                 continue  # a draft of a writer that was killed
             if not _PLACE.fullmatch(name):
-                why = "it cannot be listed" if name.endswith("/") else "it is not named as a file of records is"
+                why = (
+                    "it cannot be listed"
+                    if name.endswith("/")
+                    else "it is not named as a file of records is"
+                )
                 contents.set_aside.append(f"{name}: set aside: {why}")
                 continue
             try:
@@ -319,7 +359,11 @@ class RunHistory:
     def prune(self, before: date, *, dry_run: bool) -> list[str]:
         """Delete the files of sessions that began before a day, and give their names. ``dry_run``: delete none."""
         found = [name for name in self._files.names() if _PLACE.fullmatch(name)]
-        old = [name for name in found if began(name.rpartition("/")[2].removesuffix(_SUFFIX)).date() < before]
+        old = [
+            name
+            for name in found
+            if began(name.rpartition("/")[2].removesuffix(_SUFFIX)).date() < before
+        ]
         for name in old if not dry_run else ():
             self._files.remove(name)
         return old

@@ -74,8 +74,19 @@ def unseal(line: bytes, source: str) -> Line | None:
     try:
         fields = msgspec.json.decode(line)
         del fields["crc"]
-        by, seq, t_ns, event = fields.pop("by"), fields.pop("seq"), fields.pop("t_ns"), fields.pop("event")
-    except (msgspec.MsgspecError, ValueError, TypeError, KeyError, RecursionError):  # written by another program
+        by, seq, t_ns, event = (
+            fields.pop("by"),
+            fields.pop("seq"),
+            fields.pop("t_ns"),
+            fields.pop("event"),
+        )
+    except (
+        msgspec.MsgspecError,
+        ValueError,
+        TypeError,
+        KeyError,
+        RecursionError,
+    ):  # written by another program
         return None
     return Line(by, seq, Record(t_ns, source, event, fields))
 

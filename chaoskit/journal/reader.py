@@ -167,7 +167,10 @@ class _Tally:
     @property
     def records(self) -> list[Record]:
         """By their time, and within a moment as they are numbered: a line that is there twice may be out of place."""
-        return [line.record for line in sorted(self._lines, key=lambda line: (line.record.t_ns, line.seq))]
+        return [
+            line.record
+            for line in sorted(self._lines, key=lambda line: (line.record.t_ns, line.seq))
+        ]
 
     def coverage(self) -> FileCoverage:
         found = [writer.coverage() for writer in self._writers.values()]
@@ -197,7 +200,10 @@ class _WriterTally:
             return False
         self._seen.add(line.seq)
         record = line.record
-        self._first_ns, self._last_ns = min(self._first_ns, record.t_ns), max(self._last_ns, record.t_ns)
+        self._first_ns, self._last_ns = (
+            min(self._first_ns, record.t_ns),
+            max(self._last_ns, record.t_ns),
+        )
         if record.event == Event.OPENED:
             self._opened = record
         elif record.event == Event.CLOSED:
@@ -235,7 +241,11 @@ class JournalTail:
         Args:
             last_bytes: of a file that is read for the first time, no more than its end; 0 for all of it.
         """
-        records = [record for path in self._directory.glob("*.jsonl") for record in self._news(path, last_bytes)]
+        records = [
+            record
+            for path in self._directory.glob("*.jsonl")
+            for record in self._news(path, last_bytes)
+        ]
         return sorted(records, key=lambda record: record.t_ns)
 
     def _news(self, path: Path, last_bytes: int) -> Iterator[Record]:

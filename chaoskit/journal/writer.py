@@ -17,7 +17,14 @@ from typing import Any
 
 from chaoskit.errors import JournalFull
 from chaoskit.journal import lines
-from chaoskit.process.linux import NO_ROOM, boot_id, core_count, cpu_model, file_size_limit, start_ticks
+from chaoskit.process.linux import (
+    NO_ROOM,
+    boot_id,
+    core_count,
+    cpu_model,
+    file_size_limit,
+    start_ticks,
+)
 from chaoskit.process.run_clock import to_run
 from chaoskit.vocabulary import Event
 
@@ -122,7 +129,9 @@ class Journal:
             self._put(line)
         except OSError as error:
             if error.errno == errno.EFBIG:
-                raise OSError(error.errno, f"{error.strerror}; {file_size_limit()}", str(self._path)) from None
+                raise OSError(
+                    error.errno, f"{error.strerror}; {file_size_limit()}", str(self._path)
+                ) from None
             if error.errno not in NO_ROOM:
                 raise
             return False
@@ -139,7 +148,9 @@ class Journal:
         """Make a blank line of a fragment, in its place: another process may append to this file at any moment."""
         offset, size_bytes = self._fragment
         if size_bytes:
-            file = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC)  # what is written with O_APPEND goes to the end
+            file = os.open(
+                self._path, os.O_WRONLY | os.O_CLOEXEC
+            )  # what is written with O_APPEND goes to the end
             try:
                 os.pwrite(file, b" " * (size_bytes - 1) + b"\n", offset)
             finally:
@@ -175,7 +186,9 @@ class Journal:
             late.written()
             if not late.lines and late.count:
                 told = late.summary(time.monotonic())
-                late.lines.append(self._seal(lines.encode(Event.RECORDS_LATE, to_run(time.monotonic_ns()), told)))
+                late.lines.append(
+                    self._seal(lines.encode(Event.RECORDS_LATE, to_run(time.monotonic_ns()), told))
+                )
         return True
 
 
@@ -207,10 +220,16 @@ class _Late:
 
     def is_over(self, now_s: float) -> bool:
         """Whether this has gone on for too long."""
-        return bool(self.lines) and (now_s - self._since_s > self._limit_s or self._bytes > self._bytes_max)
+        return bool(self.lines) and (
+            now_s - self._since_s > self._limit_s or self._bytes > self._bytes_max
+        )
 
     def error(self, path: Path) -> JournalFull:
-        limit = f"{self._limit_s:g} s" if self._bytes <= self._bytes_max else f"{self._bytes_max} bytes of records"
+        limit = (
+            f"{self._limit_s:g} s"
+            if self._bytes <= self._bytes_max
+            else f"{self._bytes_max} bytes of records"
+        )
         return JournalFull(
             f"{path.parent}: {os.strerror(errno.ENOSPC)} for {limit}. A run is judged by its journals: free room there "
             "or choose a directory that has more (`--report`)"

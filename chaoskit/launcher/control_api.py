@@ -51,9 +51,15 @@ class _ReturnNodes(msgspec.Struct, forbid_unknown_fields=True):
 
 #: What can be asked for, by the last part of the URL.
 _ACTS: dict[str, tuple[type[Any], Callable[[Requests, Any], RequestReply]]] = {
-    "scale": (_Scale, lambda requests, asked: requests.scale(asked.size, asked.asked_by or "an HTTP call")),
+    "scale": (
+        _Scale,
+        lambda requests, asked: requests.scale(asked.size, asked.asked_by or "an HTTP call"),
+    ),
     "drain": (_Drain, lambda requests, asked: requests.tell(SpotNotice(asked.node, asked.grace_s))),
-    "cancel-drain": (_CancelDrain, lambda requests, asked: requests.tell(NoticeCancelled(asked.node))),
+    "cancel-drain": (
+        _CancelDrain,
+        lambda requests, asked: requests.tell(NoticeCancelled(asked.node)),
+    ),
     "lend": (_Lend, lambda requests, asked: requests.lend(asked.job, asked.nodes, asked.grace_s)),
     "return-nodes": (_ReturnNodes, lambda requests, asked: requests.tell(ReturnNodes(asked.job))),
 }
@@ -70,9 +76,13 @@ def listening(requests: Requests, directory: Path, port: int = 0) -> Iterator[Do
     try:
         server = ThreadingHTTPServer(("127.0.0.1", port), _handler(requests, token))
     except OverflowError:
-        raise BadInput("control_port", port, "choose a port from 1 to 65535, or 0 for any") from None
+        raise BadInput(
+            "control_port", port, "choose a port from 1 to 65535, or 0 for any"
+        ) from None
     except OSError as error:
-        raise BadInput("control_port", port, f"choose a free port, or 0 for any ({error.strerror})") from None
+        raise BadInput(
+            "control_port", port, f"choose a free port, or 0 for any ({error.strerror})"
+        ) from None
     server.daemon_threads = True
     door = Door(f"http://127.0.0.1:{server.server_port}", token, os.getpid())
     path = open_door(directory, door)
@@ -97,7 +107,9 @@ def _serve(server: ThreadingHTTPServer, over: socket.socket) -> None:
 
 
 def _fields(kind: type[Any]) -> str:
-    return ", ".join(f"{field.encode_name} ({field.type.__name__})" for field in msgspec.structs.fields(kind))
+    return ", ".join(
+        f"{field.encode_name} ({field.type.__name__})" for field in msgspec.structs.fields(kind)
+    )
 
 
 def _handler(requests: Requests, token: str) -> type[BaseHTTPRequestHandler]:
@@ -126,7 +138,9 @@ def _handler(requests: Requests, token: str) -> type[BaseHTTPRequestHandler]:
                 length = int(self.headers.get("Content-Length", 0))
                 if length < 0:
                     raise ValueError("Content-Length is negative")
-                asked = msgspec.json.decode(self.rfile.read(min(length, _BODY_BYTES_MAX)), type=kind)
+                asked = msgspec.json.decode(
+                    self.rfile.read(min(length, _BODY_BYTES_MAX)), type=kind
+                )
             except (msgspec.DecodeError, ValueError) as error:
                 self._refuse("body", "", f"send JSON with {_fields(kind)}: {error}")
                 return

@@ -99,7 +99,9 @@ def fresh_directory(directory: Path | None, name: str) -> Path:
         now = datetime.now(UTC).astimezone()
         directory = Path("chaoskit-runs") / f"{name}-{now:%Y%m%d-%H%M%S}-{os.getpid()}"
     if (directory / "journal").exists():
-        raise BadInput("report", str(directory), "choose another directory: this one holds a run already")
+        raise BadInput(
+            "report", str(directory), "choose another directory: this one holds a run already"
+        )
     require_writable("report", directory)
     require_file_size()
     directory.mkdir(parents=True, exist_ok=True)
@@ -130,7 +132,9 @@ def launch(
     """
     directory = named_path("report", report) if report is not None else None
     quiet = Console(quiet=True)
-    return launch_shown(job, quiet, directory=directory, options=options or {}, substrate=substrate, **settings)
+    return launch_shown(
+        job, quiet, directory=directory, options=options or {}, substrate=substrate, **settings
+    )
 
 
 @typed_arguments
@@ -162,7 +166,9 @@ def launch_shown(
     """
     require_settings(settings)
     quarantined = QuarantinedNodes(enforce=settings.get("health", "enforce") == "enforce")
-    experiment = plan_experiment(job, options=options, deadline_s=math.inf, **quarantined.added_to(settings))
+    experiment = plan_experiment(
+        job, options=options, deadline_s=math.inf, **quarantined.added_to(settings)
+    )
     if substrate == registry.LOCAL:  # elsewhere the coordinator has an address of its own
         require_free_port("port", LOOPBACK, port)
     require_free_port("control_port", LOOPBACK, control_port)
@@ -206,9 +212,14 @@ def launch_shown(
     ended_ns = ended_ns or time.monotonic_ns()
     quarantined.conclude()
     if observation.exported is False:
-        console.print(Text(f"{otlp_endpoint} did not take all spans: see chaoskit trace", "yellow"), soft_wrap=True)
+        console.print(
+            Text(f"{otlp_endpoint} did not take all spans: see chaoskit trace", "yellow"),
+            soft_wrap=True,
+        )
     signal_name = notice.taken.name if notice is not None and notice.taken is not None else ""
-    result = _result(experiment, progress, directory, quarantined.refused, ended_ns / 1e9, signal_name)
+    result = _result(
+        experiment, progress, directory, quarantined.refused, ended_ns / 1e9, signal_name
+    )
     result.account = observation.account(ended_ns)
     return result
 
@@ -243,7 +254,9 @@ def _result(
         logs=str(directory / "log"),
         resumed_from=progress.resumed_from,
         stopped_by=stopped_by,
-        cut_short_by="" if stopped_by else next((str(end["cut_short_by"]) for end in ends if end["cut_short_by"]), ""),
+        cut_short_by=""
+        if stopped_by
+        else next((str(end["cut_short_by"]) for end in ends if end["cut_short_by"]), ""),
         unfit=unfit,
     )
     if end.ok:
@@ -252,7 +265,9 @@ def _result(
         result.error = progress.error
         result.error_log = str(_log_of(progress.culprit, directory / "log"))
     if not result.ok or result.not_stored:
-        result.stored, result.nothing_stored = look_at_stored(experiment.config, directory / "journal")
+        result.stored, result.nothing_stored = look_at_stored(
+            experiment.config, directory / "journal"
+        )
     return result
 
 

@@ -39,10 +39,16 @@ def notice_signals(names: Sequence[str]) -> list[signal.Signals]:
     """
     signals = list(USUAL)
     for name in names:
-        named = {one.name: one for one in _ALLOWED} | {one.name.removeprefix("SIG"): one for one in _ALLOWED}
+        named = {one.name: one for one in _ALLOWED} | {
+            one.name.removeprefix("SIG"): one for one in _ALLOWED
+        }
         chosen = named.get(name.upper())
         if chosen is None:
-            raise BadInput("notice_signal", name, f"name one of {', '.join(sorted(one.name for one in _ALLOWED))}")
+            raise BadInput(
+                "notice_signal",
+                name,
+                f"name one of {', '.join(sorted(one.name for one in _ALLOWED))}",
+            )
         signals += [chosen] if chosen not in signals else []
     return signals
 
@@ -62,7 +68,9 @@ class StopNotice:
         BadInput: if the grace is not a number above 0.
     """
 
-    def __init__(self, signals: Sequence[signal.Signals], grace_s: float, end_at_once: EndAtOnce) -> None:
+    def __init__(
+        self, signals: Sequence[signal.Signals], grace_s: float, end_at_once: EndAtOnce
+    ) -> None:
         if not (math.isfinite(grace_s) and grace_s > 0):
             raise BadInput("grace", grace_s, "use a finite number of seconds above 0")
         self._signals, self._grace_s, self._end_at_once = signals, grace_s, end_at_once

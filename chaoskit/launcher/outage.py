@@ -117,7 +117,12 @@ class NodeStarter:
             case Act.GIVE_UP:
                 self._gave_up = True
                 tried = f"replacement_s={self._config.replacement_s:g}"
-                cluster.send(EndJob(False, f"every node was lost, and none came back in {tried}: {self._trouble}"))
+                cluster.send(
+                    EndJob(
+                        False,
+                        f"every node was lost, and none came back in {tried}: {self._trouble}",
+                    )
+                )
 
     def _start(self, cluster: Cluster, now_s: float) -> None:
         ended = f"those that were started ended at once; see {self._directory / 'log'}"
@@ -133,4 +138,6 @@ class NodeStarter:
             trouble = f"{node}: {why}"
         self._trouble = trouble or ended
         stored, nothing_stored = look_at_stored(self._config, self._directory / "journal")
-        self._watch(NodesLost(cluster.nodes, stored, nothing_stored, trouble, self._outage.left_s(now_s)))
+        self._watch(
+            NodesLost(cluster.nodes, stored, nothing_stored, trouble, self._outage.left_s(now_s))
+        )

@@ -86,7 +86,9 @@ class Progress:
         error: the last error that a worker reported, ``culprit`` the worker; empty where there was none.
     """
 
-    def __init__(self, now_s: float, *, steps: int | None = None, faults: Sequence[str] = ()) -> None:
+    def __init__(
+        self, now_s: float, *, steps: int | None = None, faults: Sequence[str] = ()
+    ) -> None:
         self.steps, self._faults = steps, faults
         self.started_s = now_s
         self.training_since_s: float | None = None
@@ -102,7 +104,9 @@ class Progress:
         self.recoveries: list[float] = []
         self.incident: OpenIncident | None = None
         self.error = self.culprit = self.weights_digest = ""
-        self._below_full_size: OpenIncident | None = None  # since the world is smaller than it should be
+        self._below_full_size: OpenIncident | None = (
+            None  # since the world is smaller than it should be
+        )
         self._struck: set[str] = set()
         self._losses_told: Counter[str] = Counter()  # by their words, since the last committed step
         self._steps: deque[tuple[float, int]] = deque()
@@ -179,7 +183,9 @@ class Progress:
             case NodesLost():
                 return [("bad", message.text)]
             case Halt(reason):
-                return [("bad", f"{reason}: the step is finished and stored, then all processes end")]
+                return [
+                    ("bad", f"{reason}: the step is finished and stored, then all processes end")
+                ]
         return []
 
     def _on_fault(self, fault: str) -> list[tuple[str, str]]:
@@ -206,7 +212,9 @@ class Progress:
         if stored is not None:
             self.step = min(self.step, stored.step)  # the steps after it are taken again
         if world < self.nodes and self._below_full_size is None:
-            self._below_full_size = OpenIncident(self.incident.since_s if self.incident else now_s, self.step)
+            self._below_full_size = OpenIncident(
+                self.incident.since_s if self.incident else now_s, self.step
+            )
         for open_one in filter(None, (self.incident, self._below_full_size)):
             open_one.begin(plan.generation, self.step)
         if first:
@@ -214,7 +222,12 @@ class Progress:
             if stored is None:
                 return [("info", f"{plural(world, 'rank')} train")]
             self.resumed_from = stored.step
-            return [("info", f"{plural(world, 'rank')} train, from step {stored.step} on: {stored.path}")]
+            return [
+                (
+                    "info",
+                    f"{plural(world, 'rank')} train, from step {stored.step} on: {stored.path}",
+                )
+            ]
         if stored is not None:
             change = f"{plural(world, 'rank')} go on from step {stored.step}: {stored.path}"
         elif world > before:
@@ -232,7 +245,11 @@ class Progress:
         self.ready -= gone
         if self.world >= self.nodes:
             self._below_full_size = None
-        return [("info", f"the world shall have {plural(self.nodes, 'rank')}: {message.reason}")] if changed else []
+        return (
+            [("info", f"the world shall have {plural(self.nodes, 'rank')}: {message.reason}")]
+            if changed
+            else []
+        )
 
     def _on_worker_lost(self, lost: WorkerLost, now_s: float) -> list[tuple[str, str]]:
         self.ready.discard(lost.worker)
@@ -249,18 +266,31 @@ class Progress:
         if self._losses_told[lost.detail] > _SAME_LOSS_SHOWN:
             return []
         name = f"rank {member.rank} ({lost.worker})" if member else lost.worker
-        again = "; further ones are not shown" if self._losses_told[lost.detail] == _SAME_LOSS_SHOWN else ""
+        again = (
+            "; further ones are not shown"
+            if self._losses_told[lost.detail] == _SAME_LOSS_SHOWN
+            else ""
+        )
         is_repeated = lost.cause == "raised" and self._losses_told[lost.detail] > 1
-        return [("bad", f"{name} lost: {'raised the same' if is_repeated else _reason(lost)}{again}")]
+        return [
+            ("bad", f"{name} lost: {'raised the same' if is_repeated else _reason(lost)}{again}")
+        ]
 
     def _on_rule_fired(self, fired: RuleFired) -> list[tuple[str, str]]:
         kind = "info" if fired.action == "none" else "bad"
         act = "" if fired.action in ("none", "alert") else f" -> {fired.action}"
-        return [(kind, f"log rule {fired.rule}, rank {fired.rank}: {fired.verdict}, {fired.reason}{act}")]
+        return [
+            (
+                kind,
+                f"log rule {fired.rule}, rank {fired.rank}: {fired.verdict}, {fired.reason}{act}",
+            )
+        ]
 
     def _heartbeat(self, beats: Sequence[Beat], now_s: float) -> list[tuple[str, str]]:
         self.beats.update((beat.worker, beat) for beat in beats)
-        members = [beat for beat in beats if self.plan is not None and self.plan.member(beat.worker)]
+        members = [
+            beat for beat in beats if self.plan is not None and self.plan.member(beat.worker)
+        ]
         for beat in members:
             if beat.step > self.step or (beat.step == self.step > 0 and math.isnan(self.loss)):
                 self.step, self.loss = beat.step, beat.loss
@@ -284,11 +314,21 @@ class Progress:
             self.recoveries.append(seconds)
             self.incident = None
             strength = "at full strength" if full else f"with {plural(self.world, 'rank')}"
-            texts.append(("good", f"step {beat.step} committed, {strength}, {duration(seconds)} after the loss"))
+            texts.append(
+                (
+                    "good",
+                    f"step {beat.step} committed, {strength}, {duration(seconds)} after the loss",
+                )
+            )
             if full:
                 self._below_full_size = None
         if self._below_full_size is not None and full and self._below_full_size.ended_by(beat):
-            texts.append(("good", f"full strength again after {duration(now_s - self._below_full_size.since_s)}"))
+            texts.append(
+                (
+                    "good",
+                    f"full strength again after {duration(now_s - self._below_full_size.since_s)}",
+                )
+            )
             self._below_full_size = None
         return texts
 

@@ -38,7 +38,9 @@ def look_at_stored(config: RunConfig, journals: Path) -> tuple[Stored | None, st
     """
     if config.disk is None:
         return None, "no directory for snapshots was given (--checkpoints DIR, disk=)"
-    records = [record for record in read_tail(journals) if record.event in (Event.SAVED, Event.SAVE_FAILED)]
+    records = [
+        record for record in read_tail(journals) if record.event in (Event.SAVED, Event.SAVE_FAILED)
+    ]
     found = [_uploaded(records)]
     trouble = ""
     try:
@@ -47,7 +49,11 @@ def look_at_stored(config: RunConfig, journals: Path) -> tuple[Stored | None, st
     except OSError as error:
         trouble = f"{config.disk.target} cannot be read: {error}"
     newest = max((one for one in found if one is not None), key=lambda one: one.step, default=None)
-    return (newest, "") if newest is not None else (None, trouble or _why_nothing(config.disk, records))
+    return (
+        (newest, "")
+        if newest is not None
+        else (None, trouble or _why_nothing(config.disk, records))
+    )
 
 
 def _on_disk(root: Path) -> Stored | None:
@@ -65,7 +71,9 @@ def _on_disk(root: Path) -> Stored | None:
 
 
 def _uploaded(records: list[Record]) -> Stored | None:
-    uploads = [record for record in records if record.event == Event.SAVED and record["tier"] == "remote"]
+    uploads = [
+        record for record in records if record.event == Event.SAVED and record["tier"] == "remote"
+    ]
     newest = max(uploads, key=lambda record: int(record["step"]), default=None)
     if newest is None:
         return None

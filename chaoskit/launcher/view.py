@@ -57,7 +57,9 @@ class View:
 
     def __init__(self, title: str, progress: Progress, console: Console) -> None:
         self._title, self._progress, self._console = title, progress, console
-        self._lock = threading.RLock()  # a thread draws the picture; rich does not keep prints and frames apart
+        self._lock = (
+            threading.RLock()
+        )  # a thread draws the picture; rich does not keep prints and frames apart
         self._line_s = time.monotonic()
 
     @contextmanager
@@ -67,7 +69,9 @@ class View:
             self._console.print(Text(f"{self._title}: starting"))
             yield
             return
-        with Live(get_renderable=self._draw, console=self._console, auto_refresh=False, transient=True) as live:
+        with Live(
+            get_renderable=self._draw, console=self._console, auto_refresh=False, transient=True
+        ) as live:
             over = threading.Event()
             artist = threading.Thread(target=self._refresh, args=(live, over), daemon=True)
             artist.start()
@@ -127,13 +131,18 @@ class View:
         for member in members:
             label, style = _phase(progress, member)
             table.add_row(
-                Text(f"rank {member.rank}"), Text("●", style), Text(f"{label:<9}", style), Text(member.worker, "dim")
+                Text(f"rank {member.rank}"),
+                Text("●", style),
+                Text(f"{label:<9}", style),
+                Text(member.worker, "dim"),
             )
         return table
 
 
 def _note_line(note: ViewLine) -> Text:
-    return Text.assemble((f"{clock(note.at_s):>8}  ", "dim"), (printable(note.text), _NOTE_STYLES[note.kind]))
+    return Text.assemble(
+        (f"{clock(note.at_s):>8}  ", "dim"), (printable(note.text), _NOTE_STYLES[note.kind])
+    )
 
 
 def _facts(progress: Progress, now_s: float) -> list[Text]:
@@ -146,7 +155,11 @@ def _facts(progress: Progress, now_s: float) -> list[Text]:
         return [*facts, Text(f"running on {progress.running} of {plural(progress.nodes, 'node')}")]
     if progress.plan is None:
         wanted = progress.nodes + progress.spares_wanted
-        ready = f"{len(progress.ready)} of {plural(wanted, 'worker')} ready" if wanted else "starting processes"
+        ready = (
+            f"{len(progress.ready)} of {plural(wanted, 'worker')} ready"
+            if wanted
+            else "starting processes"
+        )
         return [Text(ready, "dim")]
     of = f"/{progress.steps}" if progress.steps else ""
     facts = [Text(f"step {progress.step}{of}")]
@@ -155,14 +168,23 @@ def _facts(progress: Progress, now_s: float) -> list[Text]:
     rate = progress.steps_per_s(now_s)
     if rate is not None:
         facts.append(Text(f"{number(rate)} steps/s"))
-    facts.append(Text(f"world {progress.world}/{progress.nodes}", "" if progress.world == progress.nodes else "yellow"))
+    facts.append(
+        Text(
+            f"world {progress.world}/{progress.nodes}",
+            "" if progress.world == progress.nodes else "yellow",
+        )
+    )
     facts.append(Text(f"generation {progress.generation}"))
     if progress.spares_wanted:
-        facts.append(Text(plural(progress.spares, "spare") + " ready", "" if progress.spares else "dim"))
+        facts.append(
+            Text(plural(progress.spares, "spare") + " ready", "" if progress.spares else "dim")
+        )
     if progress.recoveries:
         facts.append(Text(f"recovered {len(progress.recoveries)}×", "green"))
     if progress.incident:
-        facts.append(Text(f"recovering for {now_s - progress.incident.since_s:.1f} s", "bold yellow"))
+        facts.append(
+            Text(f"recovering for {now_s - progress.incident.since_s:.1f} s", "bold yellow")
+        )
     return facts
 
 
@@ -177,7 +199,9 @@ def _bar(progress: Progress, now_s: float) -> RenderableType:
     row.add_column(justify="right", no_wrap=True, width=len("100%"))
     row.add_column(justify="right", no_wrap=True, width=len("00:00:00 left"))
     share = f"{100 * progress.step // progress.steps}%"
-    row.add_row(ProgressBar(total=progress.steps, completed=progress.step), share, Text(left, "dim"))
+    row.add_row(
+        ProgressBar(total=progress.steps, completed=progress.step), share, Text(left, "dim")
+    )
     return row
 
 
@@ -190,7 +214,11 @@ def _phase(progress: Progress, member: Member) -> tuple[str, str]:
         return "–", "dim"
     phase = Phase(beat.phase)
     age_s = beat.age_ms / 1000
-    label = f"{phase.label} for {number(age_s)} s" if age_s > _SLOW_PHASE_S and phase != Phase.DONE else phase.label
+    label = (
+        f"{phase.label} for {number(age_s)} s"
+        if age_s > _SLOW_PHASE_S and phase != Phase.DONE
+        else phase.label
+    )
     return label, _PHASE_STYLES.get(phase, "dim")
 
 

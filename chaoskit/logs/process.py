@@ -69,7 +69,9 @@ def start_log_process(
     return mine, pid
 
 
-def _run(line: socket.socket, node: str, rules: Sequence[LogRule], directory: Path, agent_pid: int) -> None:
+def _run(
+    line: socket.socket, node: str, rules: Sequence[LogRule], directory: Path, agent_pid: int
+) -> None:
     """The life of the process. Does not return."""
     try:
         die_with_parent(agent_pid)
@@ -97,7 +99,9 @@ class NodeLogs:
         budget: what a pattern may take for a line.
     """
 
-    def __init__(self, node: str, rules: Sequence[LogRule], directory: Path, budget: Budget) -> None:
+    def __init__(
+        self, node: str, rules: Sequence[LogRule], directory: Path, budget: Budget
+    ) -> None:
         self._node, self._rules, self._directory, self._budget = node, rules, directory, budget
         self._off: set[str] = set()
         self._logs: dict[str, WorkerLog] = {}
@@ -110,7 +114,9 @@ class NodeLogs:
         for worker, standing in standings.items():
             if worker not in self._logs:
                 path = self._directory / f"{worker}.log"
-                log = WorkerLog(worker, self._node, self._rules, path, now_s, budget=self._budget, off=self._off)
+                log = WorkerLog(
+                    worker, self._node, self._rules, path, now_s, budget=self._budget, off=self._off
+                )
                 self._logs[worker] = log
             told += self._logs[worker].look(now_s, standing)
         return told
@@ -141,7 +147,11 @@ class LogLine:
         reader, writer = await asyncio.open_connection(sock=self._connection)
         try:
             while True:
-                writer.write(frames.encode(Look({worker: Standing.of(board) for worker, board in self._boards()})))
+                writer.write(
+                    frames.encode(
+                        Look({worker: Standing.of(board) for worker, board in self._boards()})
+                    )
+                )
                 looked = await frames.read_message(reader, _decode)
                 for message in looked.told:
                     self._tell(message)

@@ -128,7 +128,9 @@ class WorkerLog:
 
     def _read(self, line: str) -> list[tuple[Watch, Fired]]:
         self._line = line
-        return [(watch, fired) for watch in self._watches for fired in watch.feed(self._clock_s, line)]
+        return [
+            (watch, fired) for watch in self._watches for fired in watch.feed(self._clock_s, line)
+        ]
 
     def _say_matched(self) -> list[RuleFired | LinesMatched]:
         matched = tuple(watch.rule.name for watch in self._watches if watch.matched)
@@ -143,7 +145,9 @@ class WorkerLog:
             node=self._node,
             rank=standing.rank,
             generation=standing.generation,
-            since_step=min(self._step, standing.step),  # it may have been printed right after the last look
+            since_step=min(
+                self._step, standing.step
+            ),  # it may have been printed right after the last look
             step=standing.step,
             rule=fired.rule,
             verdict=fired.verdict.value,

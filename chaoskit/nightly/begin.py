@@ -25,13 +25,17 @@ def alone(root: Path) -> Iterator[None]:
         root.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise BadInput("directory", str(root), f"name one that can be written ({error.strerror})") from None
+        raise BadInput(
+            "directory", str(root), f"name one that can be written ({error.strerror})"
+        ) from None
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             other = os.pread(descriptor, 64, 0).decode(errors="replace").strip()
-            raise BadInput("directory", str(root), f"wait: another night runs there ({other})") from None
+            raise BadInput(
+                "directory", str(root), f"wait: another night runs there ({other})"
+            ) from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"pid {os.getpid()}\n".encode(), 0)
         yield
@@ -47,4 +51,8 @@ def require_guard(guard: Guard) -> None:
     if guard.require:
         status, line = ask(guard.require)
         if status:
-            raise BadInput("guard.require", " ".join(guard.require), f"wait until it ends with 0: {line or status}")
+            raise BadInput(
+                "guard.require",
+                " ".join(guard.require),
+                f"wait until it ends with 0: {line or status}",
+            )

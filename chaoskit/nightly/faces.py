@@ -41,7 +41,9 @@ def report_html(report: NightReport) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(duration=duration, long_duration=long_duration, number=number, plural=plural)
+    environment.filters.update(
+        duration=duration, long_duration=long_duration, number=number, plural=plural
+    )
     return environment.get_template("night.html.j2").render(
         report=report,
         night=report.night,
@@ -52,7 +54,8 @@ def report_html(report: NightReport) -> str:
         between=_between(report),
         units=[unit for unit in report.night.units if unit.part != "comparison"],
         curves=[
-            (curve, *_named(curve.title), picture(curve, is_worse=curve.series in worse)) for curve in report.curves
+            (curve, *_named(curve.title), picture(curve, is_worse=curve.series in worse))
+            for curve in report.curves
         ],
         since=_since,
         shown=value_text,
@@ -88,14 +91,33 @@ def picture(curve: Curve, *, is_worse: bool) -> Markup:
     most = max((point.high for point in curve.points), default=0.0)
     across = svg.Scale.linear(0, max(1, len(curve.points) - 1), 2, 98)
     down = svg.Scale.linear(0.0, most or 1.0, _HEIGHT - 6, _HEAD + 3)
-    marks = [svg.tag("line", x1=0, x2="100%", y1=_HEIGHT - 6, y2=_HEIGHT - 6, stroke=svg.colour("grid"))]
+    marks = [
+        svg.tag("line", x1=0, x2="100%", y1=_HEIGHT - 6, y2=_HEIGHT - 6, stroke=svg.colour("grid"))
+    ]
     for place, point in enumerate(curve.points):
         x, latest = svg.percent(across(place)), place == len(curve.points) - 1
         told = f"{point.day}: {duration(point.middle)}, from {duration(point.low)} to {duration(point.high)}"
         shade = "var(--failed)" if latest and is_worse else svg.colour("run" if latest else "muted")
-        marks.append(svg.tag("line", x1=x, x2=x, y1=down(point.low), y2=down(point.high), stroke=shade, opacity=0.5))
         marks.append(
-            svg.tag("circle", svg.tag("title", told), cx=x, cy=down(point.middle), r=3 if latest else 2, fill=shade)
+            svg.tag(
+                "line",
+                x1=x,
+                x2=x,
+                y1=down(point.low),
+                y2=down(point.high),
+                stroke=shade,
+                opacity=0.5,
+            )
+        )
+        marks.append(
+            svg.tag(
+                "circle",
+                svg.tag("title", told),
+                cx=x,
+                cy=down(point.middle),
+                r=3 if latest else 2,
+                fill=shade,
+            )
         )
     marks.append(svg.label(f"slowest: {duration(most)}", 0, 10))
     title = f"recovery over {plural(len(curve.points), 'night')}, at most {duration(most)}"
@@ -172,5 +194,13 @@ def _command(line: str) -> str:
 
 
 def _finding_line(one: NumberFinding) -> str:
-    told = [value_text(one, one.before), value_text(one, one.after), ratio_text(one), one.reason, one.accepted]
-    return f"{cell(one.title)}: {cell(one.metric)}: {', '.join(cell(part) for part in told if part)}"
+    told = [
+        value_text(one, one.before),
+        value_text(one, one.after),
+        ratio_text(one),
+        one.reason,
+        one.accepted,
+    ]
+    return (
+        f"{cell(one.title)}: {cell(one.metric)}: {', '.join(cell(part) for part in told if part)}"
+    )

@@ -45,7 +45,9 @@ class NightHistory:
         """Add records: those of one session, or of the night itself."""
         if self._history is None or not records:
             return
-        session = next((one.session for one in records if isinstance(one, RunRecord)), "") or new_id()
+        session = (
+            next((one.session for one in records if isinstance(one, RunRecord)), "") or new_id()
+        )
         self._unwritten.append((session, list(records)))
         try:
             while self._unwritten:

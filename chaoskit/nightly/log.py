@@ -109,8 +109,14 @@ def read_log(folder: Path) -> NightSoFar:
 
 def folders_beyond(root: Path, name: str, keep: int) -> list[Path]:
     """The folders of nights of this name that are over, but for the latest ones. The oldest comes first."""
-    folders = sorted(root.glob(f"*-{name}-*/"))  # their names begin with the day, and end with what sorts by time
-    over = [folder for folder in folders if (end := read_log(folder).ended) is not None and end.name == name]
+    folders = sorted(
+        root.glob(f"*-{name}-*/")
+    )  # their names begin with the day, and end with what sorts by time
+    over = [
+        folder
+        for folder in folders
+        if (end := read_log(folder).ended) is not None and end.name == name
+    ]
     return over[: max(0, len(over) - keep)]
 
 

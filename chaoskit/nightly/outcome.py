@@ -32,9 +32,16 @@ def exit_code_of(night: NightRecord) -> int:
         return Verdict.ERROR.exit_code
     is_broken = any(one["state"] == State.BROKEN for one in night.slas)
     is_worse = any(one.is_failure for one in night.findings)
-    if verdicts[Verdict.FAILED] or is_broken or is_worse or any(unit.failures for unit in night.units):
+    if (
+        verdicts[Verdict.FAILED]
+        or is_broken
+        or is_worse
+        or any(unit.failures for unit in night.units)
+    ):
         return Verdict.FAILED.exit_code
-    is_unknown = verdicts[Verdict.UNKNOWN] or any(one["state"] == State.UNKNOWN for one in night.slas)
+    is_unknown = verdicts[Verdict.UNKNOWN] or any(
+        one["state"] == State.UNKNOWN for one in night.slas
+    )
     return Verdict.UNKNOWN.exit_code if is_unknown or did_not_run(night) else 0
 
 
@@ -47,7 +54,9 @@ def _verdicts(night: NightRecord) -> Counter[Verdict]:
 
 def has_failed(unit: NightUnit) -> bool:
     """Whether a test or one of its runs failed: one that was skipped once did not."""
-    return bool(unit.troubles) and (bool(unit.failures) or bool(unit.verdicts.keys() - {Verdict.PASSED}))
+    return bool(unit.troubles) and (
+        bool(unit.failures) or bool(unit.verdicts.keys() - {Verdict.PASSED})
+    )
 
 
 def _left(night: NightRecord) -> list[str]:
@@ -64,7 +73,9 @@ def night_sentence(night: NightRecord) -> str:
     states, verdicts = Counter(one["state"] for one in night.slas), _verdicts(night)
     nouns = {
         ("regression", "regressions"): sum(one.is_failure for one in night.findings),
-        ("test failed by itself", "tests failed by themselves"): sum(bool(unit.failures) for unit in night.units),
+        ("test failed by itself", "tests failed by themselves"): sum(
+            bool(unit.failures) for unit in night.units
+        ),
         ("run failed", "runs failed"): verdicts[Verdict.FAILED],
         ("run unknown", "runs unknown"): verdicts[Verdict.UNKNOWN],
         ("run an error of the harness", "runs errors of the harness"): verdicts[Verdict.ERROR],
@@ -78,7 +89,9 @@ def night_sentence(night: NightRecord) -> str:
     }
     told = [
         f"it ended early: {night.reason}" if night.reason else "",
-        f"{states[State.BROKEN]} of {plural(len(night.slas), 'SLA line')} broken" if states[State.BROKEN] else "",
+        f"{states[State.BROKEN]} of {plural(len(night.slas), 'SLA line')} broken"
+        if states[State.BROKEN]
+        else "",
         *(plural(count, *forms) for forms, count in nouns.items() if count),
         *(f"{count} {what}" for what, count in counted.items() if count),
     ]

@@ -26,7 +26,12 @@ from chaoskit.substrate.kubernetes.machines.machines import put_back_left
 from chaoskit.substrate.kubernetes.nights import NIGHT_JOB
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.substrate.kubernetes.pods.manifests import SESSION, STARTED_BY
-from chaoskit.substrate.kubernetes.session import STARTED_BY_VARIABLE, end, require_allowed, started_by
+from chaoskit.substrate.kubernetes.session import (
+    STARTED_BY_VARIABLE,
+    end,
+    require_allowed,
+    started_by,
+)
 from chaoskit.substrate.undo import describe, sweep
 
 KUBERNETES = "kubernetes"
@@ -76,9 +81,14 @@ class OwnMachine:
         """Ask the doctor, as a user would. Raises HarnessError."""
         command = [sys.executable, "-m", "chaoskit", "doctor", "--json"]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_DOCTOR_S, check=False)
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=_DOCTOR_S, check=False
+            )
             found = json.loads(done.stdout)
-            is_fit, told = found["ok"], [one for one in found["findings"] if one["state"] == "missing"]
+            is_fit, told = (
+                found["ok"],
+                [one for one in found["findings"] if one["state"] == "missing"],
+            )
         except (OSError, subprocess.TimeoutExpired, ValueError, KeyError) as error:
             raise HarnessError(f"the doctor does not answer: {error}") from None
         missing = [f"{one['name']}: {one['found']}" for one in told]
@@ -144,8 +154,12 @@ class ClusterNamespace:
     def held(self, tell: Callable[[str], None]) -> Iterator[list[AbortCondition]]:
         """Hold its Lease, and end what a holder has left that died."""
         # a number of a process comes again, as in a container that is started anew
-        me = os.environ[STARTED_BY_VARIABLE] = f"{user_at_host()}, process {os.getpid()}, {secrets.token_hex(3)}"
-        lease = NamespaceLease(self._api, LEASE, me, what="a night", job=os.environ.get(NIGHT_JOB, ""))
+        me = os.environ[STARTED_BY_VARIABLE] = (
+            f"{user_at_host()}, process {os.getpid()}, {secrets.token_hex(3)}"
+        )
+        lease = NamespaceLease(
+            self._api, LEASE, me, what="a night", job=os.environ.get(NIGHT_JOB, "")
+        )
         killed = lease.take(tell)
         with lease.renewed():
             try:
@@ -168,7 +182,9 @@ class ClusterNamespace:
 
     def require_fit(self) -> list[str]:
         """Ask for what a session needs. Raises HarnessError."""
-        missing = [f"{one.name}: {one.told}" for one in examine_cluster(self._options) if not one.is_there]
+        missing = [
+            f"{one.name}: {one.told}" for one in examine_cluster(self._options) if not one.is_there
+        ]
         if missing:
             raise HarnessError(f"this cluster is not fit: {'; '.join(missing)}")
         return []
@@ -176,7 +192,10 @@ class ClusterNamespace:
     def put_back(self) -> list[str]:
         """Of this machine, and machines that were broken."""
         left = put_back_left(self._api, self._options)
-        return [*map(describe, sweep()), *(str(one) if one.is_back else f"{LEFT_BEHIND}: {one.told}" for one in left)]
+        return [
+            *map(describe, sweep()),
+            *(str(one) if one.is_back else f"{LEFT_BEHIND}: {one.told}" for one in left),
+        ]
 
     def own_traces(self) -> set[str]:
         """Of this machine, and sessions that are this night's."""
@@ -188,8 +207,14 @@ class ClusterNamespace:
 
     def _sessions_of(self, holder: str) -> set[str]:
         found = [one["metadata"] for one in self._api.find("Job", SESSION)]
-        return {one["name"] for one in found if one.get("annotations", {}).get(STARTED_BY) == holder}
+        return {
+            one["name"] for one in found if one.get("annotations", {}).get(STARTED_BY) == holder
+        }
 
     def environment(self) -> dict[str, str]:
         """The cluster, its version and the namespace."""
-        return {"cluster": self._api.server, "kubernetes": self._api.version(), "namespace": self._api.namespace}
+        return {
+            "cluster": self._api.server,
+            "kubernetes": self._api.version(),
+            "namespace": self._api.namespace,
+        }

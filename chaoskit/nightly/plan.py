@@ -21,7 +21,9 @@ _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
 
 
-class NightWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"begin": "from", "end": "to"}):
+class NightWindow(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"begin": "from", "end": "to"}
+):
     """When a night may begin: hours in a time zone, on some days. It may pass midnight."""
 
     begin: str
@@ -34,7 +36,9 @@ class NightWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
         local = now.astimezone(ZoneInfo(self.zone))
         begin, end, at = _clock(self.begin), _clock(self.end), local.time()
         inside = begin <= at < end if begin < end else at >= begin or at < end
-        day = local.weekday() - (1 if begin >= end and at < end else 0)  # of the evening on which it began
+        day = local.weekday() - (
+            1 if begin >= end and at < end else 0
+        )  # of the evening on which it began
         return inside and _DAYS[day] in [one.lower()[:3] for one in self.days]
 
     def __str__(self) -> str:
@@ -130,7 +134,9 @@ def _check(plan: NightPlan, beside: Path) -> None:
     if not 1 <= plan.repeats <= 1000:
         raise BadInput("repeats", plan.repeats, "use 1 to 1000")
     if plan.keep < 0:
-        raise BadInput("keep", plan.keep, "use the number of nights whose folders stay, or 0 for all")
+        raise BadInput(
+            "keep", plan.keep, "use the number of nights whose folders stay, or 0 for all"
+        )
     if plan.budget:
         seconds_of(plan.budget, "budget")
     if plan.sla:
@@ -148,7 +154,11 @@ def _check_comparing(plan: NightPlan, compare: Comparing) -> None:
     if not 0 < compare.tolerance < 10:
         raise BadInput("compare.tolerance", compare.tolerance, "use a share above 0, such as 0.1")
     if compare.against == LAST_GOOD and not plan.history:
-        raise BadInput("compare.against", compare.against, "give a history, in which the last good night is found")
+        raise BadInput(
+            "compare.against",
+            compare.against,
+            "give a history, in which the last good night is found",
+        )
     seconds_of(compare.budget, "compare.budget")
     require_numbers(compare.numbers, "compare.numbers")
 
@@ -163,7 +173,9 @@ def _check_guard(guard: Guard) -> None:
     try:
         ZoneInfo(guard.window.zone)
     except (ZoneInfoNotFoundError, ValueError):
-        raise BadInput("guard.window.zone", guard.window.zone, "name a time zone, such as Europe/Berlin") from None
+        raise BadInput(
+            "guard.window.zone", guard.window.zone, "name a time zone, such as Europe/Berlin"
+        ) from None
     for day in guard.window.days:
         if day.lower()[:3] not in _DAYS:
             raise BadInput("guard.window.days", day, f"use {', '.join(_DAYS)}")
@@ -172,7 +184,11 @@ def _check_guard(guard: Guard) -> None:
 def _check_webhook(webhook: Webhook) -> None:
     kind, mark, name = webhook.url_from.partition(":")
     if kind not in ("env", "file") or not mark or not name:
-        raise BadInput("webhook.url_from", webhook.url_from, "write env:NAME or file:PATH: its URL may be a secret")
+        raise BadInput(
+            "webhook.url_from",
+            webhook.url_from,
+            "write env:NAME or file:PATH: its URL may be a secret",
+        )
     if webhook.when not in ("always", "change", "bad"):
         raise BadInput("webhook.when", webhook.when, "use always, change or bad")
 

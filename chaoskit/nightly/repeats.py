@@ -29,7 +29,13 @@ class NightTests:
     """
 
     def __init__(
-        self, part: Part, arguments: Sequence[str], plan: NightPlan, directory: Path, root: Path, folder: Path
+        self,
+        part: Part,
+        arguments: Sequence[str],
+        plan: NightPlan,
+        directory: Path,
+        root: Path,
+        folder: Path,
     ) -> None:
         self._part, self._plan, self._folder, self._root = part, plan, folder, root
         self._below = directory.resolve().relative_to(root)
@@ -42,7 +48,9 @@ class NightTests:
         """Names of the tests. Raises HarnessError if there are none, or they cannot be collected."""
         found = self._running().tests
         if not found:
-            raise HarnessError(f"{self._part}: no test uses the fixture chaos: {' '.join(self._arguments)}")
+            raise HarnessError(
+                f"{self._part}: no test uses the fixture chaos: {' '.join(self._arguments)}"
+            )
         return found
 
     def run(self, test: str) -> tuple[NightUnit, list[HistoryRecord]]:
@@ -56,7 +64,11 @@ class NightTests:
                 why_not = f"{len(reports)} of {plural(self._plan.repeats, 'run')}: {error}"
                 self.close()
         session = new_id()
-        runs = [msgspec.structs.replace(run, session=session) for report in reports for run in report.runs]
+        runs = [
+            msgspec.structs.replace(run, session=session)
+            for report in reports
+            for run in report.runs
+        ]
         plans = {plan.series: plan for report in reports for plan in report.plans}
         troubles = list(dict.fromkeys(report.trouble for report in reports if report.trouble))
         if not runs and not why_not:

@@ -120,7 +120,9 @@ def build_report(contents: RunContents, store: str, night: str = "") -> NightRep
     """
     record = choose_night(contents.nights, night)
     earlier = [
-        one for one in contents.nights if one.name == record.name and one.started_unix_ns < record.started_unix_ns
+        one
+        for one in contents.nights
+        if one.name == record.name and one.started_unix_ns < record.started_unix_ns
     ]
     findings = with_accepted_findings(record.findings, contents.accepted, _day(record))
     record = msgspec.structs.replace(record, findings=findings)
@@ -129,20 +131,32 @@ def build_report(contents: RunContents, store: str, night: str = "") -> NightRep
         night=record,
         before=earlier[-1] if earlier else None,
         sentence=night_sentence(record),
-        broken=[_broken(one, [*earlier, record], store) for one in judged if one.state is State.BROKEN],
+        broken=[
+            _broken(one, [*earlier, record], store) for one in judged if one.state is State.BROKEN
+        ],
         regressions=[
-            WithReplay(finding=one, replay=_replay(store, (run for run in contents.runs if run.series == one.series)))
+            WithReplay(
+                finding=one,
+                replay=_replay(store, (run for run in contents.runs if run.series == one.series)),
+            )
             for one in record.findings
             if one.change is NumberChange.REGRESSED
         ],
         troubles=[
-            WithReplay(unit=unit, replay=_replay(store, (run for run in contents.runs if _has_missed(run, unit))))
+            WithReplay(
+                unit=unit,
+                replay=_replay(store, (run for run in contents.runs if _has_missed(run, unit))),
+            )
             for unit in record.units
             if has_failed(unit)
         ],
         not_run=record.missing,
         budgets=[budget for one in judged if (budget := _budget(one)) is not None],
-        expiring=[one for one in _latest(contents.accepted) if _day(record) <= one.until <= _day(record) + _SOON],
+        expiring=[
+            one
+            for one in _latest(contents.accepted)
+            if _day(record) <= one.until <= _day(record) + _SOON
+        ],
         better=[one for one in record.findings if one.change is NumberChange.BETTER],
         changed=_changed(record, earlier),
         lines=record.lines,
@@ -162,10 +176,16 @@ def _latest(accepted: Sequence[AcceptedRecord]) -> list[AcceptedRecord]:
 def choose_night(nights: Sequence[NightRecord], name: str) -> NightRecord:
     """The latest night, or the one that is named. Raises BadInput."""
     if not nights:
-        raise BadInput("night", name, "there is none in this history: chaoskit nightly run makes one")
+        raise BadInput(
+            "night", name, "there is none in this history: chaoskit nightly run makes one"
+        )
     if not name:
         return nights[-1]
-    found = [record for record in nights if name in (str(_day(record)), record.name, record.night, record.commit)]
+    found = [
+        record
+        for record in nights
+        if name in (str(_day(record)), record.name, record.night, record.commit)
+    ]
     found = found or [record for record in nights if record.night.startswith(name)]
     found = found or [record for record in nights if record.commit.startswith(name)]
     if not found:
@@ -181,7 +201,11 @@ def _day(night: NightRecord) -> date:
 def _broken(judged: Judged, nights: Sequence[NightRecord], store: str) -> BrokenLine:
     last_good, first_bad = "", nights[-1].commit
     for night in reversed(nights):
-        states = [one["state"] for one in night.slas if (one["sla"], one["line"]) == (judged.sla, judged.line)]
+        states = [
+            one["state"]
+            for one in night.slas
+            if (one["sla"], one["line"]) == (judged.sla, judged.line)
+        ]
         if states and State.BROKEN not in states:
             last_good = night.commit
             break
@@ -223,7 +247,9 @@ def _budget(judged: Judged) -> ErrorBudget | None:
     if not condition.is_objective or not judged.runs:
         return None
     allowed = (1 - condition.share) * judged.runs
-    return ErrorBudget(sla=judged.sla, line=judged.line, runs=judged.runs, allowed=allowed, misses=judged.misses)
+    return ErrorBudget(
+        sla=judged.sla, line=judged.line, runs=judged.runs, allowed=allowed, misses=judged.misses
+    )
 
 
 def _changed(record: NightRecord, earlier: Sequence[NightRecord]) -> list[str]:
@@ -249,7 +275,9 @@ def _curves(contents: RunContents, record: NightRecord) -> list[Curve]:
             continue
         shown = [run for run in runs if run.session <= max(tonight)]  # their names sort by time
         points = _points(shown, days)[-NIGHTS_SHOWN:]
-        recovered = sum(bool(run.metrics[RECOVERED].value) for run in mine if RECOVERED in run.metrics)
+        recovered = sum(
+            bool(run.metrics[RECOVERED].value) for run in mine if RECOVERED in run.metrics
+        )
         counts = {"recovered": recovered, "passed": sum(map(passed, mine)), "runs": len(mine)}
         found.append(Curve(series=series, title=mine[-1].title, points=points, **counts))
     return sorted(found, key=lambda curve: curve.title)
@@ -263,6 +291,8 @@ def _points(runs: Sequence[RunRecord], days: Mapping[str, date]) -> list[NightPo
             day = days.get(run.session) or began(run.session).date()
             by_day.setdefault(day, []).append(run.metrics[RECOVERY].value)
     return [
-        NightPoint(day=day, middle=median(values), low=min(values), high=max(values), runs=len(values))
+        NightPoint(
+            day=day, middle=median(values), low=min(values), high=max(values), runs=len(values)
+        )
         for day, values in sorted(by_day.items())
     ]

@@ -32,7 +32,14 @@ from chaoskit.history.record import NightRecord, NightUnit, new_id
 from chaoskit.nightly.begin import alone, require_guard
 from chaoskit.nightly.faces import report_html, report_json, report_markdown
 from chaoskit.nightly.keeping import NightHistory
-from chaoskit.nightly.log import NightBegan, NightEnded, NightLog, NightStopped, UnitDone, folders_beyond
+from chaoskit.nightly.log import (
+    NightBegan,
+    NightEnded,
+    NightLog,
+    NightStopped,
+    UnitDone,
+    folders_beyond,
+)
 from chaoskit.nightly.outcome import LEFT_BEHIND, NO_CONTROL, NO_GOOD_NIGHT, exit_code_of, unit_text
 from chaoskit.nightly.places import NightPlace, place_of
 from chaoskit.nightly.plan import NightPlan
@@ -90,10 +97,15 @@ class Night:
         guard = self._plan.guard
         with alone(self._root), closing(self._history):
             require_guard(guard)
-            with place_of(self._plan.substrate, self._tell) as place, place.held(self._tell) as conditions:
+            with (
+                place_of(self._plan.substrate, self._tell) as place,
+                place.held(self._tell) as conditions,
+            ):
                 if guard.abort_if:
                     every_s = seconds_of(guard.every, "guard.every")
-                    conditions.append(AbortCondition(lambda: command_holds(guard.abort_if), every_s))
+                    conditions.append(
+                        AbortCondition(lambda: command_holds(guard.abort_if), every_s)
+                    )
                 return self._run_in(place, conditions)
 
     def _run_in(self, place: NightPlace, conditions: list[AbortCondition]) -> NightRecord:
@@ -114,7 +126,9 @@ class Night:
         self._history.keep([record])
         log.add(NightEnded(record))
         self._publish(record)
-        for folder in folders_beyond(self._root, record.name, self._plan.keep) if self._plan.keep else ():
+        for folder in (
+            folders_beyond(self._root, record.name, self._plan.keep) if self._plan.keep else ()
+        ):
             shutil.rmtree(folder, ignore_errors=True)
         return record
 
@@ -131,11 +145,15 @@ class Night:
         return found
 
     def _named_parts(self) -> list[tuple[Part, list[str]]]:
-        control: list[tuple[Part, list[str]]] = [("control", self._plan.control)] if self._plan.control else []
+        control: list[tuple[Part, list[str]]] = (
+            [("control", self._plan.control)] if self._plan.control else []
+        )
         return [*control, ("experiments", self._plan.tests)]
 
     def _tests(self, part: Part, arguments: Sequence[str], folder: Path) -> NightTests:
-        return NightTests(part, arguments, self._plan, self._directory, self._sources.root.resolve(), folder)
+        return NightTests(
+            part, arguments, self._plan, self._directory, self._sources.root.resolve(), folder
+        )
 
     @property
     def folder(self) -> Path:
@@ -148,14 +166,23 @@ class Night:
         # sources without a commit are known to be the same within one Job of a cluster only
         job = "" if self._sources.commit else os.environ.get(NIGHT_JOB, "")
         plan = hashlib.sha256(msgspec.json.encode([self._plan, job])).hexdigest()[:16]
-        logs = [NightLog(folder) for folder in sorted(self._root.glob("*/")) if not folder.name.startswith(".")]
+        logs = [
+            NightLog(folder)
+            for folder in sorted(self._root.glob("*/"))
+            if not folder.name.startswith(".")
+        ]
         killed = [log for log in logs if log.so_far.is_open_night(self._plan.name)]
         last, commit = (killed[-1] if killed else None), self._sources.commit
         if last is not None:
-            if last.so_far.is_resumable(plan, commit, time.time_ns()) and not self._sources.is_changed:
+            if (
+                last.so_far.is_resumable(plan, commit, time.time_ns())
+                and not self._sources.is_changed
+            ):
                 units = last.so_far.units
                 self._before_s = sum(unit.seconds for unit in units)
-                self._tell(f"going on with {last.folder.name}, which was killed: {plural(len(units), 'test')} over")
+                self._tell(
+                    f"going on with {last.folder.name}, which was killed: {plural(len(units), 'test')} over"
+                )
                 return last
             told = "its plan or commit was another, files were changed, or it began more than a day ago"
             self._lines.append(f"the night in {last.folder.name} was killed, and stays so: {told}")
@@ -178,21 +205,32 @@ class Night:
             self._missing.append(NO_CONTROL)
             return
         for unit in self._run_tests(log, "control", self._plan.control):
-            bad = sum(count for verdict, count in unit.verdicts.items() if verdict is not Verdict.PASSED)
+            bad = sum(
+                count for verdict, count in unit.verdicts.items() if verdict is not Verdict.PASSED
+            )
             if bad or unit.troubles or unit.why_not:
-                told = unit.why_not or (unit.troubles or [f"{bad} of {unit.runs} runs did not pass"])[0]
-                raise HarnessError(f"the control arm failed, with no fault in it: {unit.test}: {told}")
+                told = (
+                    unit.why_not
+                    or (unit.troubles or [f"{bad} of {unit.runs} runs did not pass"])[0]
+                )
+                raise HarnessError(
+                    f"the control arm failed, with no fault in it: {unit.test}: {told}"
+                )
 
     def _run_tests(self, log: NightLog, part: Part, arguments: Sequence[str]) -> list[NightUnit]:
         """Run each test with all of its repeats, but for those that are over since before a kill."""
         with closing(self._tests(part, arguments, log.folder)) as tests:
             names = tests.names()
-            self._tell(f"{part}: {plural(len(names), 'test')}, {plural(self._plan.repeats, 'run')} each")
+            self._tell(
+                f"{part}: {plural(len(names), 'test')}, {plural(self._plan.repeats, 'run')} each"
+            )
             for number, test in enumerate(names, 1):
                 if log.so_far.has_done(part, test):
                     continue
                 if self._is_spent():
-                    self._missing.append(f"{part}: {test}: the budget of {self._plan.budget} was spent")
+                    self._missing.append(
+                        f"{part}: {test}: the budget of {self._plan.budget} was spent"
+                    )
                     continue
                 unit, records = tests.run(test)
                 self._history.keep(records)
@@ -211,7 +249,9 @@ class Night:
             if log.so_far.has_done("comparison", test):
                 continue
             if self._is_spent():
-                self._missing.append(f"comparison: {test}: the budget of {self._plan.budget} was spent")
+                self._missing.append(
+                    f"comparison: {test}: the budget of {self._plan.budget} was spent"
+                )
                 continue
             began = time.monotonic()
             request = VersionRequest(
@@ -263,18 +303,25 @@ class Night:
             while place.own_traces() - before[0] and time.monotonic() < deadline:
                 time.sleep(0.1)
                 reap()
-            left, new = sorted(place.own_traces() - before[0]), sorted(place.shared_traces() - before[1])
+            left, new = (
+                sorted(place.own_traces() - before[0]),
+                sorted(place.shared_traces() - before[1]),
+            )
         except ChaoskitError as error:
             self._missing.append(f"heal: what is left cannot be told: {error}")
             return
         self._lines += [f"{LEFT_BEHIND}: {trace}" for trace in left]
-        self._lines += [f"new since the night began, perhaps of another run: {trace}" for trace in new]
+        self._lines += [
+            f"new since the night began, perhaps of another run: {trace}" for trace in new
+        ]
 
     def _judge(self) -> None:
         contents, today = self._history.read(), datetime.now(UTC).date()
         for sla in self._promised:
             try:
-                self._slas += msgspec.to_builtins(judge(sla, contents.runs, contents.plans, today=today))
+                self._slas += msgspec.to_builtins(
+                    judge(sla, contents.runs, contents.plans, today=today)
+                )
             except BadInput as error:
                 self._missing.append(f"SLA {sla.name}: {error.remedy}")
 
@@ -282,9 +329,13 @@ class Night:
         began = log.so_far.began
         assert began is not None
         contents, today = self._history.read(), datetime.now(UTC).date()
-        findings = with_accepted_findings(beyond_chance(log.so_far.findings), contents.accepted, today)
+        findings = with_accepted_findings(
+            beyond_chance(log.so_far.findings), contents.accepted, today
+        )
         lost = ["history: records could not be added"] if self._history.has_lost else []
-        not_run = [f"{unit.part}: {unit.test}: {unit.why_not}" for unit in log.so_far.units if unit.why_not]
+        not_run = [
+            f"{unit.part}: {unit.test}: {unit.why_not}" for unit in log.so_far.units if unit.why_not
+        ]
         record = NightRecord(
             night=began.night,
             name=self._plan.name,
@@ -298,7 +349,12 @@ class Night:
             against=self._against,
             findings=findings,
             slas=self._slas,
-            missing=[*self._missing, *not_run, *(f"history: {line}" for line in self._history.troubles), *lost],
+            missing=[
+                *self._missing,
+                *not_run,
+                *(f"history: {line}" for line in self._history.troubles),
+                *lost,
+            ],
             environment=environment,
             lines=self._lines,
         )
@@ -309,7 +365,9 @@ class Night:
     def _publish(self, record: NightRecord) -> None:
         """Write the report into the folder of the night, and tell the chat. What fails here changes nothing."""
         contents = self._history.read()
-        if record.night not in {night.night for night in contents.nights}:  # there is no history, or it was not written
+        if record.night not in {
+            night.night for night in contents.nights
+        }:  # there is no history, or it was not written
             contents.nights.append(record)
         report = build_report(contents, self._plan.history or "STORE", record.night)
         faces = {"html": report_html(report), "md": report_markdown(report)}
@@ -319,7 +377,9 @@ class Night:
                 (self.folder / f"report.{suffix}").write_text(text, encoding="utf-8")
             except OSError as error:
                 self._tell(f"report.{suffix} was not written: {error.strerror}")
-        if self._plan.webhook is not None and (trouble := post(self._plan.webhook, record, report.before)):
+        if self._plan.webhook is not None and (
+            trouble := post(self._plan.webhook, record, report.before)
+        ):
             self._tell(trouble)
 
 
@@ -336,8 +396,14 @@ class _Progress(VersionProgress):
         self._tell = tell
 
     def began(self, tests: int, session: int) -> None:
-        self._tell(f"comparison: {plural(tests, 'test')} of both versions{', again' if session > 1 else ''}")
+        self._tell(
+            f"comparison: {plural(tests, 'test')} of both versions{', again' if session > 1 else ''}"
+        )
 
 
 def _versions() -> dict[str, str]:
-    return {"python": platform.python_version(), "torch": version("torch"), "chaoskit": version("chaoskit")}
+    return {
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "chaoskit": version("chaoskit"),
+    }

@@ -50,6 +50,8 @@ def _cgroups() -> Iterator[str]:
 
 def _mounts() -> Iterator[str]:
     with contextlib.suppress(OSError):
-        for line in Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in (
+            Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+        ):
             if PREFIX in line:
                 yield f"mount {line.split()[1]}"

@@ -54,7 +54,9 @@ def command_holds(command: Sequence[str]) -> str:
     status, line = ask(command)
     if status > 0:
         return ""
-    why = "its condition to abort holds" if status == 0 else "its condition to abort cannot be asked"
+    why = (
+        "its condition to abort holds" if status == 0 else "its condition to abort cannot be asked"
+    )
     return f"{why}: {line or ' '.join(command)}"
 
 
@@ -80,7 +82,10 @@ def watched(conditions: Sequence[AbortCondition]) -> Iterator[None]:
             raise NightAborted(told[0])
 
     before = signal.signal(signal.SIGUSR1, stop)
-    threads = [threading.Thread(target=watch, args=[one], name="night-watch", daemon=True) for one in conditions]
+    threads = [
+        threading.Thread(target=watch, args=[one], name="night-watch", daemon=True)
+        for one in conditions
+    ]
     for thread in threads:
         thread.start()
     try:

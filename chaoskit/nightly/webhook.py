@@ -31,7 +31,10 @@ def post(webhook: Webhook, night: NightRecord, before: NightRecord | None) -> st
     text = f"{night.name}: {night_sentence(night)}"
     told = {"text": text, "name": night.name, "exit_code": night.exit_code, "commit": night.commit}
     request = urllib.request.Request(
-        url, data=json.dumps(told).encode(), headers={"Content-Type": "application/json"}, method="POST"
+        url,
+        data=json.dumps(told).encode(),
+        headers={"Content-Type": "application/json"},
+        method="POST",
     )
     try:
         with urllib.request.urlopen(request, timeout=_PATIENCE_S) as answer:

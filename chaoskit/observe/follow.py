@@ -19,7 +19,9 @@ from chaoskit.runlog.outcome import CopyInterval
 from chaoskit.runlog.torn import interval_of
 from chaoskit.vocabulary import Event
 
-_HOLD_NS = 100_000_000  # what is younger may still be overtaken by an older record of another process
+_HOLD_NS = (
+    100_000_000  # what is younger may still be overtaken by an older record of another process
+)
 _NOTES_KEPT = 200
 _LOSSES_KEPT = 512
 
@@ -109,7 +111,9 @@ class Follower:
         """Whether the run has ended, well or not, or its launcher is gone."""
         if self.end is not None:
             return True
-        return self.started is not None and start_ticks(self.started["pid"]) != self.started["ticks"]
+        return (
+            self.started is not None and start_ticks(self.started["pid"]) != self.started["ticks"]
+        )
 
     def poll(self) -> None:
         """Read what is new."""
@@ -171,15 +175,23 @@ class Follower:
             case Event.SAVED:
                 self._store(record["tier"], record["step"], record.t_ns)
             case Event.PROTECTED | Event.SEALED:
-                self._store("peer" if record.event == Event.PROTECTED else "memory", record["step"], record.t_ns)
+                self._store(
+                    "peer" if record.event == Event.PROTECTED else "memory",
+                    record["step"],
+                    record.t_ns,
+                )
             case Event.COPY_INTERVAL:
                 self.copies = interval_of(record)
             case Event.NODE_LOST | Event.SET_ASIDE:
-                self.away[record["node"]] = "lost" if record.event == Event.NODE_LOST else "set aside"
+                self.away[record["node"]] = (
+                    "lost" if record.event == Event.NODE_LOST else "set aside"
+                )
             case Event.LEFT_OUT:
                 self.away |= dict.fromkeys(record["nodes"], "cut off")
             case Event.RETURNED:
-                self.away = {node: why for node, why in self.away.items() if node not in record["nodes"]}
+                self.away = {
+                    node: why for node, why in self.away.items() if node not in record["nodes"]
+                }
             case Event.HANG_LIMITS:
                 self.hang_limits = record
             case Event.JOB_ENDED:
@@ -188,7 +200,9 @@ class Follower:
     def _place(self, plan: Record) -> None:
         """Who has which rank now."""
         ranks = {member["worker"]: member for member in plan["members"]}
-        self.workers = {name: place for name, place in self.workers.items() if place.alive or name in ranks}
+        self.workers = {
+            name: place for name, place in self.workers.items() if place.alive or name in ranks
+        }
         for name, place in self.workers.items():
             place.rank = ranks[name]["rank"] if name in ranks else None
         self.nodes |= {member["node"] for member in plan["members"]}
@@ -214,9 +228,13 @@ def newest_run(directory: Path | None) -> Path:
     """
     if directory is not None:
         if not (directory / "journal").is_dir():
-            raise BadInput("run_dir", str(directory), "name the directory of a run: it holds a folder journal")
+            raise BadInput(
+                "run_dir", str(directory), "name the directory of a run: it holds a folder journal"
+            )
         return directory
     found = [path.parent for path in Path("chaoskit-runs").glob("**/journal") if path.is_dir()]
     if not found:
-        raise BadInput("run_dir", None, "name the directory of a run: there is none below ./chaoskit-runs")
+        raise BadInput(
+            "run_dir", None, "name the directory of a run: there is none below ./chaoskit-runs"
+        )
     return max(found, key=lambda path: (path / "journal").stat().st_mtime)

@@ -84,7 +84,9 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
         return dict(msgspec.to_builtins(self)) | {"account": self.account.plain()}
 
 
-def frame_of(follower: Follower, live: LiveState, directory: str, window_s: float = WINDOW_S) -> Frame:
+def frame_of(
+    follower: Follower, live: LiveState, directory: str, window_s: float = WINDOW_S
+) -> Frame:
     """How the run stands now; how it ended, if it has. ``window_s``: of the ratios that are told of lately."""
     now_ns = follower.last_ns if follower.is_over else time.monotonic_ns()
     accountant, started = follower.accountant, follower.started
@@ -107,7 +109,9 @@ def frame_of(follower: Follower, live: LiveState, directory: str, window_s: floa
         spares_ready=accountant.spares_ready,
         spares=accountant.spares,
         recoveries=sum(not one.planned for one in accountant.setbacks),
-        recovering_s=(now_ns - standing.begun_ns) / 1e9 if standing and not standing.planned else None,
+        recovering_s=(now_ns - standing.begun_ns) / 1e9
+        if standing and not standing.planned
+        else None,
         nodes=_nodes(follower, live, now_ns),
         tiers=[
             TierRow(tier=tier, step=stored.step, age_s=(now_ns - stored.t_ns) / 1e9)
@@ -144,7 +148,10 @@ def _nodes(follower: Follower, live: LiveState, now_ns: int) -> list[NodeRow]:
             state = "silent"
         mine = [(name, place) for name, place in follower.workers.items() if place.node == node]
         mine.sort(key=lambda one: (one[1].rank is None, one[1].rank or 0, one[0]))
-        workers = [_worker(name, place, live if fresh else LiveState(), follower.is_over) for name, place in mine]
+        workers = [
+            _worker(name, place, live if fresh else LiveState(), follower.is_over)
+            for name, place in mine
+        ]
         rows.append(NodeRow(node=node, state=state, workers=workers))
     return rows
 
@@ -161,7 +168,11 @@ def _worker(name: str, place: Place, live: LiveState, over: bool) -> WorkerRow:
     elif pulse is not None and place.rank is not None:
         phase = Phase(pulse.phase).label
     else:
-        phase = ("training" if place.step >= 0 else "joining") if place.rank is not None else "spare"
-    live_age_s = pulse.age_ms / 1e3 if pulse is not None and place.rank is not None and place.alive else None
+        phase = (
+            ("training" if place.step >= 0 else "joining") if place.rank is not None else "spare"
+        )
+    live_age_s = (
+        pulse.age_ms / 1e3 if pulse is not None and place.rank is not None and place.alive else None
+    )
     step = max(place.step + 1, pulse.step if pulse is not None else 0)
     return WorkerRow(worker=name, rank=place.rank, phase=phase, age_s=live_age_s, step=step)

@@ -59,7 +59,9 @@ class RecoveryTimes:
     total: Histogram = field(default_factory=lambda: Histogram(_PHASE_BUCKETS_S))
     phases: dict[str, Histogram] = field(default_factory=dict)
     resizes: int = 0
-    _healing: list[tuple[Setback, set[str]]] = field(default_factory=list)  # with the phases that were observed
+    _healing: list[tuple[Setback, set[str]]] = field(
+        default_factory=list
+    )  # with the phases that were observed
 
     def observe(self, setback: Setback) -> None:
         """One that is settled: all phases up to the first good step, and their sum, by one reading."""
@@ -83,4 +85,6 @@ class RecoveryTimes:
         for phase, begin_ns, end_ns in setback.spans():
             if phase not in seen:
                 seen.add(phase)
-                self.phases.setdefault(phase, Histogram(_PHASE_BUCKETS_S)).observe(end_ns - begin_ns)
+                self.phases.setdefault(phase, Histogram(_PHASE_BUCKETS_S)).observe(
+                    end_ns - begin_ns
+                )

@@ -62,32 +62,54 @@ class RunMetrics:
                 return
             follower.poll()
             self._recoveries.look()
-            found = [*self._of_training(follower), *self._of_time(follower), *self._of_places(follower)]
+            found = [
+                *self._of_training(follower),
+                *self._of_time(follower),
+                *self._of_places(follower),
+            ]
         yield from found
 
     def _of_training(self, follower: Follower) -> Iterator[Metric]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+        from prometheus_client.core import (
+            CounterMetricFamily,
+            GaugeMetricFamily,
+            HistogramMetricFamily,
+        )
 
         accountant = follower.accountant
         yield CounterMetricFamily("chaoskit_step", "Committed steps.", accountant.step + 1)
         if accountant.loss is not None:
             yield GaugeMetricFamily("chaoskit_loss", "Loss of the newest step.", accountant.loss)
         yield GaugeMetricFamily("chaoskit_world_size", "Ranks that train.", accountant.world)
-        yield GaugeMetricFamily("chaoskit_full_world_size", "Ranks that shall train.", accountant.full_world)
-        yield GaugeMetricFamily("chaoskit_generation", "Number of the membership.", accountant.generation)
-        yield GaugeMetricFamily("chaoskit_recovering", "1 while training stands still.", float(_stands(follower)))
-        losses = CounterMetricFamily("chaoskit_losses", "Ranks that were given up.", labels=["cause"])
+        yield GaugeMetricFamily(
+            "chaoskit_full_world_size", "Ranks that shall train.", accountant.full_world
+        )
+        yield GaugeMetricFamily(
+            "chaoskit_generation", "Number of the membership.", accountant.generation
+        )
+        yield GaugeMetricFamily(
+            "chaoskit_recovering", "1 while training stands still.", float(_stands(follower))
+        )
+        losses = CounterMetricFamily(
+            "chaoskit_losses", "Ranks that were given up.", labels=["cause"]
+        )
         for cause, count in accountant.losses.items():
             losses.add_metric([cause], count)
         yield losses
-        yield CounterMetricFamily("chaoskit_resizes", "Planned changes of the world.", self._recoveries.resizes)
+        yield CounterMetricFamily(
+            "chaoskit_resizes", "Planned changes of the world.", self._recoveries.resizes
+        )
         steps = HistogramMetricFamily("chaoskit_step_seconds", "Time of committed steps.")
         steps.add_metric([], self._step_times.buckets(), self._step_times.sum_s)
         yield steps
-        total = HistogramMetricFamily("chaoskit_time_to_recover_seconds", "From the fault to the first good step.")
+        total = HistogramMetricFamily(
+            "chaoskit_time_to_recover_seconds", "From the fault to the first good step."
+        )
         total.add_metric([], self._recoveries.total.buckets(), self._recoveries.total.sum_s)
         yield total
-        recovery = HistogramMetricFamily("chaoskit_recovery_seconds", "Recoveries, by phase.", labels=["phase"])
+        recovery = HistogramMetricFamily(
+            "chaoskit_recovery_seconds", "Recoveries, by phase.", labels=["phase"]
+        )
         for phase, histogram in self._recoveries.phases.items():
             recovery.add_metric([phase], histogram.buckets(), histogram.sum_s)
         yield recovery
@@ -96,22 +118,36 @@ class RunMetrics:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         account = follower.account()
-        yield GaugeMetricFamily("chaoskit_goodput_ratio", "Productive time / wall time.", account.goodput)
-        ettr = GaugeMetricFamily("chaoskit_ettr_ratio", "Effective training time ratio.", labels=["convention"])
+        yield GaugeMetricFamily(
+            "chaoskit_goodput_ratio", "Productive time / wall time.", account.goodput
+        )
+        ettr = GaugeMetricFamily(
+            "chaoskit_ettr_ratio", "Effective training time ratio.", labels=["convention"]
+        )
         ettr.add_metric(["wall"], account.ettr_wall)
         ettr.add_metric(["productive"], account.ettr_productive)
         yield ettr
         yield from _of_late(follower)
-        yield CounterMetricFamily("chaoskit_wall_seconds", "Time since the start of the run.", account.wall_s)
+        yield CounterMetricFamily(
+            "chaoskit_wall_seconds", "Time since the start of the run.", account.wall_s
+        )
         settled = follower.accountant.account()
         productive_s = self._rising("", settled.productive_s)
-        yield CounterMetricFamily("chaoskit_productive_seconds", "Time of steps that live on.", productive_s)
-        lost = CounterMetricFamily("chaoskit_lost_seconds", "Time that was not productive.", labels=["cause"])
+        yield CounterMetricFamily(
+            "chaoskit_productive_seconds", "Time of steps that live on.", productive_s
+        )
+        lost = CounterMetricFamily(
+            "chaoskit_lost_seconds", "Time that was not productive.", labels=["cause"]
+        )
         for cause, seconds in settled.lost_s.items():
             lost.add_metric([cause], self._rising(cause, seconds))
         yield lost
-        unsettled = "Time of which is not known yet whether it is productive or lost: since the last event."
-        yield GaugeMetricFamily("chaoskit_unsettled_seconds", unsettled, account.wall_s - settled.wall_s)
+        unsettled = (
+            "Time of which is not known yet whether it is productive or lost: since the last event."
+        )
+        yield GaugeMetricFamily(
+            "chaoskit_unsettled_seconds", unsettled, account.wall_s - settled.wall_s
+        )
 
     def _rising(self, name: str, seconds: float) -> float:
         self._highest[name] = max(seconds, self._highest.get(name, 0.0))
@@ -121,14 +157,20 @@ class RunMetrics:
         from prometheus_client.core import GaugeMetricFamily
 
         now_ns, live = time.monotonic_ns(), self._live.state()
-        nodes = GaugeMetricFamily("chaoskit_node_up", "1 if the node was heard in the last 2 s.", labels=["node"])
+        nodes = GaugeMetricFamily(
+            "chaoskit_node_up", "1 if the node was heard in the last 2 s.", labels=["node"]
+        )
         for node in sorted(follower.nodes | set(live.nodes)):
             nodes.add_metric([node], float(live.is_up(node, now_ns)))
         yield nodes
         ready = follower.accountant.spares_ready
         yield GaugeMetricFamily("chaoskit_spares_ready", "Warm workers without a rank.", ready)
-        tiers = GaugeMetricFamily("chaoskit_snapshot_step", "Newest complete copy of the state.", labels=["tier"])
-        ages = GaugeMetricFamily("chaoskit_snapshot_age_seconds", "How long ago it was told of.", labels=["tier"])
+        tiers = GaugeMetricFamily(
+            "chaoskit_snapshot_step", "Newest complete copy of the state.", labels=["tier"]
+        )
+        ages = GaugeMetricFamily(
+            "chaoskit_snapshot_age_seconds", "How long ago it was told of.", labels=["tier"]
+        )
         for tier, stored in follower.stored.items():
             tiers.add_metric([tier], stored.step)
             ages.add_metric([tier], (now_ns - stored.t_ns) / 1e9)
@@ -141,7 +183,9 @@ def _of_late(follower: Follower) -> Iterator[Metric]:
     """The ratios of the last minutes, for whoever cannot compute them from the counters, and to compare with them."""
     from prometheus_client.core import GaugeMetricFamily
 
-    goodput = GaugeMetricFamily("chaoskit_recent_goodput_ratio", "Goodput of the last minutes.", labels=["window"])
+    goodput = GaugeMetricFamily(
+        "chaoskit_recent_goodput_ratio", "Goodput of the last minutes.", labels=["window"]
+    )
     words = "Effective training time ratio of the last minutes."
     ettr = GaugeMetricFamily("chaoskit_recent_ettr_ratio", words, labels=["window", "convention"])
     for window, window_s in _WINDOWS.items():

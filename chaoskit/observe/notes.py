@@ -44,16 +44,26 @@ def _words(record: Record) -> tuple[str, str] | None:
         case Event.INJECTED:
             return "bad", f"fault injected: {get('what')}"
         case Event.DETECTED:
-            who = f"rank {get('rank')} ({get('worker')})" if get("rank") is not None else f"spare {get('worker')}"
+            who = (
+                f"rank {get('rank')} ({get('worker')})"
+                if get("rank") is not None
+                else f"spare {get('worker')}"
+            )
             return "bad", f"{who} lost: {_reason(str(get('cause')), str(get('detail')))}"
         case Event.NODE_LOST:
             return "bad", f"{get('node')} lost: {get('detail')}"
         case Event.NONFINITE if get("owner") is None:
             return "bad", f"step {get('step')}: a sum of gradients is not finite"
         case Event.NONFINITE:
-            return "bad", f"step {get('step')}: the contribution of rank {get('owner')} is not finite"
+            return (
+                "bad",
+                f"step {get('step')}: the contribution of rank {get('owner')} is not finite",
+            )
         case Event.CORRUPT:
-            return "bad", f"step {get('step')}: {get('what')} of rank {get('rank')} is corrupt ({get('verdict')})"
+            return (
+                "bad",
+                f"step {get('step')}: {get('what')} of rank {get('rank')} is corrupt ({get('verdict')})",
+            )
         case Event.RULE_FIRED:
             who = f"rank {get('rank')}" if get("rank") is not None else str(get("worker"))
             return (
@@ -68,20 +78,35 @@ def _words(record: Record) -> tuple[str, str] | None:
 def _calm_words(event: str, fields: dict[str, Any]) -> tuple[str, str] | None:
     match event:
         case Event.PLAN:
-            return "info", f"generation {fields['generation']}: {plural(len(fields['members']), 'rank')}"
+            return (
+                "info",
+                f"generation {fields['generation']}: {plural(len(fields['members']), 'rank')}",
+            )
         case Event.RESTORED:
-            return "info", f"rank {fields['rank']} received the state of step {fields['step']} from {fields['source']}"
+            return (
+                "info",
+                f"rank {fields['rank']} received the state of step {fields['step']} from {fields['source']}",
+            )
         case Event.SAVED:
             return "info", f"step {fields['step']} stored on {fields['tier']}"
         case Event.SET_ASIDE:
-            reason = f"it lost {plural(fields['strikes'], 'worker')}" if fields["strikes"] else fields["detail"]
+            reason = (
+                f"it lost {plural(fields['strikes'], 'worker')}"
+                if fields["strikes"]
+                else fields["detail"]
+            )
             return "bad", f"{fields['node']} gets no more workers: {reason}"
         case Event.LEFT_OUT:
-            return "bad", f"the world goes on without {', '.join(fields['nodes'])}: {fields['detail']}"
+            return (
+                "bad",
+                f"the world goes on without {', '.join(fields['nodes'])}: {fields['detail']}",
+            )
         case Event.RETURNED:
             return "good", f"{', '.join(fields['nodes'])} can reach all other nodes again"
         case Event.RESIZED:
-            return "info", fields.get("reason") or f"the world is to have {plural(fields['size'], 'node')}"
+            return "info", fields.get(
+                "reason"
+            ) or f"the world is to have {plural(fields['size'], 'node')}"
         case Event.EVICTED:
             return "bad", f"{fields['node']} evicted: {fields['detail']}"
         case Event.RESUMED:

@@ -33,7 +33,9 @@ def validate_endpoint(field: str, url: str) -> str:
     """
     place = urlsplit(url)
     if place.scheme not in ("http", "https") or not place.hostname:
-        raise BadInput(field, url, "write the address of an OTLP/HTTP receiver, such as http://localhost:4318")
+        raise BadInput(
+            field, url, "write the address of an OTLP/HTTP receiver, such as http://localhost:4318"
+        )
     require_libraries(field, url)
     return url if place.path.strip("/") else url.rstrip("/") + _PATH
 
@@ -60,7 +62,11 @@ class Encoder:
         from opentelemetry.sdk.resources import Resource
 
         self._clock, self._trace = Clock.of(started), trace_id(started)
-        about = {"service.name": "chaoskit", "process.pid": started["pid"], "chaoskit.run": started["name"]}
+        about = {
+            "service.name": "chaoskit",
+            "process.pid": started["pid"],
+            "chaoskit.run": started["name"],
+        }
         self._resource = Resource(about)
 
     def encode(self, span: Span, parent: Span | None = None) -> Iterator[ReadableSpan]:
@@ -89,7 +95,9 @@ class Encoder:
         from opentelemetry.trace import SpanContext, TraceFlags
 
         sampled = TraceFlags(TraceFlags.SAMPLED)
-        return SpanContext(self._trace, span_id(self._trace, span.key), is_remote=False, trace_flags=sampled)
+        return SpanContext(
+            self._trace, span_id(self._trace, span.key), is_remote=False, trace_flags=sampled
+        )
 
 
 def encode_run(follower: Follower) -> list[ReadableSpan]:
@@ -131,7 +139,10 @@ def _in_hexadecimal(value: Any) -> Any:
         return [_in_hexadecimal(one) for one in value]
     if isinstance(value, dict):
         ids = ("traceId", "spanId", "parentSpanId")
-        return {key: b64decode(one).hex() if key in ids else _in_hexadecimal(one) for key, one in value.items()}
+        return {
+            key: b64decode(one).hex() if key in ids else _in_hexadecimal(one)
+            for key, one in value.items()
+        }
     return value
 
 
@@ -151,7 +162,9 @@ class LiveExport:
     def update(self, follower: Follower) -> None:
         """Send what is complete: back at full strength, with its copies and spares."""
         if follower.started is not None:
-            whole = [one for one in follower.accountant.setbacks if "redundancy restored" in one.ends]
+            whole = [
+                one for one in follower.accountant.setbacks if "redundancy restored" in one.ends
+            ]
             self._send(follower, whole)
 
     def _send(self, follower: Follower, setbacks: Sequence[Setback]) -> None:

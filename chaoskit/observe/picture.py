@@ -11,7 +11,13 @@ from rich.text import Text
 from chaoskit.observe.frame import Frame, NodeRow
 from chaoskit.observe.notes import Note
 from chaoskit.plaintext import plural
-from chaoskit.report.summary import account_sentence, copies_sentence, duration, limits_sentence, number
+from chaoskit.report.summary import (
+    account_sentence,
+    copies_sentence,
+    duration,
+    limits_sentence,
+    number,
+)
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _SLOW_PHASE_S = 1.0
@@ -41,7 +47,8 @@ def sparkline(values: Sequence[float | None]) -> str:
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
     return "".join(
-        "·" if value is None or not math.isfinite(value) else _BLOCKS[round((value - low) * scale)] for value in values
+        "·" if value is None or not math.isfinite(value) else _BLOCKS[round((value - low) * scale)]
+        for value in values
     )
 
 
@@ -52,7 +59,11 @@ def draw(frame: Frame, height: int | None = None) -> RenderableType:
         height: lines that there are, each of which is cut to the width. None for as many as are needed: then lines
             are wrapped, apart from the curve of losses.
     """
-    rooms = None if height is None else max(height - _OTHER_LINES - len(_tail(frame)), _NOTES_LEAST + _NODES_LEAST)
+    rooms = (
+        None
+        if height is None
+        else max(height - _OTHER_LINES - len(_tail(frame)), _NOTES_LEAST + _NODES_LEAST)
+    )
     nodes = _nodes(frame.nodes, None if rooms is None else rooms - _NOTES_LEAST)
     shown = 10 if rooms is None else max(_NOTES_LEAST, rooms - len(nodes))
     training, losses = _training(frame)
@@ -89,7 +100,8 @@ def _training(frame: Frame) -> list[Text]:
     world = (f"   world {frame.world}/{frame.full_world}", "" if whole else "yellow")
     line = Text.assemble(f"step {frame.step}{of}{rate}", world, f"   generation {frame.generation}")
     line.append(
-        f"   spares {frame.spares_ready}/{frame.spares}", "" if frame.spares_ready >= frame.spares else "yellow"
+        f"   spares {frame.spares_ready}/{frame.spares}",
+        "" if frame.spares_ready >= frame.spares else "yellow",
     )
     if frame.recoveries:
         line.append(f"   recovered {frame.recoveries}×", "green")
@@ -109,22 +121,35 @@ def _nodes(nodes: Sequence[NodeRow], limit: int | None) -> list[Text]:
     width = max((len(node.node) for node in nodes), default=0)
     digits = max((len(str(worker.step)) for node in nodes for worker in node.workers), default=0)
     for node in nodes:
-        head = Text.assemble(("● ", _STYLES.get(node.state, "dim")), f"{node.node:<{width}}  ", f"{node.state:<9}")
+        head = Text.assemble(
+            ("● ", _STYLES.get(node.state, "dim")), f"{node.node:<{width}}  ", f"{node.state:<9}"
+        )
         if several:
             for place, worker in enumerate(node.workers):
                 who = "spare " if worker.rank is None else f"rank {worker.rank}"
-                age = f" {number(worker.age_s)} s" if worker.age_s and worker.age_s > _SLOW_PHASE_S else ""
+                age = (
+                    f" {number(worker.age_s)} s"
+                    if worker.age_s and worker.age_s > _SLOW_PHASE_S
+                    else ""
+                )
                 phase = (f"{worker.phase + age:<15} ", _PHASE_STYLES.get(worker.phase, "dim"))
                 before = head if not place else Text(" " * head.cell_len)
                 step = f"step {worker.step}" if worker.rank is not None else ""
                 lines.append(
-                    Text.assemble(before, f"{who:<8} ", phase, f"{step:<{digits + 7}}", (worker.worker, "dim"))
+                    Text.assemble(
+                        before, f"{who:<8} ", phase, f"{step:<{digits + 7}}", (worker.worker, "dim")
+                    )
                 )
         if not several or not node.workers:
-            ranks = ", ".join(str(worker.rank) for worker in node.workers if worker.rank is not None)
+            ranks = ", ".join(
+                str(worker.rank) for worker in node.workers if worker.rank is not None
+            )
             lines.append(head.append(f"ranks {ranks}" if ranks else ""))
     if limit is not None and len(lines) > limit:
-        lines = [*lines[: limit - 1], Text(f"and {plural(len(lines) - limit + 1, 'node')} more", "dim")]
+        lines = [
+            *lines[: limit - 1],
+            Text(f"and {plural(len(lines) - limit + 1, 'node')} more", "dim"),
+        ]
     for line in lines:
         line.no_wrap, line.overflow = True, "ellipsis"
     return lines
@@ -133,10 +158,18 @@ def _nodes(nodes: Sequence[NodeRow], limit: int | None) -> list[Text]:
 def _tiers(frame: Frame) -> list[Text]:
     width = max((len(tier.tier) for tier in frame.tiers), default=0)
     lines = [
-        Text.assemble((f"{tier.tier:<{width}}  ", "dim"), f"step {tier.step}", (f", {clock(tier.age_s)} ago", "dim"))
+        Text.assemble(
+            (f"{tier.tier:<{width}}  ", "dim"),
+            f"step {tier.step}",
+            (f", {clock(tier.age_s)} ago", "dim"),
+        )
         for tier in frame.tiers
     ]
-    copies = [] if frame.copies is None else [Text.assemble(("copies  ", "dim"), copies_sentence(frame.copies))]
+    copies = (
+        []
+        if frame.copies is None
+        else [Text.assemble(("copies  ", "dim"), copies_sentence(frame.copies))]
+    )
     for line in copies:
         line.no_wrap, line.overflow = True, "ellipsis"
     return [*lines, *copies]
@@ -152,7 +185,9 @@ def _hang_limits(frame: Frame) -> list[Text]:
         return []
     told = limits_sentence(frame.hang_limits_ms, frame.suspects)
     style = "yellow" if frame.suspects else ""
-    return [Text.assemble(("hang limits  ", "dim"), (told, style), no_wrap=True, overflow="ellipsis")]
+    return [
+        Text.assemble(("hang limits  ", "dim"), (told, style), no_wrap=True, overflow="ellipsis")
+    ]
 
 
 def _time(frame: Frame) -> list[Text]:
@@ -162,7 +197,11 @@ def _time(frame: Frame) -> list[Text]:
     late = frame.recently
     lines = [
         Text(account_sentence(account)),
-        *([Text(f"last {clock(late.wall_s)}: {account_sentence(late)}")] if late.wall_s < account.wall_s else []),
+        *(
+            [Text(f"last {clock(late.wall_s)}: {account_sentence(late)}")]
+            if late.wall_s < account.wall_s
+            else []
+        ),
         Text(f"lost: {lost}" if lost else "nothing lost", "dim"),
     ]
     for line in lines:
@@ -171,6 +210,9 @@ def _time(frame: Frame) -> list[Text]:
 
 
 def _note(note: Note, started_ns: int) -> Text:
-    text = Text.assemble((f"{clock((note.t_ns - started_ns) / 1e9):>8}  ", "dim"), (note.text, _NOTE_STYLES[note.kind]))
+    text = Text.assemble(
+        (f"{clock((note.t_ns - started_ns) / 1e9):>8}  ", "dim"),
+        (note.text, _NOTE_STYLES[note.kind]),
+    )
     text.no_wrap, text.overflow = True, "ellipsis"
     return text

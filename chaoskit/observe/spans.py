@@ -61,10 +61,14 @@ def run_span(follower: Follower) -> Span:
         "chaoskit.ettr_wall": account.ettr_wall,
         "chaoskit.ettr_productive": account.ettr_productive,
     }
-    attributes |= {f"chaoskit.lost_s.{cause.replace(' ', '_')}": s for cause, s in account.lost_s.items()}
+    attributes |= {
+        f"chaoskit.lost_s.{cause.replace(' ', '_')}": s for cause, s in account.lost_s.items()
+    }
     end = follower.end
     error = str(end["reason"]) if end is not None and not end["ok"] else ""
-    return Span("run", f"train {started['name']}", started.t_ns, follower.last_ns, attributes, error=error)
+    return Span(
+        "run", f"train {started['name']}", started.t_ns, follower.last_ns, attributes, error=error
+    )
 
 
 def all_spans(follower: Follower) -> Span:
@@ -86,14 +90,29 @@ def setback_span(setback: Setback, until_ns: int | None = None) -> Span:
     """
     kind = "resize" if setback.planned else "recovery"
     key = f"{kind}-{setback.noticed_ns}"
-    phases = [Span(f"{key}-{name}", name, begin_ns, end_ns) for name, begin_ns, end_ns in setback.spans()]
+    phases = [
+        Span(f"{key}-{name}", name, begin_ns, end_ns) for name, begin_ns, end_ns in setback.spans()
+    ]
     error, end_ns = "", phases[-1].end_ns if phases else setback.noticed_ns
     if until_ns is not None:
         error, end_ns = "training did not come back from it", max(until_ns, end_ns)
-        phases.append(Span(f"{key}-given up", "not recovered", phases[-1].end_ns if phases else end_ns, end_ns))
+        phases.append(
+            Span(
+                f"{key}-given up", "not recovered", phases[-1].end_ns if phases else end_ns, end_ns
+            )
+        )
     moments = [("planned" if setback.planned else "noticed", setback.noticed_ns)]
     moments += [("injected", setback.begun_ns)] if setback.fault else []
-    return Span(key, kind, setback.begun_ns, end_ns, dict(_attributes(setback)), sorted(moments), error, phases)
+    return Span(
+        key,
+        kind,
+        setback.begun_ns,
+        end_ns,
+        dict(_attributes(setback)),
+        sorted(moments),
+        error,
+        phases,
+    )
 
 
 def _attributes(setback: Setback) -> Mapping[str, Value]:

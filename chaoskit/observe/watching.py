@@ -54,7 +54,9 @@ class Observation:
         self._polled_s = time.monotonic()
         self.exported: bool | None = None
         self._export = (
-            otel.LiveExport(otel.validate_endpoint("otlp_endpoint", otlp_endpoint)) if otlp_endpoint else None
+            otel.LiveExport(otel.validate_endpoint("otlp_endpoint", otlp_endpoint))
+            if otlp_endpoint
+            else None
         )
         self._server: MetricsServer | None = None
         if metrics_port is not None:
@@ -65,7 +67,10 @@ class Observation:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._server is not None:
             self._server.close()
@@ -79,7 +84,9 @@ class Observation:
         self._live.hear(message)
         self._file.refresh()
         now_s = time.monotonic()
-        if now_s - self._polled_s >= _POLL_EVERY_S:  # a little now and then, rather than all at the end
+        if (
+            now_s - self._polled_s >= _POLL_EVERY_S
+        ):  # a little now and then, rather than all at the end
             self._polled_s = now_s
             with self._lock:
                 self._follower.poll()

@@ -97,7 +97,12 @@ class Board:
         os.ftruncate(fd, _PAGE_BYTES)
         board = cls(fd, os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         board._init_latch(robust)
-        for slot in (_RANK, _COPIED, _PROTECTED, _KEPT):  # the state before the first step is copied, too
+        for slot in (
+            _RANK,
+            _COPIED,
+            _PROTECTED,
+            _KEPT,
+        ):  # the state before the first step is copied, too
             board._slots[slot] = -1
         return board
 
@@ -105,7 +110,9 @@ class Board:
         attributes = (ctypes.c_char * 64)()
         _libc.pthread_mutexattr_init(attributes)
         _libc.pthread_mutexattr_setpshared(attributes, _PTHREAD_PROCESS_SHARED)
-        _libc.pthread_mutexattr_setrobust(attributes, _PTHREAD_MUTEX_ROBUST if robust else _PTHREAD_MUTEX_STALLED)
+        _libc.pthread_mutexattr_setrobust(
+            attributes, _PTHREAD_MUTEX_ROBUST if robust else _PTHREAD_MUTEX_STALLED
+        )
         _libc.pthread_mutex_init(self._latch, attributes)
 
     # -- worker -----------------------------------------------------------------------------------------------

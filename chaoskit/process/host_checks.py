@@ -27,7 +27,9 @@ def require_free_port(field: str, host: str, port: int) -> None:
         except OverflowError:
             raise BadInput(field, port, "choose a port from 1 to 65535, or 0 for any") from None
         except OSError as error:
-            raise BadInput(field, port, f"choose a free port, or 0 for any ({error.strerror})") from None
+            raise BadInput(
+                field, port, f"choose a free port, or 0 for any ({error.strerror})"
+            ) from None
 
 
 def require_writable(field: str, directory: Path) -> None:
@@ -45,7 +47,9 @@ def require_writable(field: str, directory: Path) -> None:
         with tempfile.TemporaryFile(dir=place):
             pass
     except OSError as error:
-        raise BadInput(field, str(directory), f"choose a directory that can be written ({error.strerror})") from None
+        raise BadInput(
+            field, str(directory), f"choose a directory that can be written ({error.strerror})"
+        ) from None
 
 
 def require_file_size() -> None:
@@ -71,7 +75,9 @@ def user_directory(variable: str, below_home: str) -> Path:
     try:
         return Path.home() / below_home / "chaoskit"
     except RuntimeError:
-        remedy = f"set it to a directory that can be written: user {os.getuid()} has no home directory"
+        remedy = (
+            f"set it to a directory that can be written: user {os.getuid()} has no home directory"
+        )
         raise BadInput(variable, "", remedy) from None
 
 
@@ -81,7 +87,11 @@ def require_cuda(nodes: int) -> None:
 
     found = torch.cuda.device_count()
     if found < nodes:
-        raise BadInput("device", "cuda", f"this machine has {found} CUDA devices for {nodes} nodes; use device='cpu'")
+        raise BadInput(
+            "device",
+            "cuda",
+            f"this machine has {found} CUDA devices for {nodes} nodes; use device='cpu'",
+        )
 
 
 def on_thread(ask: Callable[[], Answer]) -> Future[Answer]:

@@ -102,7 +102,9 @@ def undisturbed() -> Iterator[None]:
     finally:
         try:
             os.sched_setscheduler(0, policy, parameters)
-        except PermissionError:  # only a privileged thread may have its children inherit a policy again
+        except (
+            PermissionError
+        ):  # only a privileged thread may have its children inherit a policy again
             with contextlib.suppress(PermissionError):
                 os.sched_setscheduler(0, policy | os.SCHED_RESET_ON_FORK, parameters)
 
@@ -132,13 +134,20 @@ def await_readable(descriptors: Iterable[int], timeout_s: float | None = None) -
     poller = select.poll()
     for descriptor in descriptors:
         poller.register(descriptor, select.POLLIN)
-    return [descriptor for descriptor, _ in poller.poll(None if timeout_s is None else math.ceil(timeout_s * 1000))]
+    return [
+        descriptor
+        for descriptor, _ in poller.poll(None if timeout_s is None else math.ceil(timeout_s * 1000))
+    ]
 
 
 class DirectoryWatch:
     """Becomes readable when a file in one of some directories grows, or a file comes there (inotify)."""
 
-    _GROWS, _COMES, _OVERFLOW = 0x2, 0x180, 0x4000  # IN_MODIFY, IN_CREATE | IN_MOVED_TO, IN_Q_OVERFLOW
+    _GROWS, _COMES, _OVERFLOW = (
+        0x2,
+        0x180,
+        0x4000,
+    )  # IN_MODIFY, IN_CREATE | IN_MOVED_TO, IN_Q_OVERFLOW
     _EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name behind it
 
     def __init__(self, directories: Iterable[Path]) -> None:
@@ -147,7 +156,9 @@ class DirectoryWatch:
         if self._fd < 0:
             raise OSError(ctypes.get_errno(), "inotify_init1")
         for directory in directories:
-            watch = _libc.inotify_add_watch(self._fd, os.fsencode(directory), self._GROWS | self._COMES)
+            watch = _libc.inotify_add_watch(
+                self._fd, os.fsencode(directory), self._GROWS | self._COMES
+            )
             if watch < 0:
                 os.close(self._fd)
                 raise OSError(ctypes.get_errno(), "inotify_add_watch", str(directory))
@@ -202,7 +213,9 @@ def more_files() -> str:
 def reason_of(error: BaseException) -> str:
     """Return an exception as one line; one of a file that may not grow names the limit of this process."""
     reason = f"{type(error).__name__}: {error}"
-    return f"{reason}; {file_size_limit()}" if getattr(error, "errno", None) == errno.EFBIG else reason
+    return (
+        f"{reason}; {file_size_limit()}" if getattr(error, "errno", None) == errno.EFBIG else reason
+    )
 
 
 def file_size_limit() -> str:
@@ -247,7 +260,9 @@ def _quotas() -> list[float]:
         quotas.append(int(most) / int(period))
     with contextlib.suppress(OSError, ValueError):
         group = Path("/sys/fs/cgroup/cpu")
-        most, period = (group.joinpath(f"cpu.cfs_{name}_us").read_text("ascii") for name in ("quota", "period"))
+        most, period = (
+            group.joinpath(f"cpu.cfs_{name}_us").read_text("ascii") for name in ("quota", "period")
+        )
         quotas.append(int(most) / int(period) if int(most) > 0 else math.inf)
     return quotas
 
@@ -371,7 +386,9 @@ class Starvation:
         self._fds: list[int] = []
         with contextlib.suppress(OSError):
             for name in ("schedstat", "stat"):
-                self._fds.append(os.open(f"/proc/{pid}/task/{tid}/{name}", os.O_RDONLY | os.O_CLOEXEC))
+                self._fds.append(
+                    os.open(f"/proc/{pid}/task/{tid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+                )
         self._account: list[bytes] = []
         self._since_ns = 0  # when it was last seen to run, or to have no wish to
 
@@ -399,7 +416,9 @@ def step_back() -> None:
     """
     for thread in map(int, os.listdir("/proc/self/task")):
         with contextlib.suppress(ProcessLookupError):
-            os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + _MODEST))
+            os.setpriority(
+                os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + _MODEST)
+            )
     with contextlib.suppress(OSError):  # a kernel without them
         Path("/proc/self/autogroup").write_text(str(_MODEST), encoding="ascii")
 
@@ -418,7 +437,10 @@ def children(pid: int) -> list[int]:
     with contextlib.suppress(OSError):  # the process has ended
         for tid in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError):  # the thread has
-                found += [int(child) for child in Path(f"/proc/{pid}/task/{tid}/children").read_text().split()]
+                found += [
+                    int(child)
+                    for child in Path(f"/proc/{pid}/task/{tid}/children").read_text().split()
+                ]
     return found
 
 
@@ -437,7 +459,9 @@ def variables(pid: int) -> dict[str, str]:
     except OSError:
         return {}
     pairs = (entry.partition("=") for entry in data.decode(errors="replace").split("\0"))
-    return {name: value for name, _, value in reversed([*pairs])}  # of two, the first one counts, as for getenv
+    return {
+        name: value for name, _, value in reversed([*pairs])
+    }  # of two, the first one counts, as for getenv
 
 
 def restore_signals() -> None:
@@ -477,15 +501,21 @@ def tcp_troubles(pid: int, ticks: int | None) -> TcpTroubles:
         return TcpTroubles()
     try:
         for name in ("snmp", "netstat"):
-            lines = [line.split() for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()]
+            lines = [
+                line.split() for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()
+            ]
             for names, values in zip(lines[::2], lines[1::2], strict=True):
                 if names[0] in ("Tcp:", "TcpExt:"):
                     count.update(dict(zip(names[1:], map(int, values[1:]), strict=True)))
     except OSError:
         return TcpTroubles()
-    needless = count["TCPDSACKRecvSegs"] or count["TCPDSACKRecv"] + count["TCPDSACKOfoRecv"]  # since Linux 5.9, before
+    needless = (
+        count["TCPDSACKRecvSegs"] or count["TCPDSACKRecv"] + count["TCPDSACKOfoRecv"]
+    )  # since Linux 5.9, before
     own_resets = count["TCPAbortOnClose"] + count["TCPAbortOnData"] + count["TCPAbortOnTimeout"]
-    return TcpTroubles(count["RetransSegs"] - needless, count["EstabResets"] + count["AttemptFails"] - own_resets)
+    return TcpTroubles(
+        count["RetransSegs"] - needless, count["EstabResets"] + count["AttemptFails"] - own_resets
+    )
 
 
 def signal_name(signum: int) -> str:
@@ -493,7 +523,11 @@ def signal_name(signum: int) -> str:
     with contextlib.suppress(ValueError):
         return signal.Signals(signum).name
     offset = signum - signal.SIGRTMIN
-    return f"SIGRTMIN+{offset}" if 0 < offset < signal.SIGRTMAX - signal.SIGRTMIN else f"signal {signum}"
+    return (
+        f"SIGRTMIN+{offset}"
+        if 0 < offset < signal.SIGRTMAX - signal.SIGRTMIN
+        else f"signal {signum}"
+    )
 
 
 def kill_if_same(pid: int, ticks: int | None, signum: int) -> bool:
@@ -515,7 +549,9 @@ def kill_if_same(pid: int, ticks: int | None, signum: int) -> bool:
 
 def current_test() -> str:
     """Return the test that pytest runs in this process, as pytest names it; "" outside of a test."""
-    return os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0]  # behind it stands the phase of the test
+    return os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[
+        0
+    ]  # behind it stands the phase of the test
 
 
 def user_at_host() -> str:

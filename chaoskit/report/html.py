@@ -50,7 +50,9 @@ def write_html(outcomes: Sequence[Outcome], path: Path) -> None:
         counts=summary.count_verdicts(outcomes),
         environment=shared,
         estimates=_estimates(estimate_recovery(outcomes)),
-        sections=[_section(outcome, shared, path.parent, alone=len(outcomes) == 1) for outcome in outcomes],
+        sections=[
+            _section(outcome, shared, path.parent, alone=len(outcomes) == 1) for outcome in outcomes
+        ],
         marks=VERDICT_MARKS,
         palette=svg.PALETTE,
         levels=EVIDENCE_LEVELS,
@@ -64,7 +66,11 @@ def write_html(outcomes: Sequence[Outcome], path: Path) -> None:
 
 def _shared_environment(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     first, *others = [outcome.environment for outcome in outcomes if outcome.environment] or [{}]
-    return {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
+    return {
+        key: value
+        for key, value in first.items()
+        if all(other.get(key) == value for other in others)
+    }
 
 
 def _estimates(estimates: Estimates) -> list[dict[str, Any]]:
@@ -75,7 +81,9 @@ def _estimates(estimates: Estimates) -> list[dict[str, Any]]:
     return [{"estimate": one, "picture": svg.interval(one)} for one in shown]
 
 
-def _section(outcome: Outcome, shared: dict[str, Any], page_directory: Path, *, alone: bool) -> dict[str, Any]:
+def _section(
+    outcome: Outcome, shared: dict[str, Any], page_directory: Path, *, alone: bool
+) -> dict[str, Any]:
     """What the template shows of one experiment, beyond the outcome itself."""
     recovery = summary.slowest(outcome)
     scale = svg.recovery_scale(outcome.recoveries)
@@ -90,12 +98,16 @@ def _section(outcome: Outcome, shared: dict[str, Any], page_directory: Path, *, 
         "loss_sentence": summary.loss_sentence(outcome),
         "exact": (match := summary.match_losses(outcome)) is not None and match.exact,
         "facts": _facts(outcome, shared),
-        "recoveries": [(one, svg.timeline(one, scale), _to_reference(one)) for one in outcome.recoveries],
+        "recoveries": [
+            (one, svg.timeline(one, scale), _to_reference(one)) for one in outcome.recoveries
+        ],
         "curves": _curves(outcome) if outcome.steps else [],
         "axis_px": _axis_px(outcome),
         "shown": _shown(outcome),
         "faults": [(fault, _trigger(fault), _evidence(fault)) for fault in outcome.faults],
-        "accounts": [(name, getattr(outcome.ledger, name)) for name in ("missing", "repeated", "skipped")]
+        "accounts": [
+            (name, getattr(outcome.ledger, name)) for name in ("missing", "repeated", "skipped")
+        ]
         if outcome.ledger
         else [],
         "times": _times(outcome.account) if outcome.account else None,
@@ -108,10 +120,18 @@ def _section(outcome: Outcome, shared: dict[str, Any], page_directory: Path, *, 
 def _times(account: TimeAccount) -> dict[str, Any]:
     """Where the time went: parts with their share of the wall time, and what was lost by cause."""
     return {
-        "parts": [(name, seconds, seconds / account.wall_s) for name, seconds in account.parts() if seconds],
+        "parts": [
+            (name, seconds, seconds / account.wall_s)
+            for name, seconds in account.parts()
+            if seconds
+        ],
         "ratios": times.ratios(account),
         "lost": sorted(account.lost_s.items(), key=lambda item: -item[1]),
-        "sentences": [one for one in (times.failures_sentence(account), times.degraded_sentence(account)) if one],
+        "sentences": [
+            one
+            for one in (times.failures_sentence(account), times.degraded_sentence(account))
+            if one
+        ],
     }
 
 
@@ -128,7 +148,9 @@ def _facts(outcome: Outcome, shared: dict[str, Any]) -> dict[str, Any]:
         "session": outcome.session,
         "took": summary.duration(outcome.wall_s),
         "false alarms": outcome.false_alarms,
-        "copies in memory": summary.copies_sentence(outcome.copies) if outcome.copies is not None else "",
+        "copies in memory": summary.copies_sentence(outcome.copies)
+        if outcome.copies is not None
+        else "",
         "hang limits": summary.limits_sentence(outcome.hang_limits_ms, outcome.suspects),
         "refused connections": outcome.refused_connections or None,
     }
@@ -191,7 +213,8 @@ def _shown(outcome: Outcome) -> dict[str, bool]:
     return {
         "generations": len({point.generation for point in outcome.steps}) > 1,
         "skipped": outcome.ledger is not None and None in losses,
-        "difference": (match := summary.match_losses(outcome)) is not None and match.first is not None,
+        "difference": (match := summary.match_losses(outcome)) is not None
+        and match.first is not None,
         "nonfinite": any(loss is not None and not math.isfinite(loss) for loss in losses),
     }
 
@@ -215,7 +238,12 @@ def _curves(outcome: Outcome) -> list[_Curve]:
         curves.append(_curve("loss", _LOSS_HEIGHT, loss_words, _loss(outcome, steps)))
     times, time_words = _step_time(outcome, steps), "Seconds between commits, by step"
     if not any(point.world for point in outcome.steps):
-        return [*curves, _curve("seconds", _TIME_HEIGHT, time_words, times + _step_axis(steps, _TIME_HEIGHT), _AXIS)]
+        return [
+            *curves,
+            _curve(
+                "seconds", _TIME_HEIGHT, time_words, times + _step_axis(steps, _TIME_HEIGHT), _AXIS
+            ),
+        ]
     return [
         *curves,
         _curve("seconds between commits", _TIME_HEIGHT, time_words, times),
@@ -224,7 +252,13 @@ def _curves(outcome: Outcome) -> list[_Curve]:
 
 
 def _curve(name: str, height: int, words: str, content: Markup, axis: int = 0) -> _Curve:
-    attributes = {"width": "100%", "height": height + axis, "overflow": "visible", "role": "img", "aria_label": words}
+    attributes = {
+        "width": "100%",
+        "height": height + axis,
+        "overflow": "visible",
+        "role": "img",
+        "aria_label": words,
+    }
     return _Curve(name, svg.tag("svg", content, **attributes))
 
 
@@ -235,11 +269,24 @@ def _windows(outcome: Outcome, steps: Scale, height: float, *, numbered: bool = 
     for index, recovery in enumerate(outcome.recoveries, 1):
         good = recovery.injected_s + recovery.seconds
         before = [point.step for point in outcome.steps if point.at_s <= recovery.injected_s]
-        after = next((point.step for point in outcome.steps if point.at_s >= good - 1e-9), outcome.steps[-1].step)
+        after = next(
+            (point.step for point in outcome.steps if point.at_s >= good - 1e-9),
+            outcome.steps[-1].step,
+        )
         start, stop = steps(before[-1] if before else outcome.steps[0].step), steps(after)
         middle, half = (start + stop) / 2, max((stop - start) / 2, 0.2)
         title = svg.tag("title", f"{index}. {recovery.cause}: {summary.duration(recovery.seconds)}")
-        parts.append(svg.bar(middle - half, middle + half, 0, height, svg.colour("window"), title, class_="window"))
+        parts.append(
+            svg.bar(
+                middle - half,
+                middle + half,
+                0,
+                height,
+                svg.colour("window"),
+                title,
+                class_="window",
+            )
+        )
         captions.append(svg.Caption(str(index), middle))
     return Markup("").join([*parts, *(_window_numbers(captions) if numbered else [])])
 
@@ -250,7 +297,14 @@ def _window_numbers(captions: Sequence[svg.Caption]) -> list[Markup]:
     narrow = set(svg.clear_captions(wide, svg.NARROW))
     style: dict[str, object] = {"text_anchor": "middle", "font_weight": 600}
     return [
-        svg.label(number.text, number.x, -5, shade="alert", class_=None if number in narrow else "wide", **style)
+        svg.label(
+            number.text,
+            number.x,
+            -5,
+            shade="alert",
+            class_=None if number in narrow else "wide",
+            **style,
+        )
         for number in wide
     ]
 
@@ -258,7 +312,11 @@ def _window_numbers(captions: Sequence[svg.Caption]) -> list[Markup]:
 def _loss(outcome: Outcome, steps: Scale) -> Markup:
     run = [(point.step, point.loss) for point in outcome.steps]
     # what neither run has is a step that a log leaves out, and no gap
-    twin = [one for one in enumerate(outcome.twin_losses or ()) if one[1] is not None or outcome.ledger is not None]
+    twin = [
+        one
+        for one in enumerate(outcome.twin_losses or ())
+        if one[1] is not None or outcome.ledger is not None
+    ]
     low, high = _loss_limits(outcome)
     losses = Scale.linear(low, high, _LOSS_HEIGHT, 0)
     return Markup("").join(
@@ -285,7 +343,10 @@ def _loss_limits(outcome: Outcome) -> tuple[float, float]:
 
 def _time_limit(outcome: Outcome) -> float:
     """The upper end of the axis of seconds between commits."""
-    return (max((point.seconds for point in outcome.steps if math.isfinite(point.seconds)), default=0.0) or 1.0) * 1.05
+    return (
+        max((point.seconds for point in outcome.steps if math.isfinite(point.seconds)), default=0.0)
+        or 1.0
+    ) * 1.05
 
 
 def _axis_px(outcome: Outcome) -> int:
@@ -299,9 +360,13 @@ def _segments(
 ) -> list[Sequence[tuple[float, float]]]:
     """Stretches of finite values, as positions, thinned to what a screen can show."""
     segments: list[Sequence[tuple[float, float]]] = []
-    for drawn, stretch in groupby(points, lambda point: point[1] is not None and math.isfinite(point[1])):
+    for drawn, stretch in groupby(
+        points, lambda point: point[1] is not None and math.isfinite(point[1])
+    ):
         if drawn:
-            positions = [(across(step), down(value)) for step, value in stretch if value is not None]
+            positions = [
+                (across(step), down(value)) for step, value in stretch if value is not None
+            ]
             segments.append(svg.downsample(positions, max(1500 * len(positions) // len(points), 4)))
     return segments
 
@@ -310,8 +375,14 @@ def _generations(outcome: Outcome, steps: Scale, losses: Scale) -> Markup:
     """A ring at the first step of every new generation, the first one left out."""
     parts: list[Markup] = []
     for before, point in pairwise(outcome.steps):
-        if point.generation != before.generation and point.loss is not None and math.isfinite(point.loss):
-            title = svg.tag("title", f"step {point.step}: generation {point.generation}, world {point.world}")
+        if (
+            point.generation != before.generation
+            and point.loss is not None
+            and math.isfinite(point.loss)
+        ):
+            title = svg.tag(
+                "title", f"step {point.step}: generation {point.generation}, world {point.world}"
+            )
             ring = {
                 "fill": svg.colour("surface"),
                 "stroke": svg.colour("run"),
@@ -319,7 +390,14 @@ def _generations(outcome: Outcome, steps: Scale, losses: Scale) -> Markup:
                 "class_": "generation",
             }
             parts.append(
-                svg.tag("circle", title, cx=svg.percent(steps(point.step)), cy=losses(point.loss), r=3.5, **ring)
+                svg.tag(
+                    "circle",
+                    title,
+                    cx=svg.percent(steps(point.step)),
+                    cy=losses(point.loss),
+                    r=3.5,
+                    **ring,
+                )
             )
     return Markup("").join(parts)
 
@@ -335,7 +413,9 @@ def _odd_losses(points: Sequence[StepPoint], steps: Scale) -> Markup:
         x = steps(point.step)
         title = svg.tag("title", f"step {point.step}: {words}")
         kind = "skipped" if point.loss is None else "nonfinite"
-        marks[kind, round(x, 1)] = svg.label(sign, x, y, title, shade="alert", text_anchor="middle", class_=kind)
+        marks[kind, round(x, 1)] = svg.label(
+            sign, x, y, title, shade="alert", text_anchor="middle", class_=kind
+        )
     return Markup("").join(marks.values())
 
 
@@ -343,7 +423,9 @@ def _first_difference(outcome: Outcome, steps: Scale) -> Markup:
     match = summary.match_losses(outcome)
     if match is None or match.first is None:
         return Markup("")
-    title = svg.tag("title", f"step {match.first.step}: the first loss that differs from the twin's")
+    title = svg.tag(
+        "title", f"step {match.first.step}: the first loss that differs from the twin's"
+    )
     line = {"stroke_dasharray": "4 3", "stroke_width": 1.5, "class_": "difference"}
     return svg.vertical(steps(match.first.step), 0, _LOSS_HEIGHT, "alert", title, **line)
 
@@ -353,7 +435,11 @@ def _step_time(outcome: Outcome, steps: Scale) -> Markup:
     high = _time_limit(outcome)
     times = Scale.linear(0, high, _TIME_HEIGHT, 0)
     line = svg.polyline(_segments(points, steps, times), _TIME_HEIGHT, "muted", 1.25)
-    return _windows(outcome, steps, _TIME_HEIGHT) + svg.horizontal_grid(svg.nice_ticks(0, high, 3), times) + line
+    return (
+        _windows(outcome, steps, _TIME_HEIGHT)
+        + svg.horizontal_grid(svg.nice_ticks(0, high, 3), times)
+        + line
+    )
 
 
 def _world(outcome: Outcome, steps: Scale) -> Markup:
@@ -368,7 +454,9 @@ def _world(outcome: Outcome, steps: Scale) -> Markup:
     ticks = [tick for tick in svg.nice_ticks(0, top, 2) if tick == int(tick)]
     line = svg.polyline([corners], _WORLD_HEIGHT, "run", 1.5)
     windows = _windows(outcome, steps, _WORLD_HEIGHT)
-    return Markup("").join([windows, svg.horizontal_grid(ticks, worlds), line, _step_axis(steps, _WORLD_HEIGHT)])
+    return Markup("").join(
+        [windows, svg.horizontal_grid(ticks, worlds), line, _step_axis(steps, _WORLD_HEIGHT)]
+    )
 
 
 def _step_axis(steps: Scale, height: float) -> Markup:

@@ -58,7 +58,10 @@ def _fault_properties(outcome: Outcome) -> list[tuple[str, str]]:
     properties: list[tuple[str, str]] = []
     for index, fault in enumerate(outcome.faults):
         seen = "; ".join(f"{one.level}: {one.observed}" for one in fault.evidence) or "none"
-        properties += [(f"fault.{index}", f"{fault.fault}: {fault.state}"), (f"evidence.{index}", seen)]
+        properties += [
+            (f"fault.{index}", f"{fault.fault}: {fault.state}"),
+            (f"evidence.{index}", seen),
+        ]
     return properties
 
 
@@ -97,4 +100,6 @@ def _add_case(suite: ET.Element, outcome: Outcome) -> None:
         reasons = "\n".join(outcome.result_reasons) or "no reason was given"
         reasons = _NOT_XML.sub("\ufffd", "\n".join([reasons, *map(str, outcome.log_ends)]))
         message = f"{outcome.result}: {reasons.splitlines()[0]}"
-        ET.SubElement(case, element, {"type": outcome.result.value, "message": message}).text = reasons
+        ET.SubElement(
+            case, element, {"type": outcome.result.value, "message": message}
+        ).text = reasons

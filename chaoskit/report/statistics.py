@@ -101,7 +101,9 @@ def estimate_recovery(outcomes: Iterable[Outcome]) -> Estimates:
         _estimate("all experiments", everything),
         [
             msgspec.structs.replace(
-                _estimate(title(group), group), job=group[0].job, faults=[fault.fault for fault in group[0].faults]
+                _estimate(title(group), group),
+                job=group[0].job,
+                faults=[fault.fault for fault in group[0].faults],
             )
             for group in groups.values()
         ],
@@ -139,7 +141,12 @@ def _estimate(name: str, outcomes: Sequence[Outcome]) -> Estimate:
     recovered, tried = sum(bool(outcome.recovered) for outcome in known), len(known)
     errors = sum(outcome.verdict is Verdict.ERROR for outcome in claimed)
     low, high = wilson_interval(recovered, tried)
-    seconds = [recovery.seconds for outcome in known if outcome.came_back for recovery in outcome.recoveries]
+    seconds = [
+        recovery.seconds
+        for outcome in known
+        if outcome.came_back
+        for recovery in outcome.recoveries
+    ]
     return Estimate(
         name=name,
         recovered=recovered,

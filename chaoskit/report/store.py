@@ -23,7 +23,9 @@ def encode_outcome(outcome: Outcome) -> bytes:
 
 def decode_outcome(data: bytes) -> Outcome:
     """The inverse of :func:`encode_outcome`. Raises ``msgspec.MsgspecError`` where ``data`` is not an outcome."""
-    return msgspec.json.decode(data, type=Outcome, strict=False)  # not strict: the text "nan" is a number
+    return msgspec.json.decode(
+        data, type=Outcome, strict=False
+    )  # not strict: the text "nan" is a number
 
 
 def write_outcome(outcome: Outcome, directory: Path) -> Path:
@@ -57,7 +59,9 @@ def read_outcomes(directory: str | Path) -> list[Outcome]:
     directory = named_path("directory", directory)
     paths = sorted(directory.rglob(FILE_NAME))
     if not paths:
-        raise BadInput("directory", str(directory), f"name a directory that holds an {FILE_NAME} at any depth")
+        raise BadInput(
+            "directory", str(directory), f"name a directory that holds an {FILE_NAME} at any depth"
+        )
     return sorted(map(_read, paths), key=lambda outcome: outcome.started)
 
 

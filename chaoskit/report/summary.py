@@ -124,7 +124,9 @@ def match_losses(outcome: Outcome) -> LossMatch | None:
         return None
     shared = [point for point in outcome.steps if 0 <= point.step < len(outcome.twin_losses)]
     # repr tells every bit pattern of a double apart but those of NaN, and -0.0 from 0.0
-    differing = [point for point in shared if repr(point.loss) != repr(twin_loss(outcome, point.step))]
+    differing = [
+        point for point in shared if repr(point.loss) != repr(twin_loss(outcome, point.step))
+    ]
     first = differing[0] if differing else None
     first_twin = twin_loss(outcome, first.step) if first else None
     return LossMatch(len(shared) - len(differing), len(shared), first, first_twin)
@@ -169,7 +171,9 @@ def recovery_sentence(estimate: Estimate) -> str:
         told += f"; first good step p50 {duration(estimate.p50_s)}"
         told += f", p95 {duration(estimate.p95_s)}" if estimate.p95_s is not None else ""
         told += f", worst of {estimate.recoveries} {duration(estimate.max_s)}"
-    return "; ".join([told, *([f"{estimate.failed} failed"] if estimate.failed else []), *beside(estimate)])
+    return "; ".join(
+        [told, *([f"{estimate.failed} failed"] if estimate.failed else []), *beside(estimate)]
+    )
 
 
 def interval_words(estimate: Estimate) -> str:
@@ -209,7 +213,9 @@ def copies_sentence(copies: CopyInterval) -> str:
 
 def limits_sentence(limits_ms: Mapping[str, int], suspects: int) -> str:
     """How long phases may last, and on how many ranks one did longer: ``forward 620 ms; 1 rank ended on suspicion``."""
-    limits = ", ".join(f"{phase} {duration(limit_ms / 1000)}" for phase, limit_ms in limits_ms.items())
+    limits = ", ".join(
+        f"{phase} {duration(limit_ms / 1000)}" for phase, limit_ms in limits_ms.items()
+    )
     return f"{limits}; {plural(suspects, 'rank')} ended on suspicion" if suspects else limits
 
 
@@ -230,7 +236,9 @@ def render_summary(outcomes: Sequence[Outcome]) -> RenderableType:
 
 
 def _overview(outcomes: Sequence[Outcome]) -> DataTable:
-    numbers = [Column(name, is_number=True) for name in ("evidence", "recovery", "full", "lost", "losses")]
+    numbers = [
+        Column(name, is_number=True) for name in ("evidence", "recovery", "full", "lost", "losses")
+    ]
     experiment = Column("experiment and faults", is_text=True, is_heading=True)
     table = DataTable(Column("verdict", is_heading=True), experiment, *numbers)
     sessions = by_session(outcomes)
@@ -257,7 +265,9 @@ def session_line(session: str, outcomes: Sequence[Outcome]) -> str:
 
 def counted(outcomes: Sequence[Outcome]) -> str:
     """``3 experiments: 2 passed, 1 failed``."""
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in count_verdicts(outcomes).items() if count)
+    counts = ", ".join(
+        f"{count} {verdict}" for verdict, count in count_verdicts(outcomes).items() if count
+    )
     return f"{plural(len(outcomes), 'experiment')}: {counts}"
 
 
@@ -283,7 +293,11 @@ def _secondary(outcome: Outcome) -> list[tuple[str, str]]:
 def fault_lines(outcome: Outcome, limit: int = 4) -> list[str]:
     """The planned faults, the last line counting those beyond ``limit``."""
     lines = [fault.fault for fault in outcome.faults]
-    return lines if len(lines) <= limit else [*lines[: limit - 1], f"and {len(lines) - limit + 1} more"]
+    return (
+        lines
+        if len(lines) <= limit
+        else [*lines[: limit - 1], f"and {len(lines) - limit + 1} more"]
+    )
 
 
 def nodes(outcome: Outcome) -> str:
@@ -299,7 +313,10 @@ def _details(outcome: Outcome) -> list[RenderableType]:
         blocks += [_indented(Text(printable(f"- {reason}")), 2) for reason in reasons]
     not_applied = [f"not checked: {name}: {reason}" for name, reason in outcome.not_applied.items()]
     blocks += [_indented(Text(printable(line), "dim"), 2) for line in not_applied]
-    blocks += [_indented(Text(printable(f"log rule {fired}")), 2) for fired in outcome.rules_fired[:_RULES_SHOWN]]
+    blocks += [
+        _indented(Text(printable(f"log rule {fired}")), 2)
+        for fired in outcome.rules_fired[:_RULES_SHOWN]
+    ]
     if len(outcome.rules_fired) > _RULES_SHOWN:
         blocks.append(_indented(Text(f"and {len(outcome.rules_fired) - _RULES_SHOWN} more"), 2))
     blocks += [_indented(Text(printable(str(end))), 2) for end in outcome.log_ends]
@@ -312,14 +329,20 @@ def _details(outcome: Outcome) -> list[RenderableType]:
     if outcome.account is not None:
         blocks.append(_indented(Text(account_sentence(outcome.account), "dim"), 2))
     if outcome.copies is not None:
-        blocks.append(_indented(Text(f"copies in memory: {copies_sentence(outcome.copies)}", "dim"), 2))
+        blocks.append(
+            _indented(Text(f"copies in memory: {copies_sentence(outcome.copies)}", "dim"), 2)
+        )
     if outcome.hang_limits_ms:
         told = limits_sentence(outcome.hang_limits_ms, outcome.suspects)
         blocks.append(_indented(Text(f"hang limits: {told}", "dim"), 2))
     if outcome.refused_connections:
-        blocks.append(_indented(Text(f"refused connections: {outcome.refused_connections}", "dim"), 2))
+        blocks.append(
+            _indented(Text(f"refused connections: {outcome.refused_connections}", "dim"), 2)
+        )
     name = printable(outcome.name)
-    heading = Text.assemble((outcome.result.upper(), VERDICT_STYLES[outcome.result]), " ", (name, "bold"))
+    heading = Text.assemble(
+        (outcome.result.upper(), VERDICT_STYLES[outcome.result]), " ", (name, "bold")
+    )
     return [Text(), heading, *blocks]
 
 
@@ -328,8 +351,16 @@ def _indented(block: RenderableType, columns: int) -> Padding:
 
 
 def _recovery_title(recovery: Recovery) -> Text:
-    full = f", full strength {duration(recovery.full_strength_seconds, 'never')}" if recovery.world else ""
-    after = f"generation {recovery.generation}, {plural(recovery.world, 'rank')}" if recovery.world else ""
+    full = (
+        f", full strength {duration(recovery.full_strength_seconds, 'never')}"
+        if recovery.world
+        else ""
+    )
+    after = (
+        f"generation {recovery.generation}, {plural(recovery.world, 'rank')}"
+        if recovery.world
+        else ""
+    )
     return Text.assemble(
         printable(recovery.cause),
         "" if recovery.fault else ", nothing was injected: a false alarm",
@@ -354,7 +385,9 @@ class _Bars:
         texts = max((len(with_reference(span)) for span in spans), default=0)
         width = options.max_width - names - texts - 4
         if width < _BAR_WIDTH_MIN:
-            table = DataTable(Column("", is_heading=True), Column("", is_number=True, is_heading=True))
+            table = DataTable(
+                Column("", is_heading=True), Column("", is_number=True, is_heading=True)
+            )
             for span in spans:
                 table.add_row(span.name, with_reference(span))
             yield table
@@ -362,7 +395,9 @@ class _Bars:
         end_s = max((span.end_s for span in spans), default=0.0) - self.recovery.injected_s
         total = min(end_s, _SCALE * self.recovery.seconds)
         for span in spans:
-            first = int(width * (span.start_s - self.recovery.injected_s) / total) if total > 0 else 0
+            first = (
+                int(width * (span.start_s - self.recovery.injected_s) / total) if total > 0 else 0
+            )
             first = min(max(first, 0), width - 1)
             length = max(round(width * span.seconds / total), 1) if span.seconds > 0 else 0
             bar = ("#" if options.ascii_only else "█") * min(length, width - first)

@@ -17,7 +17,14 @@ from typing import NamedTuple
 from markupsafe import Markup, escape
 
 from chaoskit.report.statistics import Estimate
-from chaoskit.report.summary import duration, interval_words, number, percentage, spans_to_first_step, with_reference
+from chaoskit.report.summary import (
+    duration,
+    interval_words,
+    number,
+    percentage,
+    spans_to_first_step,
+    with_reference,
+)
 from chaoskit.runlog.outcome import PhaseSpan, Recovery
 from chaoskit.vocabulary import RECOVERY_PHASES
 
@@ -89,13 +96,24 @@ def colour(name: str) -> str:
 
 def phase_colour(phase: str) -> str:
     """The colour of one phase of :data:`chaoskit.vocabulary.RECOVERY_PHASES`."""
-    return colour(f"phase-{RECOVERY_PHASES.index(phase)}") if phase in RECOVERY_PHASES else colour("muted")
+    return (
+        colour(f"phase-{RECOVERY_PHASES.index(phase)}")
+        if phase in RECOVERY_PHASES
+        else colour("muted")
+    )
 
 
 def tag(name: str, *content: str, **attributes: object) -> Markup:
     """An SVG element. Plain text is escaped, markup is kept, an attribute that is None is left out."""
-    fields = {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items() if value is not None}
-    texts = (f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else value for value in fields.values())
+    fields = {
+        key.rstrip("_").replace("_", "-"): value
+        for key, value in attributes.items()
+        if value is not None
+    }
+    texts = (
+        f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else value
+        for value in fields.values()
+    )
     start = "".join(f' {key}="{escape(text)}"' for key, text in zip(fields, texts, strict=True))
     return Markup(f"<{name}{start}>{''.join(map(escape, content))}</{name}>")
 
@@ -105,21 +123,39 @@ def percent(position: float) -> str:
     return f"{position:.3f}".rstrip("0").rstrip(".") + "%"
 
 
-def label(text: str, x: float, y: float, *content: str, shade: str = "muted", **attributes: object) -> Markup:
+def label(
+    text: str, x: float, y: float, *content: str, shade: str = "muted", **attributes: object
+) -> Markup:
     """Text at ``x`` percent and ``y`` pixels."""
-    return tag("text", text, *content, x=percent(x), y=y, fill=colour(shade), font_size=11, **attributes)
+    return tag(
+        "text", text, *content, x=percent(x), y=y, fill=colour(shade), font_size=11, **attributes
+    )
 
 
-def bar(start: float, stop: float, y: float, height: float, fill: str, *content: str, **attributes: object) -> Markup:
+def bar(
+    start: float,
+    stop: float,
+    y: float,
+    height: float,
+    fill: str,
+    *content: str,
+    **attributes: object,
+) -> Markup:
     """A filled span between two percentages."""
     width = percent(max(stop - start, 0.0))
-    return tag("rect", *content, x=percent(start), width=width, y=y, height=height, fill=fill, **attributes)
+    return tag(
+        "rect", *content, x=percent(start), width=width, y=y, height=height, fill=fill, **attributes
+    )
 
 
-def vertical(x: float, top: float, bottom: float, shade: str = "grid", *content: str, **attributes: object) -> Markup:
+def vertical(
+    x: float, top: float, bottom: float, shade: str = "grid", *content: str, **attributes: object
+) -> Markup:
     """A thin vertical line at ``x`` percent."""
     at = percent(x)
-    return tag("line", *content, x1=at, x2=at, y1=top, y2=bottom, stroke=colour(shade), **attributes)
+    return tag(
+        "line", *content, x1=at, x2=at, y1=top, y2=bottom, stroke=colour(shade), **attributes
+    )
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -129,7 +165,10 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(step for factor in (1, 2, 5, 10) if (step := factor * power) >= rough * 0.999)
-    return [index * step for index in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+    return [
+        index * step
+        for index in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
+    ]
 
 
 class Caption(NamedTuple):
@@ -151,7 +190,9 @@ class Caption(NamedTuple):
         return stop + _GAP <= other_start or other_stop + _GAP <= start
 
 
-def clear_captions(captions: Sequence[Caption], width: float, taken: Sequence[Caption] = ()) -> list[Caption]:
+def clear_captions(
+    captions: Sequence[Caption], width: float, taken: Sequence[Caption] = ()
+) -> list[Caption]:
     """Return the captions that lie clear of each other and of ``taken``; of two that do not, the first."""
     kept: list[Caption] = []
     for caption in captions:
@@ -170,11 +211,17 @@ def tick_captions(
     """Return evenly spaced round values in [low, high], as many as fit, each with its caption."""
     for count in range(10, 0, -1):
         captions = [(tick, place(tick)) for tick in nice_ticks(low, high, count)]
-        if all(one.is_clear_of(following, width) for (_, one), (_, following) in pairwise(captions)):
+        if all(
+            one.is_clear_of(following, width) for (_, one), (_, following) in pairwise(captions)
+        ):
             break
     else:
         captions = captions[:1]
-    return [(tick, caption) for tick, caption in captions if all(caption.is_clear_of(other, width) for other in taken)]
+    return [
+        (tick, caption)
+        for tick, caption in captions
+        if all(caption.is_clear_of(other, width) for other in taken)
+    ]
 
 
 def for_both_widths(draw: Callable[[float], Markup]) -> Markup:
@@ -199,7 +246,9 @@ def horizontal_grid(ticks: Sequence[float], scale: Scale) -> Markup:
     return Markup("").join(parts)
 
 
-def downsample(points: Sequence[tuple[float, float]], limit: int = 1500) -> list[tuple[float, float]]:
+def downsample(
+    points: Sequence[tuple[float, float]], limit: int = 1500
+) -> list[tuple[float, float]]:
     """At most about ``limit`` of ``points``, keeping the ends and each stretch's lowest and highest."""
     if len(points) <= limit:
         return list(points)
@@ -207,21 +256,43 @@ def downsample(points: Sequence[tuple[float, float]], limit: int = 1500) -> list
     kept = {0, len(points) - 1}
     for start in range(0, len(points), size):
         stretch = range(start, min(start + size, len(points)))
-        kept |= {min(stretch, key=lambda index: points[index][1]), max(stretch, key=lambda index: points[index][1])}
+        kept |= {
+            min(stretch, key=lambda index: points[index][1]),
+            max(stretch, key=lambda index: points[index][1]),
+        }
     return [points[index] for index in sorted(kept)]
 
 
-def polyline(segments: Sequence[Sequence[tuple[float, float]]], height: float, shade: str, width: float) -> Markup:
+def polyline(
+    segments: Sequence[Sequence[tuple[float, float]]], height: float, shade: str, width: float
+) -> Markup:
     """Lines through (percent, pixel) points; a segment of one point is a dot."""
     paths = [
-        "M" + "L".join(f"{x * 10:.1f},{y:.2f}" for x, y in (segment if len(segment) > 1 else [*segment, *segment]))
+        "M"
+        + "L".join(
+            f"{x * 10:.1f},{y:.2f}"
+            for x, y in (segment if len(segment) > 1 else [*segment, *segment])
+        )
         for segment in segments
     ]
-    style = {"fill": "none", "stroke": colour(shade), "stroke_width": width, "vector_effect": "non-scaling-stroke"}
+    style = {
+        "fill": "none",
+        "stroke": colour(shade),
+        "stroke_width": width,
+        "vector_effect": "non-scaling-stroke",
+    }
     path = tag("path", d="".join(paths), stroke_linecap="round", stroke_linejoin="round", **style)
     # the inner picture is stretched to the plot's width; its lines keep their own
     view = f"0 0 1000 {height:g}"
-    return tag("svg", path, viewBox=view, width="100%", height=height, preserveAspectRatio="none", overflow="visible")
+    return tag(
+        "svg",
+        path,
+        viewBox=view,
+        width="100%",
+        height=height,
+        preserveAspectRatio="none",
+        overflow="visible",
+    )
 
 
 def recovery_scale(recoveries: Sequence[Recovery]) -> Scale:
@@ -229,7 +300,10 @@ def recovery_scale(recoveries: Sequence[Recovery]) -> Scale:
 
     Where redundancy or full strength come much later than the first good step, the axis changes scale between them.
     """
-    knee = max((span.end_s - r.injected_s for r in recoveries for span in spans_to_first_step(r)), default=0.0)
+    knee = max(
+        (span.end_s - r.injected_s for r in recoveries for span in spans_to_first_step(r)),
+        default=0.0,
+    )
     end = max((span.end_s - r.injected_s for r in recoveries for span in r.spans), default=0.0)
     if 0 < knee * 2.5 < end:
         return Scale(((0.0, 0.0), (knee, 60.0), (end, 100.0)))
@@ -247,7 +321,9 @@ def time_axis(scale: Scale, top: float, bottom: float, width: float) -> Markup:
         parts.append(vertical(caption.x, top, bottom + 4, "muted", stroke_dasharray="2 3"))
         parts.append(_axis_label(caption, bottom + 14))
     for (low, _), (high, _) in pairwise(scale.knots):
-        ticks = tick_captions(low * 1e3, high * 1e3, lambda tick: _time_caption(tick, scale), width, taken)
+        ticks = tick_captions(
+            low * 1e3, high * 1e3, lambda tick: _time_caption(tick, scale), width, taken
+        )
         for _, caption in ticks:
             parts += [vertical(caption.x, top, bottom), _axis_label(caption, bottom + 14)]
         taken = [*taken, *(caption for _, caption in ticks)]
@@ -322,7 +398,10 @@ def timeline(recovery: Recovery, scale: Scale) -> Markup:
     """One recovery as one row of phase bars over its time axis; a bar that is wide enough bears its name."""
     bars = [phase_bar(span, recovery.injected_s, scale, 5, 20) for span in recovery.spans]
     names = [_name_inside(span, recovery.injected_s, scale) for span in recovery.spans]
-    text = ", ".join(f"{span.name} {with_reference(span)}" for span in recovery.spans) or "no phase was recorded"
+    text = (
+        ", ".join(f"{span.name} {with_reference(span)}" for span in recovery.spans)
+        or "no phase was recorded"
+    )
     attributes = {"width": "100%", "height": 48, "overflow": "visible", "role": "img"}
     axis = for_both_widths(lambda width: time_axis(scale, 0, 30, width))
     return tag("svg", axis, *bars, *names, aria_label=f"Recovery timeline: {text}", **attributes)
@@ -336,7 +415,12 @@ def _name_inside(span: PhaseSpan, injected_s: float, scale: Scale) -> Markup:
     needed = len(span.name) * _BOLD_CHARACTER + 2 * _NAME_INSET
     if room * WIDE < needed:
         return Markup("")
-    style: dict[str, object] = {"dx": _NAME_INSET, "font_weight": 600, "pointer_events": "none", "aria_hidden": "true"}
+    style: dict[str, object] = {
+        "dx": _NAME_INSET,
+        "font_weight": 600,
+        "pointer_events": "none",
+        "aria_hidden": "true",
+    }
     style["class_"] = None if room * NARROW >= needed else "wide"
     return label(span.name, start, 19, shade="inside", **style)
 
@@ -348,7 +432,10 @@ def render_timeline_svg(recovery: Recovery) -> str:
     full = duration(recovery.full_strength_seconds, "never")
     words = f"first good step {duration(recovery.seconds)}, full strength {full}"
     room = int((_FRAME - 56 - 7.2 * len(words)) / 8.7)  # characters left of the words
-    bars = (phase_bar(span, recovery.injected_s, scale, 7 + 26 * row, 12) for row, span in enumerate(recovery.spans))
+    bars = (
+        phase_bar(span, recovery.injected_s, scale, 7 + 26 * row, 12)
+        for row, span in enumerate(recovery.spans)
+    )
     place = {"x": 156, "y": 52, "width": 410, "height": rows + 20, "overflow": "visible"}
     return picture(
         _FRAME,
@@ -371,8 +458,18 @@ def render_timeline_svg(recovery: Recovery) -> str:
 
 def picture(width: int, height: int, title: str, *content: str) -> str:
     """A picture that stands alone, for a light background: a frame with ``content``, in pixels."""
-    size = {"viewBox": f"0 0 {width} {height}", "width": width, "height": height, "font_family": _FONT}
-    frame = {"width": width - 1, "height": height - 1, "fill": colour("surface"), "stroke": colour("axis")}
+    size = {
+        "viewBox": f"0 0 {width} {height}",
+        "width": width,
+        "height": height,
+        "font_family": _FONT,
+    }
+    frame = {
+        "width": width - 1,
+        "height": height - 1,
+        "fill": colour("surface"),
+        "stroke": colour("axis"),
+    }
     drawn = tag(
         "svg",
         tag("title", title),
@@ -390,6 +487,17 @@ def _timeline_words(spans: Sequence[PhaseSpan]) -> Iterator[Markup]:
         y = 52 + 17 + 26 * row
         took, reference = with_reference(span).rstrip(")").split(" (")
         reason = shorten(f"{reference}: {span.reference}", 48, placeholder=" …")
-        yield tag("text", span.name, x=144, y=y, font_size=12, text_anchor="end", fill=colour("ink"))
-        yield tag("text", took, x=642, y=y, font_size=13, font_weight=600, text_anchor="end", fill=colour("ink"))
+        yield tag(
+            "text", span.name, x=144, y=y, font_size=12, text_anchor="end", fill=colour("ink")
+        )
+        yield tag(
+            "text",
+            took,
+            x=642,
+            y=y,
+            font_size=13,
+            font_weight=600,
+            text_anchor="end",
+            fill=colour("ink"),
+        )
         yield tag("text", reason, x=654, y=y, font_size=11, fill=colour("muted"))

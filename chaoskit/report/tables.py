@@ -63,7 +63,9 @@ class DataTable:
         cells = [[Text(column.name), *column_cells] for column, column_cells in self._by_column()]
         natural = [max(_width(cell) for cell in column) for column in cells]
         least = [
-            min(full, max(_TEXT_WIDTH_MIN, *(_longest_word(cell) for cell in column_cells))) if column.is_text else full
+            min(full, max(_TEXT_WIDTH_MIN, *(_longest_word(cell) for cell in column_cells)))
+            if column.is_text
+            else full
             for column, full, column_cells in zip(self._columns, natural, cells, strict=True)
         ]
         left = width - sum(least) - _GAP * (len(least) - 1)
@@ -84,22 +86,33 @@ class DataTable:
         table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="dim")
         for column, width in zip(self._columns, widths, strict=True):
             header = Text(column.name)
-            table.add_column(header, justify="right" if column.is_number else "left", overflow="fold", width=width)
+            table.add_column(
+                header,
+                justify="right" if column.is_number else "left",
+                overflow="fold",
+                width=width,
+            )
         for row in self._rows:
             table.add_row(*row)
         return table
 
     def _block(self, row: Sequence[Text], console: Console, width: int) -> Iterator[Text]:
         cells = list(zip(self._columns, row, strict=True))
-        headings = [line for column, cell in cells if column.is_heading for line in cell.split("\n")[:1]]
+        headings = [
+            line for column, cell in cells if column.is_heading for line in cell.split("\n")[:1]
+        ]
         yield from _flow(headings, console, width, first_indent=0)
         for column, cell in cells:
             if column.is_heading:
                 for line in cell.split("\n")[1:]:
                     yield from _flow([line], console, width, first_indent=_INDENT)
-        values = [(column, cell) for column, cell in cells if not column.is_heading and cell.plain.strip()]
+        values = [
+            (column, cell) for column, cell in cells if not column.is_heading and cell.plain.strip()
+        ]
         pairs = [_pair(column, cell) for column, cell in values]
-        yield from _flow([pair for pair in pairs if "\n" not in pair.plain], console, width, first_indent=_INDENT)
+        yield from _flow(
+            [pair for pair in pairs if "\n" not in pair.plain], console, width, first_indent=_INDENT
+        )
         for pair in pairs:
             if "\n" in pair.plain:
                 for line in pair.split("\n"):
@@ -110,7 +123,9 @@ def _pair(column: Column, cell: Text) -> Text:
     return Text.assemble((column.name, "dim"), " " if column.name else "", cell)
 
 
-def _flow(items: Sequence[Text], console: Console, width: int, *, first_indent: int) -> Iterator[Text]:
+def _flow(
+    items: Sequence[Text], console: Console, width: int, *, first_indent: int
+) -> Iterator[Text]:
     """Yield lines with the items beside each other. An item is broken, at words, only if it is wider than a line."""
     line = Text(" " * first_indent)
     is_empty = True
@@ -120,7 +135,9 @@ def _flow(items: Sequence[Text], console: Console, width: int, *, first_indent: 
             yield line
             line, is_empty = Text(" " * _INDENT), True
         line.append(" " * (0 if is_empty else _GAP))
-        parts = item.wrap(console, width - (cell_len(line.plain) if is_empty else _INDENT), overflow="fold")
+        parts = item.wrap(
+            console, width - (cell_len(line.plain) if is_empty else _INDENT), overflow="fold"
+        )
         for part in parts[:-1]:
             yield line.append_text(_stripped(part))
             line = Text(" " * _INDENT)

@@ -26,7 +26,9 @@ def ratios(account: TimeAccount) -> list[tuple[str, str, str]]:
 def lost_sentence(account: TimeAccount) -> str:
     """``lost: start-up 1.8 s, ended 220 ms``; the largest first."""
     causes = sorted(account.lost_s.items(), key=lambda item: -item[1])
-    return "lost: " + (", ".join(f"{cause} {duration(seconds)}" for cause, seconds in causes) or "nothing")
+    return "lost: " + (
+        ", ".join(f"{cause} {duration(seconds)}" for cause, seconds in causes) or "nothing"
+    )
 
 
 def failures_sentence(account: TimeAccount) -> str:
@@ -53,7 +55,11 @@ def render_account(account: TimeAccount) -> RenderableType:
             part = seconds / account.wall_s
             bar = "█" * round(_BAR * part)
             style = "green" if name == PRODUCTIVE else "yellow"
-            lines.append(Text.assemble(f"  {name:<17}  {duration(seconds):>8}  {share(part):>8}  ", (bar, style)))
+            lines.append(
+                Text.assemble(
+                    f"  {name:<17}  {duration(seconds):>8}  {share(part):>8}  ", (bar, style)
+                )
+            )
     lines += [
         Text.assemble(f"  {name:<17}  ", (f"{value:>8}", "bold"), (f"  {convention}", "dim"))
         for name, value, convention in ratios(account)

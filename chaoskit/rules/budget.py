@@ -42,7 +42,10 @@ class Budget:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._limited:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)

@@ -112,7 +112,9 @@ class Matcher:
         try:
             return float(text)
         except ValueError:
-            return math.nan if self._measures else None  # without a threshold any text may be captured
+            return (
+                math.nan if self._measures else None
+            )  # without a threshold any text may be captured
 
 
 class Watch:
@@ -128,7 +130,9 @@ class Watch:
         self._budget_s = budget.line_s
         self.stopped = False
         self._now_s = start_s
-        self._deadline_s = math.inf if rule.start_cutoff_s is None else start_s + rule.start_cutoff_s
+        self._deadline_s = (
+            math.inf if rule.start_cutoff_s is None else start_s + rule.start_cutoff_s
+        )
         self._waits_s = rule.start_cutoff_s
         self._bad_in_row = 0
         self._matched = self._not_a_number = self._faulted = False
@@ -196,7 +200,9 @@ class Watch:
             return []
         waited = f"{self._waits_s:g}"
         reason = f"no match for {waited} s"
-        found = self._fire(RuleVerdict.HANGING, reason, waited, self._waits_s, time_s=self._deadline_s)
+        found = self._fire(
+            RuleVerdict.HANGING, reason, waited, self._waits_s, time_s=self._deadline_s
+        )
         self._deadline_s = math.inf
         return [found]
 
@@ -211,11 +217,17 @@ class Watch:
             self._bad_in_row = 0
             if was_not_a_number:
                 return []
-            return [self._fire(RuleVerdict.NOT_A_NUMBER, f"the metric is {text!r}", text, self.rule.threshold)]
+            return [
+                self._fire(
+                    RuleVerdict.NOT_A_NUMBER, f"the metric is {text!r}", text, self.rule.threshold
+                )
+            ]
         rule = self.rule
         if rule.threshold is None or rule.operator is None:
             return []
-        self._bad_in_row = self._bad_in_row + 1 if _COMPARE[rule.operator](value, rule.threshold) else 0
+        self._bad_in_row = (
+            self._bad_in_row + 1 if _COMPARE[rule.operator](value, rule.threshold) else 0
+        )
         if self._bad_in_row != rule.data_points:
             return []
         times = f", {rule.data_points} times in a row" if rule.data_points > 1 else ""

@@ -30,7 +30,9 @@ class Splitter:
         if len(self._rest) > _LINE_BYTES_MAX:
             self._rest = self._rest[:_LINE_BYTES_MAX]
         lines_and_ends = zip(parts[::2], parts[1::2], strict=True)
-        return [(line.decode(errors="replace"), end == b"\r") for line, end in lines_and_ends if line]
+        return [
+            (line.decode(errors="replace"), end == b"\r") for line, end in lines_and_ends if line
+        ]
 
 
 class LogFile:

@@ -70,8 +70,13 @@ def nests_repeats(pattern: str) -> bool:
     On a line that does not match in the end, the ways to divide it between the two double with every character. Other
     patterns can be as slow, such as ``(.*,)*``: this finds the plainest kind, and nothing that is well.
     """
-    parser: Any = importlib.import_module("re._parser")  # of the standard library, which has no public one
-    return any(_is_nested(body, parser.MAXREPEAT) for body in _endless(parser.parse(pattern), parser.MAXREPEAT))
+    parser: Any = importlib.import_module(
+        "re._parser"
+    )  # of the standard library, which has no public one
+    return any(
+        _is_nested(body, parser.MAXREPEAT)
+        for body in _endless(parser.parse(pattern), parser.MAXREPEAT)
+    )
 
 
 def _endless(parsed: Any, most: Any) -> Iterator[Any]:
@@ -89,7 +94,8 @@ def _is_nested(body: Any, most: Any) -> bool:
     if len(needed) > 1:
         return False
     return any(
-        _repeats(kind, content, most) or (str(kind) == "SUBPATTERN" and _is_nested(content[-1], most))
+        _repeats(kind, content, most)
+        or (str(kind) == "SUBPATTERN" and _is_nested(content[-1], most))
         for kind, content in needed or body
     )
 

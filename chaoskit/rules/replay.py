@@ -63,17 +63,26 @@ class Replay:
     @property
     def gaps_s(self) -> list[float]:
         """Seconds between two matches."""
-        return [after.time_s - before.time_s for before, after in zip(self.points, self.points[1:], strict=False)]
+        return [
+            after.time_s - before.time_s
+            for before, after in zip(self.points, self.points[1:], strict=False)
+        ]
 
     @property
     def values(self) -> list[float]:
         """The metrics that are finite numbers."""
-        return [one.value for one in self.points if one.value is not None and math.isfinite(one.value)]
+        return [
+            one.value for one in self.points if one.value is not None and math.isfinite(one.value)
+        ]
 
 
 @typed_arguments
 def check_log_rules(
-    rules: str | Path | Sequence[LogRule], log: str | Path, *, period_s: float | None = None, tail_s: float = 0.0
+    rules: str | Path | Sequence[LogRule],
+    log: str | Path,
+    *,
+    period_s: float | None = None,
+    tail_s: float = 0.0,
 ) -> list[Fired]:
     """The alarms that ``rules`` would have raised on a recorded ``log``, in the order of their times; [] for none.
 
@@ -87,7 +96,11 @@ def check_log_rules(
         BadInput: a file cannot be read, or a line that matters has no timestamp.
     """
     known = load_rules(rules)
-    found = [one for replayed in replay_log(known, log, period_s=period_s, tail_s=tail_s) for one in replayed.alarms]
+    found = [
+        one
+        for replayed in replay_log(known, log, period_s=period_s, tail_s=tail_s)
+        for one in replayed.alarms
+    ]
     return sorted(found, key=lambda one: one.time_s)
 
 
@@ -99,10 +112,15 @@ def replay_log(
         if value is not None and not (math.isfinite(value) and value >= 0):
             raise BadInput(name, value, "use 0 or more seconds")
     try:
-        with named_path("log", log).open(encoding="utf-8", errors="replace") as lines, Budget() as budget:
+        with (
+            named_path("log", log).open(encoding="utf-8", errors="replace") as lines,
+            Budget() as budget,
+        ):
             return _replay(rules, str(log), _timed(lines, period_s), tail_s, budget)
     except OSError as error:
-        raise BadInput("log", str(log), f"name a file that can be read ({error.strerror})") from None
+        raise BadInput(
+            "log", str(log), f"name a file that can be read ({error.strerror})"
+        ) from None
 
 
 def _timed(lines: Iterable[str], period_s: float | None) -> Iterator[tuple[str, float | None]]:
@@ -112,7 +130,11 @@ def _timed(lines: Iterable[str], period_s: float | None) -> Iterator[tuple[str, 
 
 
 def _replay(
-    rules: Sequence[LogRule], log: str, lines: Iterator[tuple[str, float | None]], tail_s: float, budget: Budget
+    rules: Sequence[LogRule],
+    log: str,
+    lines: Iterator[tuple[str, float | None]],
+    tail_s: float,
+    budget: Budget,
 ) -> list[Replay]:
     watched: list[tuple[Watch, Replay]] = []
     end_s: float | None = None
@@ -120,7 +142,9 @@ def _replay(
     early: list[tuple[int, str]] = []
     for number, (line, time_s) in enumerate(lines, start=1):
         if time_s is not None and end_s is None:
-            watched = [(Watch(rule, time_s, budget), Replay(rule, time_s, time_s)) for rule in rules]
+            watched = [
+                (Watch(rule, time_s, budget), Replay(rule, time_s, time_s)) for rule in rules
+            ]
             for place, text in early:
                 _require_time(watched, log, place, text, time_s)
         if time_s is None:
@@ -144,11 +168,15 @@ def _replay(
         found.fired += watch.tick(found.end_s)
         found.warnings = _warnings(found)
         if back_s > 1:
-            found.warnings.append(f"time goes back by {back_s:g} s at line {back_at}: it was held there")
+            found.warnings.append(
+                f"time goes back by {back_s:g} s at line {back_at}: it was held there"
+            )
     return [found for _, found in watched]
 
 
-def _require_time(watched: list[tuple[Watch, Replay]], log: str, number: int, line: str, time_s: float) -> None:
+def _require_time(
+    watched: list[tuple[Watch, Replay]], log: str, number: int, line: str, time_s: float
+) -> None:
     """Refuse a line that matters and of which nobody knows when it came. ``time_s``: of a line near it."""
     for watch, found in watched:
         if watch.stopped:
@@ -174,15 +202,23 @@ def _warnings(found: Replay) -> list[str]:
     rule = found.rule
     said = []
     if not found.points:
-        said.append("no line matched: a pattern is matched from the start of a line, so it may have to begin with .*")
+        said.append(
+            "no line matched: a pattern is matched from the start of a line, so it may have to begin with .*"
+        )
         if rule.start_cutoff_s is None:
-            said.append("without expectedStartCutOffInSeconds it can never fire on a job that logs nothing")
+            said.append(
+                "without expectedStartCutOffInSeconds it can never fire on a job that logs nothing"
+            )
         elif found.end_s - found.start_s <= rule.start_cutoff_s:
-            said.append(f"the log ends before expectedStartCutOffInSeconds={rule.start_cutoff_s:g}: nothing was tested")
+            said.append(
+                f"the log ends before expectedStartCutOffInSeconds={rule.start_cutoff_s:g}: nothing was tested"
+            )
     elif rule.threshold is not None and not found.values:
         said.append("no finite number was captured: the threshold was not tested")
     if found.points and rule.start_cutoff_s is None and rule.frequency_s is not None:
-        said.append("a job that hangs before its first match is never noticed: give expectedStartCutOffInSeconds, too")
+        said.append(
+            "a job that hangs before its first match is never noticed: give expectedStartCutOffInSeconds, too"
+        )
     for name, pattern in (("logPattern", rule.pattern), ("stopPattern", rule.stop_pattern)):
         if nests_repeats(pattern):
             said.append(
@@ -221,11 +257,18 @@ def suggest(found: Replay) -> list[Suggestion]:
         healthy = [gap for gap in found.gaps_s if gap <= rule.frequency_s]
         if len(healthy) >= _GAPS_MIN and max(healthy) > 0:
             words = f"the longest of {len(healthy)} gaps that were not called hanging"
-            said += _fit("expectedRecurringFrequencyInSeconds", rule.frequency_s, max(healthy), words)
+            said += _fit(
+                "expectedRecurringFrequencyInSeconds", rule.frequency_s, max(healthy), words
+            )
     if found.points and rule.start_cutoff_s is not None:
         wait_s = found.points[0].time_s - found.start_s
         if 0 < wait_s <= rule.start_cutoff_s:
-            said += _fit("expectedStartCutOffInSeconds", rule.start_cutoff_s, wait_s, "the wait for the first match")
+            said += _fit(
+                "expectedStartCutOffInSeconds",
+                rule.start_cutoff_s,
+                wait_s,
+                "the wait for the first match",
+            )
     return said
 
 
@@ -233,7 +276,9 @@ def _fit(name: str, setting_s: float, longest_s: float, words: str) -> list[Sugg
     if _TIGHT_FACTOR * longest_s <= setting_s <= _LOOSE_FACTOR * longest_s:
         return []
     suggested_s = _round_up(ROOM_FACTOR * longest_s)
-    return [Suggestion(name, setting_s, suggested_s, f"{ROOM_FACTOR:g} x {words}, {longest_s:.3g} s")]
+    return [
+        Suggestion(name, setting_s, suggested_s, f"{ROOM_FACTOR:g} x {words}, {longest_s:.3g} s")
+    ]
 
 
 def _round_up(value: float) -> float:

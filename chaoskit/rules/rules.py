@@ -26,9 +26,15 @@ def read_rules(path: str | Path) -> list[LogRule]:
     Raises:
         BadInput: naming the rule and its field.
     """
-    lists = [found for document in read_documents("rules", named_path("rules", path)) for found in find_lists(document)]
+    lists = [
+        found
+        for document in read_documents("rules", named_path("rules", path))
+        for found in find_lists(document)
+    ]
     if not lists:
-        raise BadInput("rules", str(path), "write a list of rules, or one below logMonitoringConfiguration")
+        raise BadInput(
+            "rules", str(path), "write a list of rules, or one below logMonitoringConfiguration"
+        )
     return parse_rules([entry for found in lists for entry in found])
 
 
@@ -42,7 +48,9 @@ def load_rules(given: str | Path | Sequence[object] | None) -> tuple[LogRule, ..
     if isinstance(given, (str, Path)):
         return tuple(read_rules(given))
     entries = [
-        plain_structs(convert(f"rules[{place}]", entry, LogRule)) if isinstance(entry, LogRule) else entry
+        plain_structs(convert(f"rules[{place}]", entry, LogRule))
+        if isinstance(entry, LogRule)
+        else entry
         for place, entry in enumerate(given or ())
     ]
     return tuple(parse_rules(entries)) if entries else ()
@@ -50,7 +58,9 @@ def load_rules(given: str | Path | Sequence[object] | None) -> tuple[LogRule, ..
 
 def find_lists(document: Any) -> list[list[Any]]:
     """The lists of rules in a document: itself, or what stands below HyperPod's keys."""
-    if isinstance(document, list) and any(isinstance(one, dict) and "logPattern" in one for one in document):
+    if isinstance(document, list) and any(
+        isinstance(one, dict) and "logPattern" in one for one in document
+    ):
         return [document]
     found: list[list[Any]] = []
     for key, value in document.items() if isinstance(document, dict) else ():
@@ -86,7 +96,9 @@ def _parse(number: int, entry: Any) -> LogRule:
     said = f"rule {name!r}" if name else f"rule {number}"
     for field in ("name", "logPattern"):
         if not entry.get(field):
-            raise BadInput(f"{said}: {field}", entry.get(field), "give each rule a name and a logPattern")
+            raise BadInput(
+                f"{said}: {field}", entry.get(field), "give each rule a name and a logPattern"
+            )
     try:
         rule = msgspec.convert(entry, LogRule, strict=False)  # HyperPod takes "300" for 300, too
     except msgspec.ValidationError as error:
@@ -106,7 +118,9 @@ def _refused(said: str, entry: dict[str, Any], error: str) -> BadInput:
     if field == "operator":
         return BadInput(f"{said}: operator", entry[field], "use gt, gteq, lt, lteq or eq")
     if field == "action":
-        return BadInput(f"{said}: action", entry[field], "use restart-process, replace-node or alert")
+        return BadInput(
+            f"{said}: action", entry[field], "use restart-process, replace-node or alert"
+        )
     return BadInput(f"{said}: {field}", entry.get(field), error.partition(" - at")[0])
 
 
@@ -115,11 +129,15 @@ def _validate(said: str, rule: LogRule) -> None:
         try:
             re.compile(pattern)
         except (re.error, OverflowError, RecursionError) as error:
-            raise BadInput(f"{said}: {field}", pattern, f"mend the regular expression: {error}") from None
+            raise BadInput(
+                f"{said}: {field}", pattern, f"mend the regular expression: {error}"
+            ) from None
     for attribute in ("start_cutoff_s", "frequency_s"):
         value = getattr(rule, attribute)
         if value is not None and not (value > 0 and math.isfinite(value)):
-            raise BadInput(f"{said}: {NAMES[attribute]}", value, "use more than 0 seconds, or leave it out")
+            raise BadInput(
+                f"{said}: {NAMES[attribute]}", value, "use more than 0 seconds, or leave it out"
+            )
     if rule.data_points < 1:
         raise BadInput(f"{said}: metricEvaluationDataPoints", rule.data_points, "use 1 or more")
     if (rule.threshold is None) != (rule.operator is None):
@@ -128,7 +146,11 @@ def _validate(said: str, rule: LogRule) -> None:
     if rule.threshold is None:
         return
     if not math.isfinite(rule.threshold):
-        raise BadInput(f"{said}: metricThreshold", rule.threshold, "use a finite number: NaN is found without it")
+        raise BadInput(
+            f"{said}: metricThreshold",
+            rule.threshold,
+            "use a finite number: NaN is found without it",
+        )
     groups = len(outer_groups(rule.pattern))
     if groups != 1:
         remedy = "capture one number: (...) around it, and (?:...) for other groups"

@@ -10,7 +10,9 @@ _DATE_TIME = re.compile(
     r"(?<!\d)(?P<date>\d{4}[-/]\d{2}[-/]\d{2})[T ](?P<time>\d{2}:\d{2}:\d{2})(?:[.,](?P<fraction>\d{1,9}))?"
     r"(?P<zone>Z|[+-]\d{2}:?\d{2}(?!\d))?"
 )
-_EPOCH = re.compile(r"[\[(]?(?P<whole>\d{10})(?P<milli>\d{3})?(?:\.(?P<fraction>\d{1,9}))?(?![\d-])")
+_EPOCH = re.compile(
+    r"[\[(]?(?P<whole>\d{10})(?P<milli>\d{3})?(?:\.(?P<fraction>\d{1,9}))?(?![\d-])"
+)
 
 
 def read_time_s(line: str) -> float | None:
@@ -37,4 +39,6 @@ def show_time(time_s: float) -> str:
     """A time for people: a date in UTC, or seconds, if the clock began with the log."""
     if time_s < 1e8:
         return f"{time_s:.3f} s"
-    return datetime.fromtimestamp(time_s, UTC).isoformat(" ", "milliseconds")[:23].removesuffix(".000")
+    return (
+        datetime.fromtimestamp(time_s, UTC).isoformat(" ", "milliseconds")[:23].removesuffix(".000")
+    )

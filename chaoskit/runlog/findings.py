@@ -50,11 +50,20 @@ def rules_fired(records: Iterable[Record], started_ns: int) -> list[RuleRecord]:
     fired: list[RuleRecord] = []
     for record in records:
         if record.event == Event.RULE_FIRED:
-            fields = {name: record[name] for name in ("rule", "verdict", "rank", "step", "reason", "action")}
-            fired.append(RuleRecord(where=record["worker"], at_s=(record.t_ns - started_ns) / 1e9, **fields))
+            fields = {
+                name: record[name]
+                for name in ("rule", "verdict", "rank", "step", "reason", "action")
+            }
+            fired.append(
+                RuleRecord(where=record["worker"], at_s=(record.t_ns - started_ns) / 1e9, **fields)
+            )
         elif record.event == Event.RULE_EXCUSED:
             told = (record["rule"], record["verdict"], record["worker"])
-            of = [place for place, one in enumerate(fired) if (one.rule, one.verdict, one.where) == told]
+            of = [
+                place
+                for place, one in enumerate(fired)
+                if (one.rule, one.verdict, one.where) == told
+            ]
             if of:
                 fired[of[-1]] = msgspec.structs.replace(fired[of[-1]], excused=record["detail"])
     return fired
@@ -63,7 +72,9 @@ def rules_fired(records: Iterable[Record], started_ns: int) -> list[RuleRecord]:
 def environment(coverage: Mapping[str, FileCoverage], role: str, *names: str) -> dict[str, str]:
     """Return what a reader must know to compare numbers, as the processes of this role said it of themselves."""
     opened = _opened(coverage, role)
-    found = {name: sorted({str(record[name]) for record in opened if record[name]}) for name in names}
+    found = {
+        name: sorted({str(record[name]) for record in opened if record[name]}) for name in names
+    }
     return {name: ", ".join(values) for name, values in found.items() if values}
 
 
@@ -78,7 +89,9 @@ def started_at(coverage: Mapping[str, FileCoverage], started_ns: int) -> str:
 
 def _opened(coverage: Mapping[str, FileCoverage], role: str) -> list[Record]:
     """Return what each process of this role said of itself."""
-    writers = (writer for file in coverage.values() for writer in file.writers if writer.role == role)
+    writers = (
+        writer for file in coverage.values() for writer in file.writers if writer.role == role
+    )
     return [writer.opened for writer in writers if writer.opened is not None]
 
 
@@ -115,10 +128,14 @@ def fault_record(
 
     record.rank = target.rank
     record.injected_s = seconds(target.injected_ns)
-    record.evidence = [EvidenceRecord(level="armed", at_s=record.injected_s, observed=stood(target))]
+    record.evidence = [
+        EvidenceRecord(level="armed", at_s=record.injected_s, observed=stood(target))
+    ]
     if strike.effective_ns is not None:
         record.evidence.append(
-            EvidenceRecord(level="effective", at_s=seconds(strike.effective_ns), observed=strike.observed)
+            EvidenceRecord(
+                level="effective", at_s=seconds(strike.effective_ns), observed=strike.observed
+            )
         )
     record.evidence += felt
     return record
@@ -149,9 +166,15 @@ def fault_check(strike: InjectionRecord, ended_ns: int, *, shown: bool = True) -
     if state == "confirmed":
         return Check(name=name, verdict=Verdict.PASSED, detail=strike.observed)
     if state == "undo failed":
-        return Check(name=name, verdict=Verdict.ERROR, detail="its effect could not be undone; run `chaoskit cleanup`")
+        return Check(
+            name=name,
+            verdict=Verdict.ERROR,
+            detail="its effect could not be undone; run `chaoskit cleanup`",
+        )
     if state == "missed":
-        return Check(name=name, verdict=Verdict.UNKNOWN, detail=f"injected, and missed: {strike.why_missed}")
+        return Check(
+            name=name, verdict=Verdict.UNKNOWN, detail=f"injected, and missed: {strike.why_missed}"
+        )
     if state == "not fired":
         return Check(name=name, verdict=Verdict.UNKNOWN, detail=f"not fired: {strike.why_missed}")
     detail = f"injected, but no effect was observed on its target: {strike.fault.kind}.inject yielded no Evidence"

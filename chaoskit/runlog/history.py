@@ -89,7 +89,9 @@ class History:
                 found[fields["step"]].skips[fields["generation"]].append(record)
             elif event == Event.FINISHED:
                 self._ends.append(record)
-        self.steps = {number: step for number, step in sorted(found.items()) if step.commits or step.skips}
+        self.steps = {
+            number: step for number, step in sorted(found.items()) if step.commits or step.skips
+        }
 
     @cached_property
     def finished(self) -> list[FinishedStep]:
@@ -138,10 +140,15 @@ class History:
         reduction is exact; else it may be rounded in another way, or be made of another batch.
         """
         found = [
-            f"step {number} is missing" for number in range(max(self.steps, default=-1)) if number not in self.steps
+            f"step {number} is missing"
+            for number in range(max(self.steps, default=-1))
+            if number not in self.steps
         ]
         for number, step in self.steps.items():
-            by_generation = [{(record["loss"], record["grad_sum"]) for record in one} for one in step.commits.values()]
+            by_generation = [
+                {(record["loss"], record["grad_sum"]) for record in one}
+                for one in step.commits.values()
+            ]
             lines = [set().union(*by_generation)] if reduction == "exact" else by_generation
             if (different := max((len(results) for results in lines), default=1)) > 1:
                 found.append(f"step {number} was committed with {different} different results")
@@ -158,14 +165,23 @@ class History:
         last = self.steps.get(max(self.steps, default=-1))
         if config.follow is None or last is None:
             return self._ends
-        alone = {record.source for one in (last.commits, last.skips) for records in one.values() for record in records}
-        gone = {source for source in alone if self._last_generation.get(source, 0) < last.generation}
+        alone = {
+            record.source
+            for one in (last.commits, last.skips)
+            for records in one.values()
+            for record in records
+        }
+        gone = {
+            source for source in alone if self._last_generation.get(source, 0) < last.generation
+        }
         return [end for end in self._ends if end.source not in gone]
 
     def repeated(self) -> list[Repeated]:
         """Steps that were committed, and that were committed again in a later generation."""
         return [
-            Repeated(number, old, step.generation) for number, step in self.steps.items() if (old := _thrown_away(step))
+            Repeated(number, old, step.generation)
+            for number, step in self.steps.items()
+            if (old := _thrown_away(step))
         ]
 
     def lost(self) -> list[Repeated]:
@@ -177,7 +193,9 @@ class History:
         repeated = self.repeated()
         in_flight = {one.before: one.step for one in repeated}  # the last one of each generation
         return [
-            one for one in repeated if in_flight[one.before] != one.step or self._has_survivors(self.steps[one.step])
+            one
+            for one in repeated
+            if in_flight[one.before] != one.step or self._has_survivors(self.steps[one.step])
         ]
 
     def repeated_steps(self) -> int:
@@ -186,10 +204,16 @@ class History:
 
     def repeated_beside_survivors(self) -> list[int]:
         """Steps that were computed again although a rank that had committed them was still a member."""
-        return [number for number, step in self.steps.items() if _thrown_away(step) and self._has_survivors(step)]
+        return [
+            number
+            for number, step in self.steps.items()
+            if _thrown_away(step) and self._has_survivors(step)
+        ]
 
     def _has_survivors(self, step: Step) -> bool:
-        committers = [r.source for g, records in step.commits.items() if g < step.generation for r in records]
+        committers = [
+            r.source for g, records in step.commits.items() if g < step.generation for r in records
+        ]
         return any(self._last_generation.get(source, 0) >= step.generation for source in committers)
 
     def ledger(self, shards_of: Callable[[int, int], int]) -> Ledger:
@@ -204,17 +228,27 @@ class History:
                     owners[shard].append(rank)
             wanted = range(shards_of(number, step.finishers[0]["world"]))
             missing += [f"step {number} shard {shard}" for shard in wanted if shard not in owners]
-            repeated += [f"step {number} shard {shard}" for shard, ranks in owners.items() if len(ranks) > 1]
+            repeated += [
+                f"step {number} shard {shard}" for shard, ranks in owners.items() if len(ranks) > 1
+            ]
             if step.skipped:
                 shards = sorted({shard for record in step.finishers for shard in record["shards"]})
                 skipped.append(f"step {number}: shards {shards} are not finite")
-        return Ledger(steps=len(self.steps), samples=samples, missing=missing, repeated=repeated, skipped=skipped)
+        return Ledger(
+            steps=len(self.steps),
+            samples=samples,
+            missing=missing,
+            repeated=repeated,
+            skipped=skipped,
+        )
 
     def schedule(self) -> tuple[tuple[int, int], ...]:
         """(step, shards) wherever the batch has another number of them than before."""
         found: list[tuple[int, int]] = []
         for number, step in self.steps.items():
-            shards = sum(len(record["shards"]) for record in step.contributions[step.generation].values())
+            shards = sum(
+                len(record["shards"]) for record in step.contributions[step.generation].values()
+            )
             if not found or found[-1][1] != shards:
                 found.append((number, shards))
         return tuple(found)
@@ -230,4 +264,6 @@ class History:
 
 def _thrown_away(step: Step) -> int:
     """The last generation that committed the step and whose result does not live on; 0 if there is none."""
-    return max((generation for generation in step.commits if generation < step.generation), default=0)
+    return max(
+        (generation for generation in step.commits if generation < step.generation), default=0
+    )

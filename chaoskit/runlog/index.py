@@ -34,7 +34,9 @@ class Index:
         found = self._by_event.get(event, [])
         return (found[place] for place in range(bisect_left(found, t_ns, key=_time), len(found)))
 
-    def first(self, event: str, t_ns: int = 0, wanted: Callable[[Record], bool] = lambda record: True) -> Record | None:
+    def first(
+        self, event: str, t_ns: int = 0, wanted: Callable[[Record], bool] = lambda record: True
+    ) -> Record | None:
         """The first record of ``event`` that is not before ``t_ns``, and is ``wanted``."""
         return next((record for record in self.since(event, t_ns) if wanted(record)), None)
 

@@ -111,18 +111,27 @@ def injections(faults: Sequence[Fault], records: Iterable[Record]) -> list[Injec
     for record in records:
         if record.event in _TELLING:
             told[record["fault"]].append(record)
-    return [_injection(fault_id(number), fault, told[fault_id(number)]) for number, fault in enumerate(faults)]
+    return [
+        _injection(fault_id(number), fault, told[fault_id(number)])
+        for number, fault in enumerate(faults)
+    ]
 
 
-_TELLING = frozenset({Event.INJECTED, Event.ACTED, Event.EVIDENCE, Event.FAULT_MISSED, Event.LIFTED, Event.UNDONE})
+_TELLING = frozenset(
+    {Event.INJECTED, Event.ACTED, Event.EVIDENCE, Event.FAULT_MISSED, Event.LIFTED, Event.UNDONE}
+)
 
 
 def _injection(name: str, fault: Fault, records: Sequence[Record]) -> InjectionRecord:
     injected = [record for record in records if record.event == Event.INJECTED]
-    evidence = [record for record in records if record.event == Event.EVIDENCE and record["observed"]]
+    evidence = [
+        record for record in records if record.event == Event.EVIDENCE and record["observed"]
+    ]
     missed = [record for record in records if record.event == Event.FAULT_MISSED]
     undone = [record for record in records if record.event == Event.UNDONE]
-    last = evidence[-1] if evidence and injected else None  # of an act of which nothing is known it shows nothing
+    last = (
+        evidence[-1] if evidence and injected else None
+    )  # of an act of which nothing is known it shows nothing
     return InjectionRecord(
         fault_id=name,
         fault=fault,
@@ -149,7 +158,10 @@ def _struck(fault: Fault, injected: Record, records: Sequence[Record]) -> Struck
     undone = [record for record in records if record.event == Event.UNDONE]
     acted_ns = [act.t_ns for act in acts] + [record["acted_ns"] for record in undone]
     nodes = {*injected["nodes"], *(act["node"] for act in acts if fault.whole_node)}
-    place = {name: injected[name] for name in ("worker", "rank", "node", "pid", "step", "phase", "waiting")}
+    place = {
+        name: injected[name]
+        for name in ("worker", "rank", "node", "pid", "step", "phase", "waiting")
+    }
     return Struck(
         **place,
         injected_ns=injected.t_ns,

@@ -71,13 +71,17 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     """From one fault (or one group of overlapping faults) back to training."""
 
     cause: str  # e.g. "rank 2: killed by SIGKILL"
-    fault: str | None  # text of the injected fault, or of a pod's end that the run has not asked for; else None
+    fault: (
+        str | None
+    )  # text of the injected fault, or of a pod's end that the run has not asked for; else None
     injected_s: float
     generation: int
     world: int  # ranks in the first generation after the fault; 0 where that is not known
     spans: list[PhaseSpan]
     seconds: float  # injected -> first committed step
-    full_strength_seconds: float | None  # injected -> first committed step at the full world; None if never, or unknown
+    full_strength_seconds: (
+        float | None
+    )  # injected -> first committed step at the full world; None if never, or unknown
     step_seconds: float  # median step time before the fault, for scale
 
 
@@ -230,7 +234,9 @@ class Outcome(msgspec.Struct, kw_only=True):
     hang_limits_ms: dict[str, int] = {}  # by phase, at the end; empty where none were known
     run_id: str = ""  # by which a history knows it; empty outside of pytest
     suspects: int = 0  # ranks that were given up because a phase lasted longer
-    refused_connections: int = 0  # at the coordinator, of clients that did not show the token or keep the protocol
+    refused_connections: int = (
+        0  # at the coordinator, of clients that did not show the token or keep the protocol
+    )
     test: TestResult | None = None  # None outside of pytest, and until the test is over
     not_recovered: str = ""
 
@@ -262,7 +268,11 @@ class Outcome(msgspec.Struct, kw_only=True):
     def result_reasons(self) -> list[str]:
         """Why the result is not ``passed``."""
         failed = self.test is not None and self.test.failed
-        return [*self.reasons, f"the test failed: {self.test.message}"] if self.test and failed else self.reasons
+        return (
+            [*self.reasons, f"the test failed: {self.test.message}"]
+            if self.test and failed
+            else self.reasons
+        )
 
     @property
     def losses(self) -> list[float | None]:
@@ -300,7 +310,12 @@ class Outcome(msgspec.Struct, kw_only=True):
 
     @typed_arguments
     def assert_recovered(
-        self, *, within_s: LimitS, lost_steps: int = 0, false_alarms: int = 0, bit_equal: bool = True
+        self,
+        *,
+        within_s: LimitS,
+        lost_steps: int = 0,
+        false_alarms: int = 0,
+        bit_equal: bool = True,
     ) -> None:
         """Assert that the run recovered, each time within ``within_s``, and lost nothing else.
 
@@ -331,9 +346,13 @@ class Outcome(msgspec.Struct, kw_only=True):
                 f"{self.name}: a recovery took {self.recovery.seconds:.3f} s, more than {within_s:g} s"
             )
         if self.lost_steps > lost_steps:
-            raise AssertionError(f"{self.name}: {self.lost_steps} steps were lost, more than {lost_steps}")
+            raise AssertionError(
+                f"{self.name}: {self.lost_steps} steps were lost, more than {lost_steps}"
+            )
         if (self.false_alarms or 0) > false_alarms:
-            raise AssertionError(f"{self.name}: {self.false_alarms} false alarms, more than {false_alarms}")
+            raise AssertionError(
+                f"{self.name}: {self.false_alarms} false alarms, more than {false_alarms}"
+            )
 
     def assert_same_losses_as_twin(self) -> None:
         """Every loss, and the final weights, equal those of the unbroken run, bit for bit.
@@ -343,14 +362,22 @@ class Outcome(msgspec.Struct, kw_only=True):
         """
         __tracebackhide__ = True
         if self.twin_losses is None:
-            raise AssertionError(f"{self.name}: there is no twin to compare with; run with twin=True")
+            raise AssertionError(
+                f"{self.name}: there is no twin to compare with; run with twin=True"
+            )
         losses = {point.step: point.loss for point in self.steps}
         for step, theirs in enumerate(self.twin_losses):
             mine = losses.get(step)
             if step <= max(losses, default=-1) and repr(mine) != repr(theirs):
-                raise AssertionError(f"{self.name}: loss of step {step} is {mine!r}, the unbroken run's is {theirs!r}")
+                raise AssertionError(
+                    f"{self.name}: loss of step {step} is {mine!r}, the unbroken run's is {theirs!r}"
+                )
         steps = max(losses, default=-1) + 1
         if steps != len(self.twin_losses):
-            raise AssertionError(f"{self.name}: {steps} steps, the unbroken run has {len(self.twin_losses)}")
+            raise AssertionError(
+                f"{self.name}: {steps} steps, the unbroken run has {len(self.twin_losses)}"
+            )
         if self.weights_digest != self.twin_weights_digest:
-            raise AssertionError(f"{self.name}: all losses are equal, but the final weights are not")
+            raise AssertionError(
+                f"{self.name}: all losses are equal, but the final weights are not"
+            )

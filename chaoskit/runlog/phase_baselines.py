@@ -40,7 +40,10 @@ def restored(size_bytes: int, transport: str) -> tuple[float, str]:
     if size_bytes == 0:
         return 0.0, "no rank needs state"
     rate = _BYTES_PER_S.get(transport, _BYTES_PER_S["tcp"])
-    return size_bytes / rate, f"{size_bytes / 1e6:.0f} MB through {transport} at {rate / 1e9:g} GB/s"
+    return (
+        size_bytes / rate,
+        f"{size_bytes / 1e6:.0f} MB through {transport} at {rate / 1e9:g} GB/s",
+    )
 
 
 def first_good_step(step_s: float, world: int, nodes: int) -> tuple[float, str]:

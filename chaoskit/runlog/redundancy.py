@@ -65,9 +65,15 @@ def restored_ns(found: Sequence[Window], after_ns: int) -> int | None:
     return later[0].ended_ns if later else after_ns
 
 
-def exposures(found: Sequence[Window], strikes: Iterable[InjectionRecord], started_ns: int) -> list[Exposure]:
+def exposures(
+    found: Sequence[Window], strikes: Iterable[InjectionRecord], started_ns: int
+) -> list[Exposure]:
     """Each window as people read it: from the first fault that struck since the one before, if any did."""
-    acts = [(strike.target.injected_ns, str(strike.fault)) for strike in strikes if strike.target and not strike.missed]
+    acts = [
+        (strike.target.injected_ns, str(strike.fault))
+        for strike in strikes
+        if strike.target and not strike.missed
+    ]
     told, before_ns = [], 0
     for window in found:
         causes = sorted(act for act in acts if before_ns < act[0] <= window.begun_ns)

@@ -37,7 +37,8 @@ def prometheus_rules(slas: Sequence[Sla], labels: str = "") -> tuple[dict[str, A
             else:
                 rules.append(_rule(line, sla, labels))
         left_out += [
-            f"{sla.name}: regression of {name}: left out: an alert knows no earlier runs" for name in sla.regression
+            f"{sla.name}: regression of {name}: left out: an alert knows no earlier runs"
+            for name in sla.regression
         ]
     digest = _digest(f"{labels}{[sla.name for sla in slas]}")
     return {
@@ -64,13 +65,23 @@ def _rule(line: Condition, sla: Sla, labels: str) -> dict[str, Any]:
     matched, length = (f"{labels}," if labels else ""), f"[{sla.window.count}d]"
     within = f'sum(increase({_METRIC}_bucket{{{matched}le="{line.limit}"}}{length}))'
     everything = f"sum(increase({_METRIC}_count{{{labels}}}{length}))"
-    expression = f"{within} / {everything} < {line.share!r}" if line.is_objective else f"{everything} - {within} > 0.5"
+    expression = (
+        f"{within} / {everything} < {line.share!r}"
+        if line.is_objective
+        else f"{everything} - {within} > 0.5"
+    )
     is_chosen = sla.where != Where()
-    where = "; it is about all recoveries of that training, whatever `where` says" if is_chosen else ""
+    where = (
+        "; it is about all recoveries of that training, whatever `where` says" if is_chosen else ""
+    )
     return {
         "alert": f"ChaoskitSla{_digest(f'{sla.name}{line.text}')}",
         "expr": expression,
-        "labels": {"severity": "ticket" if line.is_objective else "page", "sla": sla.name, "line": line.text},
+        "labels": {
+            "severity": "ticket" if line.is_objective else "page",
+            "sla": sla.name,
+            "line": line.text,
+        },
         "annotations": {"summary": f"{sla.name}: {line.text}{where}".replace("{{", "{ {")},
     }
 

@@ -12,22 +12,38 @@ from chaoskit.plaintext import printable
 from chaoskit.report.tables import DataTable
 from chaoskit.sla.judge import Judged, State
 
-_STYLES = {State.BROKEN: "bold red", State.UNKNOWN: "bold yellow", State.NOT_SHOWN: "yellow", State.MET: "green"}
+_STYLES = {
+    State.BROKEN: "bold red",
+    State.UNKNOWN: "bold yellow",
+    State.NOT_SHOWN: "yellow",
+    State.MET: "green",
+}
 _MARKS = {State.BROKEN: "❌", State.UNKNOWN: "❔", State.NOT_SHOWN: "❔", State.MET: "✅"}
 
 
 def sla_sentence(judged: Sequence[Judged]) -> str:
     """``1 broken, 2 not shown, 5 met``."""
     counts = Counter(one.state for one in judged)
-    return ", ".join(f"{counts[state]} {state.value}" for state in State if counts[state]) or "nothing is promised"
+    return (
+        ", ".join(f"{counts[state]} {state.value}" for state in State if counts[state])
+        or "nothing is promised"
+    )
 
 
 def render_sla(judged: Sequence[Judged]) -> DataTable:
     """Each line with its state, the worst first."""
     table = findings_table("SLA and line", "runs", "misses", "unknown")
     for one in worst_first(judged):
-        what = Text.assemble(printable(f"{one.sla}: {one.line}"), *((f"\n{line}", "dim") for line in _secondary(one)))
-        table.add_row(Text(one.state.value, _STYLES[one.state]), what, str(one.runs), str(one.misses), str(one.unknown))
+        what = Text.assemble(
+            printable(f"{one.sla}: {one.line}"), *((f"\n{line}", "dim") for line in _secondary(one))
+        )
+        table.add_row(
+            Text(one.state.value, _STYLES[one.state]),
+            what,
+            str(one.runs),
+            str(one.misses),
+            str(one.unknown),
+        )
     return table
 
 
@@ -61,5 +77,7 @@ def sla_markdown(judged: Sequence[Judged]) -> str:
             str(one.misses),
             str(one.unknown),
         ]
-        lines.append(f"| {' | '.join(cells)} | {cell(': '.join(filter(None, [one.state.value, one.reason])))} |")
+        lines.append(
+            f"| {' | '.join(cells)} | {cell(': '.join(filter(None, [one.state.value, one.reason])))} |"
+        )
     return "\n".join([*lines, ""])

@@ -76,22 +76,34 @@ def judge(
     claimed = _newest_definitions([run for run in selected if run.claimed])
     if not claimed:
         more = f"; {len(selected)} are judged by their tests themselves" if selected else ""
-        raise BadInput("where", sla.name, f"select runs: none of those that are recorded is meant{more}")
+        raise BadInput(
+            "where", sla.name, f"select runs: none of those that are recorded is meant{more}"
+        )
     window = _runs_in_window(sla, claimed, today)
     if not window:
         reason = f"no run in {sla.window}; the latest one was on {night_of(claimed[-1])}"
-        return [Judged(sla=sla.name, line=line, state=State.NOT_SHOWN, reason=reason) for line in _lines(sla)]
+        return [
+            Judged(sla=sla.name, line=line, state=State.NOT_SHOWN, reason=reason)
+            for line in _lines(sla)
+        ]
     shown = [run for run in window if is_conclusive(run)]
     if not shown:
         counts = Counter(run.verdict.value for run in window)
-        reason = f"of all runs: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}"
+        reason = (
+            f"of all runs: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}"
+        )
         unknown = len(window)
         lines = _lines(sla)
-        return [Judged(sla=sla.name, line=line, state=State.UNKNOWN, unknown=unknown, reason=reason) for line in lines]
+        return [
+            Judged(sla=sla.name, line=line, state=State.UNKNOWN, unknown=unknown, reason=reason)
+            for line in lines
+        ]
     unknown = len(window) - len(shown)
     found = [_always(sla, one, shown, unknown) for one in sla.always]
     found += [_objective(sla, one, shown, unknown) for one in sla.objectives]
-    return found + [_regression(sla, name, by, shown, before) for name, by in sla.regression.items()]
+    return found + [
+        _regression(sla, name, by, shown, before) for name, by in sla.regression.items()
+    ]
 
 
 def _lines(sla: Sla) -> list[str]:
@@ -144,11 +156,15 @@ def _met(condition: Condition, judged: Judged) -> Judged:
     if judged.lacking:
         number = f"{condition.number}{f' or {condition.divisor}' if condition.divisor else ''}"
         return _with_state(
-            judged, State.NOT_SHOWN, f"{judged.lacking} of {judged.lacking + judged.runs} runs have no {number}"
+            judged,
+            State.NOT_SHOWN,
+            f"{judged.lacking} of {judged.lacking + judged.runs} runs have no {number}",
         )
     if judged.unknown > _UNKNOWN_MOST * (judged.unknown + judged.runs):
         return _with_state(
-            judged, State.NOT_SHOWN, f"{judged.unknown} of {judged.unknown + judged.runs} runs are unknown"
+            judged,
+            State.NOT_SHOWN,
+            f"{judged.unknown} of {judged.unknown + judged.runs} runs are unknown",
         )
     return _with_state(judged, State.MET)
 
@@ -160,7 +176,9 @@ def _always(sla: Sla, condition: Condition, runs: Sequence[RunRecord], unknown: 
     if not judged.runs:
         return _with_state(judged, State.NOT_SHOWN, f"no run has {condition.number}")
     if judged.runs < sla.at_least:
-        return _with_state(judged, State.NOT_SHOWN, f"{sla.at_least} runs needed, {judged.runs} so far")
+        return _with_state(
+            judged, State.NOT_SHOWN, f"{sla.at_least} runs needed, {judged.runs} so far"
+        )
     return _met(condition, judged)
 
 
@@ -170,18 +188,29 @@ def _objective(sla: Sla, condition: Condition, runs: Sequence[RunRecord], unknow
         return _with_state(judged, State.NOT_SHOWN, f"no run has {condition.number}")
     hits = judged.runs - judged.misses
     needed = sla.needs(condition, judged.misses)
-    is_less = shows_less(condition.share, hits, judged.runs, sla.confidence) and judged.runs >= sla.at_least
-    is_shown = judged.runs >= needed and shows_at_least(condition.share, hits, judged.runs, sla.confidence)
+    is_less = (
+        shows_less(condition.share, hits, judged.runs, sla.confidence)
+        and judged.runs >= sla.at_least
+    )
+    is_shown = judged.runs >= needed and shows_at_least(
+        condition.share, hits, judged.runs, sla.confidence
+    )
     if not (is_less or is_shown):
-        is_full = sla.window.unit == "run" and judged.runs + judged.lacking + unknown >= sla.window.count
-        more = "and the window is full" if is_full else f"{judged.runs} so far"
-        return _with_state(judged, State.NOT_SHOWN, f"{needed} runs needed with {judged.misses} misses, {more}")
-    if judged.nights < NIGHTS_LEAST:  # runs of one night have that night in common, whatever they show
-        return _with_state(judged, State.NOT_SHOWN, f"{NIGHTS_LEAST} nights needed, {judged.nights} so far")
-    if is_less:
-        within = (
-            f"{hits / judged.runs:.1%} of {judged.runs} runs are within it, {100 * condition.share:g} % are promised"
+        is_full = (
+            sla.window.unit == "run" and judged.runs + judged.lacking + unknown >= sla.window.count
         )
+        more = "and the window is full" if is_full else f"{judged.runs} so far"
+        return _with_state(
+            judged, State.NOT_SHOWN, f"{needed} runs needed with {judged.misses} misses, {more}"
+        )
+    if (
+        judged.nights < NIGHTS_LEAST
+    ):  # runs of one night have that night in common, whatever they show
+        return _with_state(
+            judged, State.NOT_SHOWN, f"{NIGHTS_LEAST} nights needed, {judged.nights} so far"
+        )
+    if is_less:
+        within = f"{hits / judged.runs:.1%} of {judged.runs} runs are within it, {100 * condition.share:g} % are promised"
         return _with_state(judged, State.BROKEN, within)
     return _met(condition, judged)
 
@@ -195,23 +224,39 @@ def _regression(
 ) -> Judged:
     names = {run.run_id for run in runs}
     earlier = [run for run in before if run.run_id not in names]
-    judged = Judged(sla=sla.name, line=_regression_line(name, tolerance), state=State.NOT_SHOWN, runs=len(runs))
+    judged = Judged(
+        sla=sla.name, line=_regression_line(name, tolerance), state=State.NOT_SHOWN, runs=len(runs)
+    )
     if not earlier:
-        return _with_state(judged, State.NOT_SHOWN, "no reference: name earlier runs with --against")
+        return _with_state(
+            judged, State.NOT_SHOWN, "no reference: name earlier runs with --against"
+        )
     found = compare_number(earlier, runs, name, tolerance)
     if any(one.change is NumberChange.REGRESSED for one in found):
         return _with_state(judged, State.BROKEN, _changes(found, NumberChange.REGRESSED))
     if len(runs) < sla.at_least:
-        return _with_state(judged, State.NOT_SHOWN, f"{sla.at_least} runs needed, {len(runs)} so far")
+        return _with_state(
+            judged, State.NOT_SHOWN, f"{sla.at_least} runs needed, {len(runs)} so far"
+        )
     if not found:
         return _with_state(judged, State.NOT_SHOWN, f"no run has {name}")
     is_open = any(one.change.is_open for one in found)
-    return _with_state(judged, State.NOT_SHOWN, _changes(found)) if is_open else _with_state(judged, State.MET)
+    return (
+        _with_state(judged, State.NOT_SHOWN, _changes(found))
+        if is_open
+        else _with_state(judged, State.MET)
+    )
 
 
 def _changes(findings: Iterable[NumberFinding], only: NumberChange | None = None) -> str:
-    shown = [one for one in findings if only in (None, one.change) and one.change is not NumberChange.UNCHANGED]
-    return "; ".join(f"{one.title}: {one.change.value}{f', {one.reason}' if one.reason else ''}" for one in shown)
+    shown = [
+        one
+        for one in findings
+        if only in (None, one.change) and one.change is not NumberChange.UNCHANGED
+    ]
+    return "; ".join(
+        f"{one.title}: {one.change.value}{f', {one.reason}' if one.reason else ''}" for one in shown
+    )
 
 
 def exit_code(judged: Iterable[Judged], *, is_strict: bool) -> int:

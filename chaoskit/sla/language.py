@@ -28,7 +28,11 @@ _LINE = re.compile(
     r"\s*(?P<relation><=|>=|==|<|>|=)\s*(?P<value>\d{1,9}(?:\.\d{1,9})?)\s*(?P<unit>[a-z%]*)",
     re.ASCII,
 )
-_SHORT = {"recovered": "recovered == 1", "passed": "passed == 1", "losses==twin": "losses_equal == 1"}
+_SHORT = {
+    "recovered": "recovered == 1",
+    "passed": "passed == 1",
+    "losses==twin": "losses_equal == 1",
+}
 #: What is counted can be equal to a number; what is measured cannot.
 _COUNTED = ("count", "steps")
 _HELD = (record.RECOVERED, record.PASSED, record.LOSSES_EQUAL)
@@ -100,7 +104,11 @@ def parse(text: str, field: str) -> Condition:
     """
     found = _LINE.fullmatch(_SHORT.get("".join(text.split()), text).strip())
     if found is None:
-        raise BadInput(field, text, "write it as lost_steps == 0, recovery.p95 <= 2 s or recovery.p50 / step <= 2.5")
+        raise BadInput(
+            field,
+            text,
+            "write it as lost_steps == 0, recovery.p95 <= 2 s or recovery.p50 / step <= 2.5",
+        )
     number, below, relation = found["number"], found["below"] or "", found["relation"]
     known = record.KNOWN
     for name in (number, *([below] if below else [])):
@@ -108,10 +116,18 @@ def parse(text: str, field: str) -> Condition:
             raise BadInput(field, text, f"there is no number {name}: {name_remedy(name, known)}")
     unit, better = known[number]
     if below and (below not in DIVISORS or unit != "s" or number in DIVISORS):
-        raise BadInput(field, text, f"divide a duration by one of {', '.join(DIVISORS)}, which are of the same run")
-    limit = float(found["value"]) * _scale("quotient" if below else unit, found["unit"], field, text)
+        raise BadInput(
+            field,
+            text,
+            f"divide a duration by one of {', '.join(DIVISORS)}, which are of the same run",
+        )
+    limit = float(found["value"]) * _scale(
+        "quotient" if below else unit, found["unit"], field, text
+    )
     if (number in _HELD and limit != 1) or (unit == "ratio" and not below and limit > 1):
-        raise BadInput(field, text, "use 1, or leave it out" if number in _HELD else "use 100 % or less")
+        raise BadInput(
+            field, text, "use 1, or leave it out" if number in _HELD else "use 100 % or less"
+        )
     return Condition(
         text=" ".join(text.split()),
         number=number,
@@ -122,8 +138,14 @@ def parse(text: str, field: str) -> Condition:
     )
 
 
-def _relation(relation: str, better: record.Better, is_counted: bool, field: str, text: str) -> Relation:
-    by_direction: dict[str, tuple[Relation, ...]] = {"lower": ("<=",), "higher": (">=",), "": ("<=", ">=")}
+def _relation(
+    relation: str, better: record.Better, is_counted: bool, field: str, text: str
+) -> Relation:
+    by_direction: dict[str, tuple[Relation, ...]] = {
+        "lower": ("<=",),
+        "higher": (">=",),
+        "": ("<=", ">="),
+    }
     equal: tuple[Relation, ...] = ("==",) if is_counted else ()
     allowed = (*by_direction[better], *equal)
     for one in allowed:
@@ -144,6 +166,12 @@ def _share(statistic: str, field: str, text: str) -> float:
     if (share := _SHARES.get(statistic or "max")) is not None:
         return share
     if statistic in ("mean", "avg"):
-        raise BadInput(field, text, f"use p50: one slow run moves a {statistic}, and says nothing about the others")
+        raise BadInput(
+            field,
+            text,
+            f"use p50: one slow run moves a {statistic}, and says nothing about the others",
+        )
     known = ", ".join(_SHARES)
-    raise BadInput(field, text, "use p50" if statistic == "median" else f"use one of {known}; max holds always")
+    raise BadInput(
+        field, text, "use p50" if statistic == "median" else f"use one of {known}; max holds always"
+    )

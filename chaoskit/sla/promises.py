@@ -71,7 +71,8 @@ class Where(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return (
             self._is_fault(run.faults)
             and all(
-                _counts(wanted, settings.get(name)) for name, wanted in (("nodes", self.nodes), ("spares", self.spares))
+                _counts(wanted, settings.get(name))
+                for name, wanted in (("nodes", self.nodes), ("spares", self.spares))
             )
             and self.stack in (None, run.stack)
             and (self.substrate is None or run.machine.endswith(f", {self.substrate}"))
@@ -91,7 +92,13 @@ def _counts(wanted: int | str | None, have: object) -> bool:
     relation, number = _COUNT.fullmatch(str(wanted)).groups()  # type: ignore[union-attr]  # it was checked
     if not isinstance(have, int):
         return False
-    return have <= int(number) if relation == "<=" else have >= int(number) if relation == ">=" else have == int(number)
+    return (
+        have <= int(number)
+        if relation == "<="
+        else have >= int(number)
+        if relation == ">="
+        else have == int(number)
+    )
 
 
 class Sla(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,7 +157,9 @@ def load(path: Path) -> list[Sla]:
     except msgspec.ValidationError as error:
         raise BadInput("file", str(path), f"mend it: {' '.join(str(error).split())}") from None
     if found.version != VERSION:
-        raise BadInput("version", found.version, f"in {path}, use version {VERSION}, which this chaoskit reads")
+        raise BadInput(
+            "version", found.version, f"in {path}, use version {VERSION}, which this chaoskit reads"
+        )
     if not found.slas:
         raise BadInput("slas", [], f"in {path}, write one at least: it promises nothing")
     names = [one.name for one in found.slas]
@@ -173,7 +182,11 @@ def of_marker(name: str, lines: Sequence[object], options: Mapping[str, Any]) ->
             raise BadInput("sla", line, "write lines as text, such as 'lost_steps == 0'")
     for option, value in options.items():
         if option not in _OF_A_MARKER:
-            raise BadInput(f"sla.{option}", value, f"use {', '.join(_OF_A_MARKER)}; for others write a file of SLAs")
+            raise BadInput(
+                f"sla.{option}",
+                value,
+                f"use {', '.join(_OF_A_MARKER)}; for others write a file of SLAs",
+            )
     return sla_of_lines(name, [str(line) for line in lines], **options)
 
 
@@ -195,19 +208,27 @@ def _checked(written: _Written, defaults: _Defaults) -> Sla:
     objectives = tuple(parse(line, f"{place}.objectives") for line in written.objectives)
     for one in always:
         if one.is_objective:
-            raise BadInput(f"{place}.always", one.text, "leave its statistic out, or write it below objectives")
+            raise BadInput(
+                f"{place}.always", one.text, "leave its statistic out, or write it below objectives"
+            )
     for one in objectives:
         if not one.is_objective:
-            remedy = f"write it below always, or give {one.number} a statistic such as {one.number}.p95"
+            remedy = (
+                f"write it below always, or give {one.number} a statistic such as {one.number}.p95"
+            )
             raise BadInput(f"{place}.objectives", one.text, remedy)
     if not written.name.strip():
         raise BadInput("name", written.name, "give each SLA a name")
     _require_kinds(place, written.where.fault)
     if not (always or objectives or written.regression):
-        raise BadInput(place, written.name, "give it always, objectives or regression: it promises nothing")
+        raise BadInput(
+            place, written.name, "give it always, objectives or regression: it promises nothing"
+        )
     for name, wanted in (("nodes", written.where.nodes), ("spares", written.where.spares)):
         if wanted is not None and not _COUNT.fullmatch(str(wanted)):
-            raise BadInput(f"{place}.where.{name}", wanted, "write a number, or one after >=, <= or ==")
+            raise BadInput(
+                f"{place}.where.{name}", wanted, "write a number, or one after >=, <= or =="
+            )
     least = defaults.at_least if written.at_least is None else written.at_least
     if least < 1:
         raise BadInput(f"{place}.at_least", least, "use 1 or more runs")
@@ -216,8 +237,12 @@ def _checked(written: _Written, defaults: _Defaults) -> Sla:
         where=written.where,
         always=always,
         objectives=objectives,
-        regression={name: _tolerance(place, name, text) for name, text in written.regression.items()},
-        confidence=_confidence(place, defaults.confidence if written.confidence is None else written.confidence),
+        regression={
+            name: _tolerance(place, name, text) for name, text in written.regression.items()
+        },
+        confidence=_confidence(
+            place, defaults.confidence if written.confidence is None else written.confidence
+        ),
         window=_parsed_window(place, written.window or defaults.window),
         at_least=least,
     )
@@ -236,11 +261,17 @@ def _require_kinds(place: str, given: list[str] | str | None) -> None:
 def _require_decidable(place: str, sla: Sla) -> None:
     """Refuse what its window can never decide."""
     if sla.window.unit == "run" and sla.at_least > sla.window.count:
-        raise BadInput(f"{place}.at_least", sla.at_least, f"widen its window, which has {sla.window.count} runs")
+        raise BadInput(
+            f"{place}.at_least",
+            sla.at_least,
+            f"widen its window, which has {sla.window.count} runs",
+        )
     for one in sla.objectives:
         if sla.window.unit == "run" and (needed := sla.needs(one)) > sla.window.count:
             told = f"{needed} runs without a miss show it with {sla.confidence:.0%} confidence, and the window has"
-            raise BadInput(f"{place}.objectives", one.text, f"widen its window: {told} {sla.window.count}")
+            raise BadInput(
+                f"{place}.objectives", one.text, f"widen its window: {told} {sla.window.count}"
+            )
         if sla.window.unit == "night" and sla.window.count < NIGHTS_LEAST:
             told = f"an objective needs {NIGHTS_LEAST} nights at least, and the window has {sla.window.count}"
             raise BadInput(f"{place}.objectives", one.text, f"widen its window: {told}")
@@ -250,7 +281,9 @@ def _confidence(place: str, given: float | str) -> float:
     found = _SHARE.fullmatch(given) if isinstance(given, str) else None
     value = float(found[1]) / 100 if found else given if isinstance(given, float | int) else 0.0
     if not 0.5 <= value < 1:
-        raise BadInput(f"{place}.confidence", given, "use a share from 50 % to below 100 %, such as 95 %")
+        raise BadInput(
+            f"{place}.confidence", given, "use a share from 50 % to below 100 %, such as 95 %"
+        )
     return value
 
 
@@ -263,11 +296,17 @@ def _parsed_window(place: str, text: str) -> SlaWindow:
 
 def _tolerance(place: str, name: str, text: str) -> float:
     above, mark, below = (part.strip() for part in name.partition("/"))
-    durations = [one for one, kind in KNOWN.items() if kind == ("s", "lower") and one not in DIVISORS]
+    durations = [
+        one for one, kind in KNOWN.items() if kind == ("s", "lower") and one not in DIVISORS
+    ]
     if above not in durations or (mark and below not in DIVISORS):
-        remedy = f"name one of {', '.join(durations)}, or one of them divided by {' or '.join(DIVISORS)}"
+        remedy = (
+            f"name one of {', '.join(durations)}, or one of them divided by {' or '.join(DIVISORS)}"
+        )
         raise BadInput(f"{place}.regression", name, remedy)
     found = _SHARE.fullmatch(text)
     if found is None or not 0 < float(found[1]) / 100 <= _TOLERANCE_MOST:
-        raise BadInput(f"{place}.regression.{name}", text, "write how much longer it may take, such as 10 %")
+        raise BadInput(
+            f"{place}.regression.{name}", text, "write how much longer it may take, such as 10 %"
+        )
     return float(found[1]) / 100

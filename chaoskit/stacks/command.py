@@ -10,7 +10,14 @@ from chaoskit.errors import BadInput
 from chaoskit.substrate.core.launched_ranks import VARIABLES
 
 #: What a process tells its children about its place in a world of its own: not that of the command.
-_OF_ANOTHER_WORLD = (*VARIABLES, "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "SLURM_LOCALID")
+_OF_ANOTHER_WORLD = (
+    *VARIABLES,
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "SLURM_LOCALID",
+)
 
 
 #: What the harness itself tells each command of a run.
@@ -42,7 +49,16 @@ class Place:
 #: A name in braces that no shell would replace.
 _BRACES = re.compile(r"(?<!\$)\{([A-Za-z_-]+)\}")
 
-PLACEHOLDERS = ("node_rank", "nodes", "address", "master_addr", "master_port", "run_dir", "disk", "seed")
+PLACEHOLDERS = (
+    "node_rank",
+    "nodes",
+    "address",
+    "master_addr",
+    "master_port",
+    "run_dir",
+    "disk",
+    "seed",
+)
 
 
 def arguments(command: Sequence[str], place: Place) -> tuple[str, ...]:
@@ -58,7 +74,11 @@ def _filled(argument: str, place: Place) -> str:
 
 def inherited_variables(inherited: Mapping[str, str]) -> dict[str, str]:
     """Return those variables of the harness that its commands have, too."""
-    return {name: value for name, value in inherited.items() if name not in {*_OF_ANOTHER_WORLD, *_GIVEN}}
+    return {
+        name: value
+        for name, value in inherited.items()
+        if name not in {*_OF_ANOTHER_WORLD, *_GIVEN}
+    }
 
 
 def environment(inherited: Mapping[str, str], place: Place) -> dict[str, str]:
@@ -71,7 +91,14 @@ def environment(inherited: Mapping[str, str], place: Place) -> dict[str, str]:
         "NCCL_SOCKET_IFNAME": place.interface,
         "PYTHONUNBUFFERED": "1",  # else a step would show in the log when a buffer is full
     }
-    values = (place.node_rank, place.nodes, place.master_addr, place.master_port, place.run_dir, place.disk)
+    values = (
+        place.node_rank,
+        place.nodes,
+        place.master_addr,
+        place.master_port,
+        place.run_dir,
+        place.disk,
+    )
     given = {name: str(value) for name, value in zip(_GIVEN, values, strict=True)}
     return {**usual, **inherited_variables(inherited), **given}
 

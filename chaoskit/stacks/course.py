@@ -52,7 +52,9 @@ class Course:
     def __init__(self, lines: Iterable[Line], usual: Usual | None = None) -> None:
         self.usual = usual or Usual({})
         self.steps: dict[int, Shown] = {}
-        self.records: list[tuple[int, int]] = []  # (time, step), whenever a step was higher than all before
+        self.records: list[
+            tuple[int, int]
+        ] = []  # (time, step), whenever a step was higher than all before
         self._attempt, self._in_attempt = 1, Counter[int]()
         latest: dict[str, int] = {}
         for line in lines:
@@ -67,7 +69,9 @@ class Course:
     def _show(self, step: int, t_ns: int) -> None:
         if not self.records or step > self.records[-1][1]:
             self.records.append((t_ns, step))
-        if self._in_attempt[step] >= self.usual(step):  # once more than in one attempt: it has begun again
+        if self._in_attempt[step] >= self.usual(
+            step
+        ):  # once more than in one attempt: it has begun again
             self._attempt += 1
             self._in_attempt.clear()
         self._in_attempt[step] += 1
@@ -107,7 +111,9 @@ class Course:
 
     def lost_steps(self) -> int:
         """Steps that were shown, and that were computed again all the same; each as often as that happened."""
-        return sum(math.ceil(len(shown.at_ns) / self.usual(step)) - 1 for step, shown in self.steps.items())
+        return sum(
+            math.ceil(len(shown.at_ns) / self.usual(step)) - 1 for step, shown in self.steps.items()
+        )
 
     def losses(self) -> dict[int, tuple[float, ...]]:
         """The different losses of each step that has one, in its last attempt; those that are not numbers first."""

@@ -37,7 +37,9 @@ def usual_step_s(course: Course, before_ns: float) -> float:
     """Median time between two new steps before the fault, or in the whole run where there are too few; 0 for none."""
     times = [at_ns for at_ns, _ in course.records]
     earlier = [at_ns for at_ns in times if at_ns <= before_ns]
-    pauses = [(after - before) / 1e9 for before, after in pairwise(earlier if len(earlier) > 2 else times)]
+    pauses = [
+        (after - before) / 1e9 for before, after in pairwise(earlier if len(earlier) > 2 else times)
+    ]
     return median(pauses) if pauses else 0.0
 
 

@@ -34,7 +34,9 @@ class LogReader:
     def __init__(self, patterns: LogPatterns) -> None:
         self._patterns = patterns
         self._splitters: dict[str, Splitter] = {}
-        self._last_is_drawn: dict[str, bool] = {}  # by node, of a line that ends with all that was read
+        self._last_is_drawn: dict[
+            str, bool
+        ] = {}  # by node, of a line that ends with all that was read
         self.lines = self.steps = self.losses = self.unread = self.unread_last = self.drawn = 0
         self.example = self.odd = ""
         self.highest: int | None = None
@@ -75,4 +77,8 @@ class LogReader:
             self.first_ns = self.first_ns or t_ns
             self.last_ns = t_ns
             self.highest = found.step if self.highest is None else max(self.highest, found.step)
-        return None if found.step is None and found.loss is None else Line(t_ns, node, found.step, found.loss)
+        return (
+            None
+            if found.step is None and found.loss is None
+            else Line(t_ns, node, found.step, found.loss)
+        )

@@ -20,9 +20,13 @@ _CHUNK_BYTES = 1 << 20
 _WIDTH = 300  # of a line that is shown
 _AFTER = 2  # lines after the error: messages may have several
 
-_PREFIX = re.compile(r"^(?:\[[^\]]*\]:?\s?|\d+: )+")  # of a rank: torch has "[rank1]: ", torchrun --tee "[default1]:"
+_PREFIX = re.compile(
+    r"^(?:\[[^\]]*\]:?\s?|\d+: )+"
+)  # of a rank: torch has "[rank1]: ", torchrun --tee "[default1]:"
 _TRACEBACK = "Traceback (most recent call last):"
-_EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Expired)\b(?::|$)")
+_EXCEPTION = re.compile(
+    r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Expired)\b(?::|$)"
+)
 _ERROR = re.compile(
     r"\b(?:fatal|panic|exception|\w*error)\s*:(?!\s*(?:[-+.\d]|nan\b|inf\b))"
     r"|^(?:error|fatal)\b|\bfatal (?:python )?error\b"
@@ -39,7 +43,9 @@ _LOST_PEER = re.compile(
 _REPORT = re.compile(
     r"failed \(exitcode|CalledProcessError|^srun: error|^slurmstepd: error|^mpirun noticed|non-zero exit code"
 )
-_NO_CAUSE = re.compile(r"ChildFailedError|SignalException|error_file:|^\s*traceback :")  # parts of such a report
+_NO_CAUSE = re.compile(
+    r"ChildFailedError|SignalException|error_file:|^\s*traceback :"
+)  # parts of such a report
 
 _OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
 _STALE_ADDRESSES = (
@@ -76,14 +82,18 @@ def read_lines(path: Path) -> list[str]:
     return lines[1:] if size > _BYTES else lines
 
 
-def find_error(lines: Sequence[str], shows_step: Callable[[str], bool] = lambda line: False) -> LogPart:
+def find_error(
+    lines: Sequence[str], shows_step: Callable[[str], bool] = lambda line: False
+) -> LogPart:
     """Return the line that says why a command failed, and :data:`LINES` lines in which it stands, or the last ones.
 
     Args:
         shows_step: of a line, whether it shows a step or a loss, and so no error.
     """
     shown = [line for line in map(_as_shown, lines) if _PREFIX.sub("", line).strip(" \t^~")]
-    kinds = [0 if shows_step(line) else kind for line, kind in zip(shown, _kinds(shown), strict=True)]
+    kinds = [
+        0 if shows_step(line) else kind for line, kind in zip(shown, _kinds(shown), strict=True)
+    ]
     kind = min(filter(None, kinds), default=0)
     if not kind:
         return LogPart("", tuple(line[:_WIDTH] for line in shown[-LINES:]))

@@ -15,7 +15,9 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)
 _SEPARATORS = ",_'\u2019\u00a0\u202f"
 _GROUPED = re.compile(rf"[1-9]\d{{0,2}}([{_SEPARATORS}])\d{{3}}(?:\1\d{{3}})*", re.ASCII)
 # behind a number that a pattern has cut: columns, such as 17,250,0.33, are several numbers
-_MORE_GROUPS = re.compile(rf"([{_SEPARATORS}])\d{{3}}(?:\1\d{{3}})*(?![{_SEPARATORS}.]?\d)", re.ASCII)
+_MORE_GROUPS = re.compile(
+    rf"([{_SEPARATORS}])\d{{3}}(?:\1\d{{3}})*(?![{_SEPARATORS}.]?\d)", re.ASCII
+)
 _LIKE_A_NUMBER = re.compile(rf"\d(?:[\d.{_SEPARATORS}]*\d)?\s?(?:[kKMG]|[eE][+-]?\d+)?", re.ASCII)
 
 
@@ -94,7 +96,11 @@ def _require(field: str, pattern: object, example: str) -> None:
     except (re.error, OverflowError, RecursionError) as error:
         raise BadInput(field, pattern, f"mend the regular expression: {error}") from None
     if groups != 1:
-        raise BadInput(field, pattern, f"use one group, as in {example}; this has {groups} (write (?:...) for others)")
+        raise BadInput(
+            field,
+            pattern,
+            f"use one group, as in {example}; this has {groups} (write (?:...) for others)",
+        )
 
 
 def _match(pattern: str, text: str) -> re.Match[str] | None:
@@ -110,7 +116,10 @@ def _step(match: re.Match[str] | None) -> tuple[int | None, str]:
     text = match.group(1) if match is not None else None
     if match is None or text is None:
         return None, ""
-    if match.end() == match.end(1) and (more := _MORE_GROUPS.match(match.string, match.end())) is not None:
+    if (
+        match.end() == match.end(1)
+        and (more := _MORE_GROUPS.match(match.string, match.end())) is not None
+    ):
         whole = text + more.group()
         if _GROUPED.fullmatch(whole) is not None:  # the pattern has cut the number
             return None, whole

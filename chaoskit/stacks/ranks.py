@@ -31,7 +31,11 @@ def seats(nodes: Mapping[str, Sequence[Process]]) -> dict[int, Seat]:
         for process in processes:
             rank = ranks[process.pid]
             # what a rank starts, such as loaders of data, inherits its environment
-            if rank is not None and ranks.get(parent(process.pid) or 0) != rank and not is_ending(process.pid):
+            if (
+                rank is not None
+                and ranks.get(parent(process.pid) or 0) != rank
+                and not is_ending(process.pid)
+            ):
                 launched.append(Seat(rank.rank, node, process, rank.variable))
     if launched:
         strongest = min((seat.variable for seat in launched), key=strength)
@@ -40,8 +44,15 @@ def seats(nodes: Mapping[str, Sequence[Process]]) -> dict[int, Seat]:
             if seat.variable == strongest:
                 by_rank.setdefault(seat.rank, []).append(seat)
         return {rank: _youngest(seats) for rank, seats in sorted(by_rank.items())}
-    first = {number: (node, processes[0]) for number, (node, processes) in enumerate(nodes.items()) if processes}
-    return {number: Seat(number, node, process, variable="") for number, (node, process) in first.items()}
+    first = {
+        number: (node, processes[0])
+        for number, (node, processes) in enumerate(nodes.items())
+        if processes
+    }
+    return {
+        number: Seat(number, node, process, variable="")
+        for number, (node, process) in first.items()
+    }
 
 
 def _youngest(found: Iterable[Seat]) -> Seat:

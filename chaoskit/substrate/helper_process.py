@@ -41,11 +41,15 @@ class Servant(Generic[Done]):
         HarnessError: if it does not get ready.
     """
 
-    def __init__(self, name: str, command: Sequence[str], answers: msgspec.json.Decoder[Done], undo: UndoLog) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], answers: msgspec.json.Decoder[Done], undo: UndoLog
+    ) -> None:
         self._name, self._answers = name, answers
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection.settimeout(_ANSWER_S)
-        self.process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=2, start_new_session=True)
+        self.process = subprocess.Popen(
+            command, stdin=theirs.fileno(), stdout=2, start_new_session=True
+        )
         theirs.close()
         self._undo = undo.plan(EndEntry(self.process.pid, start_ticks(self.process.pid)))
         try:

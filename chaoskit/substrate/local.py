@@ -40,7 +40,9 @@ class LocalSubstrate(SupervisedSubstrate):
         self._end_supervisor()
         ours, theirs = socket.socketpair()
         self._link = SupervisorLink(ours, "the supervisor")
-        environment = dict(os.environ, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1")
+        environment = dict(
+            os.environ, OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", MKL_NUM_THREADS="1"
+        )
         self._supervisor = subprocess.Popen(
             [*self._prefix(), sys.executable, "-m", "chaoskit.substrate.supervisor"],
             stdin=theirs.fileno(),
@@ -68,7 +70,9 @@ class LocalSubstrate(SupervisedSubstrate):
         yield Holds(self.undo, cluster.node, cluster.run_directory)
         yield ProcessHolds(self.undo)
         yield Disks(self.undo, self._enter_mounts, cluster.root)
-        yield from brought_backends(BackendPlace(self.name, self.undo, cluster.node, cluster.run_directory))
+        yield from brought_backends(
+            BackendPlace(self.name, self.undo, cluster.node, cluster.run_directory)
+        )
 
     def _enter_mounts(self, pid: int) -> list[str]:
         """What a command is started through that is to see the mounts of another process."""

@@ -38,8 +38,14 @@ def _factory(name: str) -> Callable[[], Substrate]:
         for entry in entry_points(group=GROUP, name=name):
             return cast("Callable[[], Substrate]", entry.load())
     except (ImportError, AttributeError) as error:
-        raise BadInput("substrate", name, f"install what has it, or put it on PYTHONPATH: {error}") from error
-    raise BadInput("substrate", name, name_remedy(name, names(), f"use one of {', '.join(names())}, or module:factory"))
+        raise BadInput(
+            "substrate", name, f"install what has it, or put it on PYTHONPATH: {error}"
+        ) from error
+    raise BadInput(
+        "substrate",
+        name,
+        name_remedy(name, names(), f"use one of {', '.join(names())}, or module:factory"),
+    )
 
 
 def unavailable(name: str) -> str:

@@ -55,7 +55,9 @@ class Version(NamedTuple):
             place = Path.cwd() / Path(part.removeprefix(ENVIRONMENT)).expanduser()
             python = str(place / "bin" / "python" if place.is_dir() else place)
             if not os.access(python, os.X_OK):
-                raise BadInput("version", name, "name an environment, such as env:.venv, or a Python in it")
+                raise BadInput(
+                    "version", name, "name an environment, such as env:.venv, or a Python in it"
+                )
         return cls(name, revision, python)
 
     def has_xdist(self) -> bool:
@@ -101,10 +103,28 @@ class ArmProcess:
         orders, self._orders = os.pipe()
         self._answers, answers = os.pipe()
         self._rest = b""
-        command = [version.python, "-m", "pytest", "-p", _PLUGIN, *_moved(arguments, root, directory)]
-        command += ["-p", "no:cacheprovider", "--chaos-repeats=1", *(["-n0"] if version.has_xdist() else [])]
-        command += [f"--chaos-save={scratch / 'records.jsonl'}"]  # without a place for them no records are made
-        command += ["--chaos-history=", "-o", "chaos_history="]  # the caller keeps what is to be kept
+        command = [
+            version.python,
+            "-m",
+            "pytest",
+            "-p",
+            _PLUGIN,
+            *_moved(arguments, root, directory),
+        ]
+        command += [
+            "-p",
+            "no:cacheprovider",
+            "--chaos-repeats=1",
+            *(["-n0"] if version.has_xdist() else []),
+        ]
+        command += [
+            f"--chaos-save={scratch / 'records.jsonl'}"
+        ]  # without a place for them no records are made
+        command += [
+            "--chaos-history=",
+            "-o",
+            "chaos_history=",
+        ]  # the caller keeps what is to be kept
         me = os.getpid()
         try:
             with self._log.open("wb") as log:
@@ -128,12 +148,23 @@ class ArmProcess:
     def _environment(self, scratch: Path, orders: int, answers: int, root: Path) -> dict[str, str]:
         """Code of the repository is imported from this version of it, wherever it was installed from."""
         inside = [Path(entry) for entry in sys.path if entry and Path(entry).is_relative_to(root)]
-        places = [self.directory / entry.relative_to(root) for entry in inside if "site-packages" not in entry.parts]
+        places = [
+            self.directory / entry.relative_to(root)
+            for entry in inside
+            if "site-packages" not in entry.parts
+        ]
         places += [self.directory / "src", self.directory]
         path = [str(scratch), *(str(place) for place in dict.fromkeys(places) if place.is_dir())]
         given = os.environ.get("PYTHONPATH", "")
-        outside = [entry for entry in given.split(os.pathsep) if entry and not Path(entry).is_relative_to(root)]
-        own = {"PYTHONPATH": os.pathsep.join([*path, *outside]), in_arm.PIPES: f"{orders},{answers}"}
+        outside = [
+            entry
+            for entry in given.split(os.pathsep)
+            if entry and not Path(entry).is_relative_to(root)
+        ]
+        own = {
+            "PYTHONPATH": os.pathsep.join([*path, *outside]),
+            in_arm.PIPES: f"{orders},{answers}",
+        }
         return {**os.environ, **own}
 
     def await_tests(self) -> None:
@@ -187,7 +218,11 @@ class ArmProcess:
     def _tail(self) -> str:
         """What its log says last: the lines of an error where there are such."""
         data = self._log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
-        lines = [line.strip() for line in data.splitlines() if line.strip() and not line.startswith(("=", "_"))]
+        lines = [
+            line.strip()
+            for line in data.splitlines()
+            if line.strip() and not line.startswith(("=", "_"))
+        ]
         errors = [line for line in lines if line.startswith(("E ", "ERROR", "ImportError"))]
         return "; ".join((errors or lines)[-3:]) or "its log is empty"
 
@@ -218,7 +253,9 @@ def _moved(arguments: Sequence[str], root: Path, directory: Path) -> list[str]:
     """Absolute paths in the user's repository, as they are in another version of it."""
     found = []
     for argument in arguments:
-        option, mark, value = argument.partition("=") if argument.startswith("-") else ("", "", argument)
+        option, mark, value = (
+            argument.partition("=") if argument.startswith("-") else ("", "", argument)
+        )
         if value.startswith("/") and Path(value.partition("::")[0]).is_relative_to(root):
             value = str(directory / Path(value).relative_to(root))
         found.append(f"{option}{mark}{value}")

@@ -24,9 +24,15 @@ class ProgressLines(VersionProgress):
         self._tell = tell
 
     def began(self, tests: int, session: int) -> None:
-        again = "; what looks worse is run again, and the other version goes first" if session > 1 else ""
+        again = (
+            "; what looks worse is run again, and the other version goes first"
+            if session > 1
+            else ""
+        )
         fewest, most = (2 * LOOKS[place].runs for place in (0, -1))
-        self._tell(f"{plural(tests, 'test')} of both versions in turns, {fewest} to {most} runs each{again}")
+        self._tell(
+            f"{plural(tests, 'test')} of both versions in turns, {fewest} to {most} runs each{again}"
+        )
 
     def priced(self, price: Price) -> None:
         self._tell(price_sentence(price))
@@ -35,8 +41,14 @@ class ProgressLines(VersionProgress):
         self._tell(short_sentence(budget_s, needed_s, tests))
 
     def looked(self, test: str, runs: int, findings: Sequence[NumberFinding]) -> None:
-        shown = [one for one in findings if one.ratio is not None or one.change is not NumberChange.UNCHANGED]
-        self._tell(f"{test}, {plural(runs, 'run')} a side: {', '.join(map(finding_text, shown)) or 'unchanged'}")
+        shown = [
+            one
+            for one in findings
+            if one.ratio is not None or one.change is not NumberChange.UNCHANGED
+        ]
+        self._tell(
+            f"{test}, {plural(runs, 'run')} a side: {', '.join(map(finding_text, shown)) or 'unchanged'}"
+        )
 
     def ran(self, turn: ArmTurn, report: ArmReport) -> None:
         if turn.number == 0 and report.trouble:
@@ -52,7 +64,9 @@ def price_sentence(price: Price) -> str:
 def short_sentence(budget_s: float, needed_s: float, tests: int) -> str:
     """``a budget of 30 s cannot do: a first look at 2 tests takes 3m; give that, or name fewer tests``."""
     if not needed_s:
-        return f"a budget of {budget_s:g} s cannot do: it is over before the first runs are; give more"
+        return (
+            f"a budget of {budget_s:g} s cannot do: it is over before the first runs are; give more"
+        )
     minutes = math.ceil(needed_s / _MINUTE_S)
     return (
         f"a budget of {budget_s:g} s cannot do: a first look at {plural(tests, 'test')} takes about {minutes}m; "
@@ -71,7 +85,11 @@ def _span(least_s: float, most_s: float) -> str:
 
 def finding_text(finding: NumberFinding) -> str:
     """``recovery 1.24 (1.11 .. 1.38) regressed``."""
-    shown = ratio_text(finding) if finding.change is not NumberChange.INCOMPARABLE else printable(finding.reason)
+    shown = (
+        ratio_text(finding)
+        if finding.change is not NumberChange.INCOMPARABLE
+        else printable(finding.reason)
+    )
     return " ".join(filter(None, [finding.metric, shown, finding.change]))
 
 

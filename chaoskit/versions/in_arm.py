@@ -37,9 +37,15 @@ class Arm:
     @_hook(tryfirst=True)
     def pytest_runtestloop(self, session: Any) -> bool:
         """Run what is asked for, in place of all tests."""
-        if session.testsfailed:  # they cannot be collected: pytest says why, and the driver finds that in its log
+        if (
+            session.testsfailed
+        ):  # they cannot be collected: pytest says why, and the driver finds that in its log
             return True
-        items = {item.nodeid: item for item in session.items if "chaos" in getattr(item, "fixturenames", ())}
+        items = {
+            item.nodeid: item
+            for item in session.items
+            if "chaos" in getattr(item, "fixturenames", ())
+        }
         self._tell({"tests": list(items)})
         for line in self._orders:
             self._records, self._trouble = [], ""
@@ -47,7 +53,9 @@ class Arm:
             # what comes next is not known: all but what belongs to the session is torn down
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=session)
             took = time.monotonic() - began
-            self._tell({"records": self._records, "trouble": self._trouble[:_LENGTH], "seconds": took})
+            self._tell(
+                {"records": self._records, "trouble": self._trouble[:_LENGTH], "seconds": took}
+            )
         return True
 
     def pytest_runtest_logreport(self, report: Any) -> None:

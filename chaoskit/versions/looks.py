@@ -66,7 +66,9 @@ def decide(
     if not before or not after:
         side = "before" if not before else "after"
         reason = f"no run {side} says anything of it"
-        return [finding_of([*before, *after], "all", "count", NumberChange.UNDECIDED, reason=reason)]
+        return [
+            finding_of([*before, *after], "all", "count", NumberChange.UNDECIDED, reason=reason)
+        ]
     found: list[NumberFinding] = []
     for number in numbers:
         shares = [len(samples_of(runs, number)) / len(runs) for runs in (before, after)]
@@ -74,7 +76,9 @@ def decide(
             found.append(_decide_number(before, after, look, number, tolerance))
         elif max(shares) >= _MEASURED_LEAST:
             reason = f"{shares[1]:.0%} of the runs have it, {shares[0]:.0%} before"
-            found.append(finding_of(after, number, _unit(number), NumberChange.INCOMPARABLE, reason=reason))
+            found.append(
+                finding_of(after, number, _unit(number), NumberChange.INCOMPARABLE, reason=reason)
+            )
     if record.FULL_STRENGTH not in numbers and is_behind([*before, *after]):
         found += _decide_strength(before, after, look, tolerance)
     return found
@@ -93,27 +97,45 @@ def _decide_strength(
 
 
 def _decide_number(
-    before: Sequence[RunRecord], after: Sequence[RunRecord], look: VersionLook, number: str, tolerance: float
+    before: Sequence[RunRecord],
+    after: Sequence[RunRecord],
+    look: VersionLook,
+    number: str,
+    tolerance: float,
 ) -> NumberFinding:
     early, late = samples_of(before, number), samples_of(after, number)
     ratio = estimate_ratio(early, late, 0.9)  # 95 % on each side
     told = {"before": median(early), "after": median(late), "ratio": ratio}
     if min(len(early), len(late)) < LOOKS[0].runs:
-        reason = f"{len(early)} and {len(late)} runs have it: {LOOKS[0].runs} each at least can decide"
-        return finding_of(after, number, _unit(number), NumberChange.UNDECIDED, reason=reason, **told)
+        reason = (
+            f"{len(early)} and {len(late)} runs have it: {LOOKS[0].runs} each at least can decide"
+        )
+        return finding_of(
+            after, number, _unit(number), NumberChange.UNDECIDED, reason=reason, **told
+        )
     if (noise := spread(early, late)) > SPREAD_MOST:
         reason = f"runs of one version differ by {noise:.0%}: beyond {SPREAD_MOST:.0%} time does not decide"
-        return finding_of(after, number, _unit(number), NumberChange.UNDECIDED, reason=reason, **told)
+        return finding_of(
+            after, number, _unit(number), NumberChange.UNDECIDED, reason=reason, **told
+        )
     found = finding_of(after, number, _unit(number), judge(ratio, tolerance, look.chance), **told)
     return with_phase(found, before, after)
 
 
-def with_phase(found: NumberFinding, before: Sequence[RunRecord], after: Sequence[RunRecord]) -> NumberFinding:
+def with_phase(
+    found: NumberFinding, before: Sequence[RunRecord], after: Sequence[RunRecord]
+) -> NumberFinding:
     """The finding with the phase that grew, where it is that recoveries take longer."""
     if found.change is not NumberChange.REGRESSED or found.metric != record.RECOVERY:
         return found
     phase = grown_phase(before, after)
-    reason = "more than one of its phases grew" if phase == WHOLE else f"the phase {phase} grew" if phase else ""
+    reason = (
+        "more than one of its phases grew"
+        if phase == WHOLE
+        else f"the phase {phase} grew"
+        if phase
+        else ""
+    )
     return msgspec.structs.replace(found, phase=phase, reason=reason)
 
 
@@ -142,7 +164,9 @@ def require_numbers(given: Sequence[str], field: str) -> tuple[str, ...]:
     for name in found:
         parts = name.split(" / ")
         if len(parts) > 2 or not all(part in durations for part in parts):
-            raise BadInput(field, name, f"name a duration, or a quotient of two: {', '.join(durations)}")
+            raise BadInput(
+                field, name, f"name a duration, or a quotient of two: {', '.join(durations)}"
+            )
     return tuple(found) or NUMBERS
 
 

@@ -11,7 +11,10 @@ from chaoskit.history.record import RunRecord
 from chaoskit.vocabulary import RECOVERY_PHASES
 
 #: Phases that end no later than the recovery does: together they are all of it.
-_PHASES = tuple(record.phase_name(phase) for phase in RECOVERY_PHASES[: RECOVERY_PHASES.index("first good step") + 1])
+_PHASES = tuple(
+    record.phase_name(phase)
+    for phase in RECOVERY_PHASES[: RECOVERY_PHASES.index("first good step") + 1]
+)
 #: If all that is not the phase that grew most grew by at least this share of what the recovery did, all of it grew.
 _REST_LEAST = 0.5
 
@@ -23,7 +26,8 @@ def grown_phase(before: Sequence[RunRecord], after: Sequence[RunRecord]) -> str:
     share as the recovery did or more, it is not this phase alone: a slower machine, or code that several phases run.
     """
     early, late = (
-        [run for run in runs if record.came_back(run) and record.RECOVERY in run.metrics] for runs in (before, after)
+        [run for run in runs if record.came_back(run) and record.RECOVERY in run.metrics]
+        for runs in (before, after)
     )
     phases = [name for name in _PHASES if any(name in run.metrics for run in early + late)]
     if not (early and late and phases):
@@ -31,7 +35,10 @@ def grown_phase(before: Sequence[RunRecord], after: Sequence[RunRecord]) -> str:
     growth = {name: _median(late, name) - _median(early, name) for name in phases}
     most = max(phases, key=lambda name: growth[name])
     whole = [median(run.metrics[record.RECOVERY].value for run in runs) for runs in (early, late)]
-    rest = [median(run.metrics[record.RECOVERY].value - _value(run, most) for run in runs) for runs in (early, late)]
+    rest = [
+        median(run.metrics[record.RECOVERY].value - _value(run, most) for run in runs)
+        for runs in (early, late)
+    ]
     if growth[most] <= 0 or whole[1] <= whole[0]:
         return ""
     grew = rest[1] / rest[0] - 1 if rest[0] > 0 else 0.0

@@ -93,7 +93,9 @@ class VersionResult:
     price: Price | None = None
 
 
-def compare_versions(request: VersionRequest, progress: VersionProgress | None = None) -> VersionResult:
+def compare_versions(
+    request: VersionRequest, progress: VersionProgress | None = None
+) -> VersionResult:
     """Run the tests of two versions in turns, until it is known which got slower.
 
     What looks worse is run again, in a second session: both versions are started anew, and the other one goes first.
@@ -115,7 +117,9 @@ class _Comparing:
         for side, name in ((Side.BEFORE, request.before), (Side.AFTER, request.after)):
             try:
                 self._versions[side] = Version.parse(name)
-                self._commits[side] = self._repository.commit_of(self._versions[side].revision or WORKING_TREE)
+                self._commits[side] = self._repository.commit_of(
+                    self._versions[side].revision or WORKING_TREE
+                )
             except BadInput as error:
                 raise BadInput(side, name, error.remedy) from None
         self._began = time.monotonic()
@@ -126,10 +130,19 @@ class _Comparing:
 
     def _refuse_the_same(self) -> None:
         before, after = self._versions[Side.BEFORE], self._versions[Side.AFTER]
-        if self._commits[Side.BEFORE] == self._commits[Side.AFTER] and before.python == after.python:
-            more = ": HEAD is on the branch that it would be merged into" if MERGE_BASE in self._request.before else ""
+        if (
+            self._commits[Side.BEFORE] == self._commits[Side.AFTER]
+            and before.python == after.python
+        ):
+            more = (
+                ": HEAD is on the branch that it would be merged into"
+                if MERGE_BASE in self._request.before
+                else ""
+            )
             raise BadInput(
-                Side.BEFORE, before.name, f"name another one: both are {self._commits[Side.AFTER][:10]}{more}"
+                Side.BEFORE,
+                before.name,
+                f"name another one: both are {self._commits[Side.AFTER][:10]}{more}",
             )
 
     def run(self) -> VersionResult:
@@ -149,7 +162,9 @@ class _Comparing:
             sessions += [second]
             findings = merged(findings, (first, second), why_not)
         new = NumberChange.NO_REFERENCE
-        findings += [of_no_run(test, new, "it is not in the version before") for test in self._only_after]
+        findings += [
+            of_no_run(test, new, "it is not in the version before") for test in self._only_after
+        ]
         return self._done(RunComparison(findings=findings, absent=self._absent), sessions)
 
     def _prepare(self, side: Side) -> None:
@@ -172,17 +187,23 @@ class _Comparing:
             raise HarnessError(f"{side}: it cannot be prepared: {error}") from None
         if done.returncode:
             told = one_line("; ".join((done.stdout + done.stderr).strip().splitlines()[-2:]))
-            raise HarnessError(f"{side}: it cannot be prepared: {told or f'status {done.returncode}'}")
+            raise HarnessError(
+                f"{side}: it cannot be prepared: {told or f'status {done.returncode}'}"
+            )
 
     def _tree(self, side: Side) -> Path:
         """The directory of a version: both are alike but for their contents."""
         return self._scratch / f"tree-{side}"
 
-    def _done(self, comparison: RunComparison, sessions: Sequence[VersionSchedule]) -> VersionResult:
+    def _done(
+        self, comparison: RunComparison, sessions: Sequence[VersionSchedule]
+    ) -> VersionResult:
         seconds = time.monotonic() - self._began
         return VersionResult(comparison, list(self._records(sessions)), seconds, self._price)
 
-    def _confirm(self, first: VersionSchedule, worse: Sequence[NumberFinding]) -> tuple[VersionSchedule, str]:
+    def _confirm(
+        self, first: VersionSchedule, worse: Sequence[NumberFinding]
+    ) -> tuple[VersionSchedule, str]:
         """Run what is worse again; and why it did not run."""
         try:
             second = self._session(worse, first.tests_of(worse))
@@ -190,7 +211,9 @@ class _Comparing:
             return VersionSchedule([]), str(error)
         return second, "the budget was spent" if second.is_spent else ""
 
-    def _session(self, worse: Sequence[NumberFinding] = (), tests: Sequence[str] = ()) -> VersionSchedule:
+    def _session(
+        self, worse: Sequence[NumberFinding] = (), tests: Sequence[str] = ()
+    ) -> VersionSchedule:
         """Start both versions and run their tests in turns: those that both have, or to confirm what is worse."""
         number = 2 if worse else 1
         with ExitStack() as ended:
@@ -233,7 +256,9 @@ class _Comparing:
         self._only_after = [test for test in after if test not in before]
         if not before and not after:
             raise BadInput(
-                "tests", " ".join(self._request.arguments), "name tests that use the fixture chaos: none does"
+                "tests",
+                " ".join(self._request.arguments),
+                "name tests that use the fixture chaos: none does",
             )
         return [test for test in after if test in before]
 
@@ -244,7 +269,9 @@ class _Comparing:
             except HarnessError as error:
                 schedule.give_up(turn, str(error))
                 return
-            if turn.number == 0 and (strange := self._strange_source(report, self._tree(turn.side))):
+            if turn.number == 0 and (
+                strange := self._strange_source(report, self._tree(turn.side))
+            ):
                 report = ArmReport(trouble=strange)
             self._progress.ran(turn, report)
             found = schedule.take(turn, report)
@@ -259,7 +286,9 @@ class _Comparing:
         for run in report.runs:
             for record in read_events(Path(run.report) / "journal", Event.FINISHED):
                 for source in map(Path, record.get("sources", {})):
-                    if source.is_relative_to(self._repository.root) and not source.is_relative_to(tree):
+                    if source.is_relative_to(self._repository.root) and not source.is_relative_to(
+                        tree
+                    ):
                         return f"its ranks imported {source}, which is not of this version: use env:PATH for each"
         return ""
 
@@ -267,7 +296,12 @@ class _Comparing:
         """Of the version after, as a history keeps them: the commit of the files as they are is HEAD, with changes."""
         is_as_now = self._versions[Side.AFTER].revision in ("", WORKING_TREE)
         is_changed = is_as_now and self._commits[Side.AFTER] != self._repository.head
-        reports = [report for schedule in sessions for one in schedule.tests for report in one.reports[Side.AFTER]]
+        reports = [
+            report
+            for schedule in sessions
+            for one in schedule.tests
+            for report in one.reports[Side.AFTER]
+        ]
         yield from {plan.series: plan for report in reports for plan in report.plans}.values()
         for report in reports:
             for run in report.runs:

@@ -20,7 +20,15 @@ from chaoskit.history.compare import CHANCE, by_series, compare_counts, finding_
 from chaoskit.history.finding import NumberChange, NumberFinding
 from chaoskit.history.record import PASSED, RECOVERED, RunRecord, SeriesRecord
 from chaoskit.history.shares import more_by_chance
-from chaoskit.versions.looks import LOOKS, NUMBERS, TOLERANCE, VersionLook, decide, is_decided, with_phase
+from chaoskit.versions.looks import (
+    LOOKS,
+    NUMBERS,
+    TOLERANCE,
+    VersionLook,
+    decide,
+    is_decided,
+    with_phase,
+)
 from chaoskit.vocabulary import Verdict
 
 
@@ -105,16 +113,26 @@ class ComparedTest:
 
     def seconds(self) -> float:
         """Of a turn, as far as it is known."""
-        return sum(max((report.seconds for report in reports), default=0.0) for reports in self.reports.values())
+        return sum(
+            max((report.seconds for report in reports), default=0.0)
+            for reports in self.reports.values()
+        )
 
     def series(self, side: Side) -> dict[tuple[str, int], list[RunRecord]]:
         """Runs that say something, by series, without those that warmed up."""
-        return by_series(run for report in self.reports[side][1:] for run in report.runs if is_conclusive(run))
+        return by_series(
+            run for report in self.reports[side][1:] for run in report.runs if is_conclusive(run)
+        )
 
     def counts(self) -> list[NumberFinding]:
         """What is counted, of all runs: one that warms up may miss it, too."""
         before, after = (by_series(filter(is_conclusive, self.all_runs(side))) for side in Side)
-        return [finding for key in after if key in before for finding in compare_counts(before[key], after[key])]
+        return [
+            finding
+            for key in after
+            if key in before
+            for finding in compare_counts(before[key], after[key])
+        ]
 
     def all_runs(self, side: Side) -> list[RunRecord]:
         """Those that warmed up, too."""
@@ -189,7 +207,9 @@ class VersionSchedule:
         open_tests = [one for one in self.tests if not one.is_over]
         if not open_tests or self.is_spent:
             return None
-        if (begun := next((one for one in open_tests if not one.is_between_turns()), None)) is not None:
+        if (
+            begun := next((one for one in open_tests if not one.is_between_turns()), None)
+        ) is not None:
             return begun.next()
         # every test is at its first look before one is at its second; within a look test by test
         one = min(open_tests, key=_looks_of)
@@ -201,7 +221,9 @@ class VersionSchedule:
             one = affordable
         return one.next()
 
-    def _affordable(self, one: ComparedTest, open_tests: Sequence[ComparedTest], left_s: float) -> ComparedTest | None:
+    def _affordable(
+        self, one: ComparedTest, open_tests: Sequence[ComparedTest], left_s: float
+    ) -> ComparedTest | None:
         """Return the test whose turn it is with what is left of the budget; None if no turn may begin.
 
         Warming up leaves time for a first look at the cheapest test. A budget that has none ends it at once.
@@ -252,8 +274,12 @@ class VersionSchedule:
                 told = silent[0].trouble or "it passed"
                 return _incomparable(one, f"{side}: it made no run that counts: {told}")
         series = [one.series_by_title(side) for side in Side]
-        if any(series[0][title] != series[1][title] for title in series[0].keys() & series[1].keys()):
-            return _incomparable(one, "it is another experiment now: options, faults or settings differ")
+        if any(
+            series[0][title] != series[1][title] for title in series[0].keys() & series[1].keys()
+        ):
+            return _incomparable(
+                one, "it is another experiment now: options, faults or settings differ"
+            )
         for side, mine, other in zip(Side, series, reversed(series), strict=True):
             if other.keys() - mine.keys() and not one.has_troubles(side):
                 return _incomparable(one, f"{side}: it makes fewer runs, and passes")
@@ -290,7 +316,10 @@ class VersionSchedule:
                 continue
             is_worse = one.test == turn.test and turn.side is Side.AFTER and turn.number > 0
             change = NumberChange.REGRESSED if is_worse else NumberChange.INCOMPARABLE
-            one.findings = [*one.decided(), _finding_of_test(one, change, reason, OWN_FAILURE if is_worse else "all")]
+            one.findings = [
+                *one.decided(),
+                _finding_of_test(one, change, reason, OWN_FAILURE if is_worse else "all"),
+            ]
             one.is_over = True
 
     def counted(self, test: str) -> int:
@@ -314,12 +343,21 @@ class VersionSchedule:
     def tests_of(self, findings: Sequence[NumberFinding]) -> list[str]:
         """The tests whose runs findings are about."""
         titles = {one.title for one in findings}
-        return [one.test for one in self.tests if titles & {run.title for run in one.all_runs(Side.AFTER)}]
+        return [
+            one.test
+            for one in self.tests
+            if titles & {run.title for run in one.all_runs(Side.AFTER)}
+        ]
 
     def runs_of(self, finding: NumberFinding, side: Side) -> list[RunRecord]:
         """The runs of one version that a finding is about."""
         found = (runs for one in self.tests for runs in one.series(side).values())
-        return [run for runs in found for run in runs if (run.series, run.title) == (finding.series, finding.title)]
+        return [
+            run
+            for runs in found
+            for run in runs
+            if (run.series, run.title) == (finding.series, finding.title)
+        ]
 
     @property
     def findings(self) -> list[NumberFinding]:
@@ -331,7 +369,9 @@ def _incomparable(one: ComparedTest, reason: str) -> NumberFinding:
     return _finding_of_test(one, NumberChange.INCOMPARABLE, reason)
 
 
-def _finding_of_test(one: ComparedTest, change: NumberChange, reason: str, metric: str = "all") -> NumberFinding:
+def _finding_of_test(
+    one: ComparedTest, change: NumberChange, reason: str, metric: str = "all"
+) -> NumberFinding:
     runs = one.all_runs(Side.AFTER) or one.all_runs(Side.BEFORE)
     if runs:
         return finding_of(runs, metric, "count", change, reason=reason)
@@ -340,7 +380,9 @@ def _finding_of_test(one: ComparedTest, change: NumberChange, reason: str, metri
 
 def of_no_run(title: str, change: NumberChange, reason: str) -> NumberFinding:
     """A finding about all numbers of a test that has no run."""
-    return NumberFinding(series="", title=title, metric="all", unit="count", change=change, reason=reason)
+    return NumberFinding(
+        series="", title=title, metric="all", unit="count", change=change, reason=reason
+    )
 
 
 def _failed(one: ComparedTest) -> list[NumberFinding]:
@@ -362,7 +404,10 @@ def _with_own_failures(findings: Sequence[NumberFinding], one: ComparedTest) -> 
     """Add that the test itself fails, in place of what its assertion alone says of its runs."""
     own = _failed(one)
     if own and not any(run.verdict is Verdict.FAILED for run in one.all_runs(Side.AFTER)):
-        return [*(finding for finding in findings if finding.metric not in (RECOVERED, PASSED)), *own]
+        return [
+            *(finding for finding in findings if finding.metric not in (RECOVERED, PASSED)),
+            *own,
+        ]
     return [*findings, *own]
 
 
@@ -372,7 +417,9 @@ def _looks_of(one: ComparedTest) -> int:
 
 
 def merged(
-    findings: Sequence[NumberFinding], sessions: tuple[VersionSchedule, VersionSchedule], why_not: str = ""
+    findings: Sequence[NumberFinding],
+    sessions: tuple[VersionSchedule, VersionSchedule],
+    why_not: str = "",
 ) -> list[NumberFinding]:
     """What two sessions say together. A duration is *regressed* if it is in both: where memory came to lie may make one
     session slow.
@@ -386,17 +433,24 @@ def merged(
 
 
 def _merged(
-    one: NumberFinding, again: NumberFinding | None, sessions: Sequence[VersionSchedule], why_not: str
+    one: NumberFinding,
+    again: NumberFinding | None,
+    sessions: Sequence[VersionSchedule],
+    why_not: str,
 ) -> NumberFinding:
     if not needs_confirmation(one):
         return one
     if again is None or again.change is not NumberChange.REGRESSED:
         told = (
-            f"was {again.change} in the next" if again else f"the next did not run{f': {why_not}' if why_not else ''}"
+            f"was {again.change} in the next"
+            if again
+            else f"the next did not run{f': {why_not}' if why_not else ''}"
         )
         told = f"it regressed in one session, and {told}"
         return msgspec.structs.replace(one, change=NumberChange.UNDECIDED, reason=told, phase="")
-    before, after = ([run for session in sessions for run in session.runs_of(one, side)] for side in Side)
+    before, after = (
+        [run for session in sessions for run in session.runs_of(one, side)] for side in Side
+    )
     return with_phase(again, before, after)
 
 

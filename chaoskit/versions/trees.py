@@ -39,7 +39,9 @@ class Repository:
         try:
             self.root = Path(_git(directory, "rev-parse", "--show-toplevel"))
         except _GitError as error:
-            raise BadInput("directory", str(directory), f"run it in a git repository: {error}") from None
+            raise BadInput(
+                "directory", str(directory), f"run it in a git repository: {error}"
+            ) from None
 
     def commit_of(self, version: str) -> str:
         """The commit of a version: a revision, :data:`MERGE_BASE`, or :data:`WORKING_TREE`.
@@ -52,10 +54,21 @@ class Repository:
         if version == MERGE_BASE:
             return self._merge_base()
         try:
-            return _git(self.root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{version}^{{commit}}")
+            return _git(
+                self.root,
+                "rev-parse",
+                "--verify",
+                "--quiet",
+                "--end-of-options",
+                f"{version}^{{commit}}",
+            )
         except _GitError:
-            remedy = "name a commit, a branch, merge-base, '.' for the files as they are, or env:PATH"
-            raise BadInput("version", version, f"{remedy}; a shallow clone has no other commit") from None
+            remedy = (
+                "name a commit, a branch, merge-base, '.' for the files as they are, or env:PATH"
+            )
+            raise BadInput(
+                "version", version, f"{remedy}; a shallow clone has no other commit"
+            ) from None
 
     @property
     def head(self) -> str:
@@ -77,7 +90,17 @@ class Repository:
             tree = _git(self.root, "write-tree", **own)
             if tree == _git(self.root, "rev-parse", "HEAD^{tree}"):
                 return self.head
-            return _git(self.root, *_AUTHOR, "commit-tree", tree, "-p", "HEAD", "-m", "the working tree", **own)
+            return _git(
+                self.root,
+                *_AUTHOR,
+                "commit-tree",
+                tree,
+                "-p",
+                "HEAD",
+                "-m",
+                "the working tree",
+                **own,
+            )
         except (_GitError, OSError) as error:
             raise BadInput("version", WORKING_TREE, f"commit your changes: {error}") from None
 
@@ -102,7 +125,9 @@ class Repository:
         try:
             _git(self.root, "init", "--quiet", str(directory))
             there = directory / ".git"
-            (there / "objects/info/alternates").write_text(f"{self._git_path('objects')}\n{self._objects}\n")
+            (there / "objects/info/alternates").write_text(
+                f"{self._git_path('objects')}\n{self._objects}\n"
+            )
             if (shallow := self._git_path("shallow")).is_file():
                 (there / "shallow").write_bytes(shallow.read_bytes())
             _git(directory, "checkout", "--quiet", "--detach", commit)
@@ -120,10 +145,19 @@ class _GitError(Exception):
 def _git(directory: Path, *arguments: str, **environment: str) -> str:
     command = ["git", "-C", str(directory), *arguments]
     # a hook's variables name another repository; settings, such as which directories are safe, stay
-    own = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or "CONFIG" in name}
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("GIT_") or "CONFIG" in name
+    }
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False, env=own | environment
+            command,
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE_S,
+            check=False,
+            env=own | environment,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _GitError(str(error)) from None

@@ -79,8 +79,12 @@ class Facts:
                 self._stopped.update({worker} & self._open)
             case Healed(worker):
                 self._stand(message)
-                for kind in [kind for kind in self._living.get(worker, ()) if kind[0] is SourceFailed]:
-                    del self._living[worker][kind]  # it has the state now, whatever failed it before
+                for kind in [
+                    kind for kind in self._living.get(worker, ()) if kind[0] is SourceFailed
+                ]:
+                    del self._living[worker][
+                        kind
+                    ]  # it has the state now, whatever failed it before
             case SourceFailed(_, snapshot):
                 self._stand(message, snapshot)
             case _ if isinstance(message, _STANDING):

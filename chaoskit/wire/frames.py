@@ -47,7 +47,12 @@ def decoder(kinds: Any) -> Callable[[bytes], Any]:
     def decode(body: bytes) -> Any:
         try:
             return typed.decode(body)
-        except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:  # a stranger's may be anything
+        except (
+            msgspec.MsgspecError,
+            ValueError,
+            TypeError,
+            RecursionError,
+        ) as error:  # a stranger's may be anything
             raise Refused(f"not a chaoskit message: {error}") from None
 
     return decode
@@ -126,7 +131,10 @@ def send(connection: socket.socket, message: Message) -> None:
 
 
 def receive(
-    connection: socket.socket, decode: Callable[[bytes], Any] = decode, *, most_bytes: int = FRAME_BYTES_MAX
+    connection: socket.socket,
+    decode: Callable[[bytes], Any] = decode,
+    *,
+    most_bytes: int = FRAME_BYTES_MAX,
 ) -> Any:
     """The next message. Raises ConnectionError at the end of the stream."""
     length = _checked_length(receive_exactly(connection, _LENGTH.size), most_bytes)
@@ -137,7 +145,10 @@ def receive(
 
 
 async def read_message(
-    reader: asyncio.StreamReader, decode: Callable[[bytes], Any] = decode, *, most_bytes: int = FRAME_BYTES_MAX
+    reader: asyncio.StreamReader,
+    decode: Callable[[bytes], Any] = decode,
+    *,
+    most_bytes: int = FRAME_BYTES_MAX,
 ) -> Any:
     """The next message. Raises ConnectionError at the end of the stream, and when the network has given it up."""
     try:
@@ -145,7 +156,9 @@ async def read_message(
         return decode(await reader.readexactly(_checked_length(header, most_bytes)))
     except asyncio.IncompleteReadError:
         raise ConnectionError("connection closed by the other side") from None
-    except OSError as error:  # "no route to host", "timed out": the kernel's word is no ConnectionError
+    except (
+        OSError
+    ) as error:  # "no route to host", "timed out": the kernel's word is no ConnectionError
         raise ConnectionError(f"connection lost: {error}") from error
 
 
@@ -175,7 +188,9 @@ class Handshake:
     def accept(self, proof: Any) -> Accepted:
         if not isinstance(proof, Proof):
             raise Refused("expected a proof of the token")
-        if not hmac.compare_digest(proof.digest, _digest(self._token, "client", self._nonce, proof.nonce)):
+        if not hmac.compare_digest(
+            proof.digest, _digest(self._token, "client", self._nonce, proof.nonce)
+        ):
             raise Refused("wrong token: use the one this run was started with")
         return Accepted(_digest(self._token, "server", proof.nonce, self._nonce))
 
@@ -224,12 +239,16 @@ def introduce(connection: socket.socket, token: str, timeout_s: float = 10.0) ->
     connection.settimeout(None)
 
 
-async def connect_async(address: tuple[str, int], token: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def connect_async(
+    address: tuple[str, int], token: str
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """An authenticated connection for asyncio code."""
     reader, writer = await asyncio.open_connection(*address)
     try:
         handshake = Handshake(token)
-        writer.write(encode(handshake.answer(await read_message(reader, most_bytes=UNPROVEN_BYTES_MAX))))
+        writer.write(
+            encode(handshake.answer(await read_message(reader, most_bytes=UNPROVEN_BYTES_MAX)))
+        )
         handshake.confirm(await read_message(reader, most_bytes=UNPROVEN_BYTES_MAX))
     except BaseException:
         writer.close()
@@ -238,13 +257,18 @@ async def connect_async(address: tuple[str, int], token: str) -> tuple[asyncio.S
 
 
 async def accept_async(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str, timeout_s: float = PROOF_S
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    token: str,
+    timeout_s: float = PROOF_S,
 ) -> None:
     """Authenticate the client of a server-side asyncio connection."""
     handshake = Handshake(token)
     writer.write(encode(handshake.challenge()))
     try:
-        proof = await asyncio.wait_for(read_message(reader, most_bytes=UNPROVEN_BYTES_MAX), timeout_s)
+        proof = await asyncio.wait_for(
+            read_message(reader, most_bytes=UNPROVEN_BYTES_MAX), timeout_s
+        )
     except TimeoutError:
         raise Refused(f"has not shown that it knows the token for {timeout_s:g} s") from None
     writer.write(encode(handshake.accept(proof)))

@@ -30,7 +30,9 @@ class Unproven:
         self._handshake, self._frame = frames.Handshake(token), frames.ShortFrame()
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.send(frames.encode(self._handshake.challenge()))  # there is room for it in a new socket
+        connection.send(
+            frames.encode(self._handshake.challenge())
+        )  # there is room for it in a new socket
 
     def read(self) -> None:
         """Read what has come, and answer it once that is a proof of the token.
@@ -48,8 +50,15 @@ class Unproven:
 
 
 class _Entrance:
-    def __init__(self, listener: socket.socket, token: str, timeout_s: float, unmade: Callable[[int], None]) -> None:
-        self._listener, self._token, self._timeout_s, self._unmade = listener, token, timeout_s, unmade
+    def __init__(
+        self, listener: socket.socket, token: str, timeout_s: float, unmade: Callable[[int], None]
+    ) -> None:
+        self._listener, self._token, self._timeout_s, self._unmade = (
+            listener,
+            token,
+            timeout_s,
+            unmade,
+        )
         self._unproven: dict[int, Unproven] = {}  # by descriptor, the oldest first
 
     def wait(self) -> list[int]:
@@ -69,7 +78,9 @@ class _Entrance:
             if error.errno in (errno.EINVAL, errno.EBADF):
                 return False
             if error.errno != errno.EAGAIN:
-                time.sleep(_BREATH_S)  # a client that is gone again, or no descriptor at this moment
+                time.sleep(
+                    _BREATH_S
+                )  # a client that is gone again, or no descriptor at this moment
             return True
         made(connection.fileno())
         fd, until_s = connection.fileno(), time.monotonic() + self._timeout_s

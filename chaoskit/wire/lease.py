@@ -36,8 +36,12 @@ class Leases:
         self.slow: frozenset[str] = frozenset()
         self._interval_s = interval_s
         self._heard_s: dict[str, float] = {}
-        self._asked_s: dict[str, float] = {}  # since its last report: when its kernel was asked last
-        self._lived_s: dict[str, float] = {}  # since its last report: when it was asked what its kernel acknowledged
+        self._asked_s: dict[
+            str, float
+        ] = {}  # since its last report: when its kernel was asked last
+        self._lived_s: dict[
+            str, float
+        ] = {}  # since its last report: when it was asked what its kernel acknowledged
         self._ticked_s: float | None = None
 
     def beat(self, node: str, now_s: float) -> None:
@@ -68,7 +72,10 @@ class Leases:
 
     def next_look_s(self) -> float:
         """When the next lease runs out or node is to be asked, if none is heard meanwhile; infinity without a node."""
-        return min((min(self._until_s(node), self._ask_s(node)) for node in self._heard_s), default=math.inf)
+        return min(
+            (min(self._until_s(node), self._ask_s(node)) for node in self._heard_s),
+            default=math.inf,
+        )
 
     def expired(self, now_s: float) -> list[str]:
         """Nodes whose lease has run out; to be called a few times an interval, when all input was read."""
@@ -77,7 +84,9 @@ class Leases:
             if deaf_s > 0:
                 for table in (self._heard_s, self._asked_s, self._lived_s):
                     for node, at_s in table.items():
-                        table[node] = max(at_s, min(at_s + deaf_s, now_s))  # what was heard on waking is not extended
+                        table[node] = max(
+                            at_s, min(at_s + deaf_s, now_s)
+                        )  # what was heard on waking is not extended
         self._ticked_s = now_s
         lost = [node for node in self._heard_s if now_s > self._until_s(node)]
         late = [node for node, heard_s in self._heard_s.items() if now_s - heard_s > self.lease_s]

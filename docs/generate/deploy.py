@@ -20,14 +20,32 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 _GENERATED = "# Written by docs/generate/deploy.py.\n"
 #: Values of the chart, with what each is for.
 VALUES = {
-    "namespace": ("chaos", "In which runs take place. It is made, with the label that allows them."),
-    "createNamespace": (True, "Whether it is made: an existing one needs the label chaoskit.dev/chaos=allowed."),
-    "podSecurity": ("restricted", "The level of Pod Security that it enforces: restricted, baseline or privileged."),
-    "machines": (False, "Whether there is a role of the cluster for people that break machines (LoseMachine)."),
-    "nightly": (False, "Whether there is a CronJob of chaoskit nightly run; the values below are of it."),
+    "namespace": (
+        "chaos",
+        "In which runs take place. It is made, with the label that allows them.",
+    ),
+    "createNamespace": (
+        True,
+        "Whether it is made: an existing one needs the label chaoskit.dev/chaos=allowed.",
+    ),
+    "podSecurity": (
+        "restricted",
+        "The level of Pod Security that it enforces: restricted, baseline or privileged.",
+    ),
+    "machines": (
+        False,
+        "Whether there is a role of the cluster for people that break machines (LoseMachine).",
+    ),
+    "nightly": (
+        False,
+        "Whether there is a CronJob of chaoskit nightly run; the values below are of it.",
+    ),
     "nightlyImage": ("", "Its image, with the repository of the tests in its working directory."),
     "nightlyPlan": ("nightly.yaml", "The plan of the night, below that directory."),
-    "nightlyClaim": ("chaoskit-nightly", "A PersistentVolumeClaim of the namespace, at /nights; it is not made."),
+    "nightlyClaim": (
+        "chaoskit-nightly",
+        "A PersistentVolumeClaim of the namespace, at /nights; it is not made.",
+    ),
     "nightlySchedule": ("0 1 * * *", "When it begins, as cron has it."),
     "nightlyZone": ("Etc/UTC", "The time zone of that."),
 }
@@ -36,17 +54,33 @@ VALUES = {
 def files() -> Mapping[str, str]:
     """Every file, by its path below ``deploy/``."""
     namespace, *others = installation("{{ .Values.namespace }}", "{{ .Values.podSecurity }}")
-    chart = {"apiVersion": "v2", "name": "chaoskit", "type": "application", "version": own_version()}
+    chart = {
+        "apiVersion": "v2",
+        "name": "chaoskit",
+        "type": "application",
+        "version": own_version(),
+    }
     kustomization = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
     return {
-        "base/kustomization.yaml": _GENERATED + _yaml([kustomization | {"resources": ["chaoskit.yaml"]}]),
+        "base/kustomization.yaml": _GENERATED
+        + _yaml([kustomization | {"resources": ["chaoskit.yaml"]}]),
         "base/chaoskit.yaml": _GENERATED + _yaml(installation("chaos", "restricted")),
         "chart/Chart.yaml": _GENERATED
-        + _yaml([chart | {"appVersion": own_version(), "description": "What chaoskit's runs need on a cluster"}]),
+        + _yaml(
+            [
+                chart
+                | {
+                    "appVersion": own_version(),
+                    "description": "What chaoskit's runs need on a cluster",
+                }
+            ]
+        ),
         "chart/values.yaml": _GENERATED + "".join(_value(name) for name in VALUES),
         "chart/templates/namespace.yaml": _only_if("createNamespace", _yaml([namespace])),
         "chart/templates/chaoskit.yaml": _GENERATED + _yaml(others),
-        "chart/templates/nightly.yaml": _only_if("nightly", _yaml(nightly_job("{{ .Values.namespace }}", _chosen()))),
+        "chart/templates/nightly.yaml": _only_if(
+            "nightly", _yaml(nightly_job("{{ .Values.namespace }}", _chosen()))
+        ),
         "chart/templates/machines.yaml": _only_if("machines", _yaml([machine_rights()])),
     }
 

@@ -27,22 +27,43 @@ class Row:
     def render(self, samples: dict[str, list[float]]) -> str:
         """The row, from the samples of its bar: ratios in pairs of runs, or seconds."""
         if "ratios" in samples:
-            shown, count = [f"{value:.2f} x" for value in _summary(samples["ratios"])], len(samples["ratios"])
+            shown, count = (
+                [f"{value:.2f} x" for value in _summary(samples["ratios"])],
+                len(samples["ratios"]),
+            )
             return f"| {self.what} | {' | '.join(shown)} | {count} pairs |"
         shown = [f"{value * 1e3:.0f} ms" for value in _summary(samples["seconds"])]
         return f"| {self.what} | {' | '.join(shown)} | {len(samples['seconds'])} runs |"
 
 
 ROWS = (
-    Row("no fault, 2 ranks: a step, beside DDP with the same allocator", "no fault, exact, 2 ranks:", "overhead"),
+    Row(
+        "no fault, 2 ranks: a step, beside DDP with the same allocator",
+        "no fault, exact, 2 ranks:",
+        "overhead",
+    ),
     Row("no fault, 4 ranks", "no fault, exact, 4 ranks:", "overhead"),
-    Row("SIGKILL of a rank, a warm spare: the next step of all ranks", "SIGKILL, a warm spare: every rank's next step"),
+    Row(
+        "SIGKILL of a rank, a warm spare: the next step of all ranks",
+        "SIGKILL, a warm spare: every rank's next step",
+    ),
     Row("SIGSTOP of a rank", "SIGSTOP: every rank's next step"),
-    Row("a hang that nothing announces (it holds the GIL)", "hang that holds the GIL: every rank's next step"),
+    Row(
+        "a hang that nothing announces (it holds the GIL)",
+        "hang that holds the GIL: every rank's next step",
+    ),
     Row("a NaN on one rank", "NaN on one rank: every rank's next step"),
     Row("a node whose network falls silent", "silent cut: every rank's next step", "network"),
-    Row("FSDP2, 0.5 s a step: SIGKILL of a rank", "FSDP2, SIGKILL of a rank: every rank's next step", "sharded"),
-    Row("FSDP2, 0.5 s a step: loss of a node", "FSDP2, loss of a node: every rank's next step", "sharded"),
+    Row(
+        "FSDP2, 0.5 s a step: SIGKILL of a rank",
+        "FSDP2, SIGKILL of a rank: every rank's next step",
+        "sharded",
+    ),
+    Row(
+        "FSDP2, 0.5 s a step: loss of a node",
+        "FSDP2, loss of a node: every rank's next step",
+        "sharded",
+    ),
 )
 
 
@@ -52,18 +73,27 @@ def _summary(values: list[float]) -> tuple[float, float]:
 
 def table(results: Path = ROOT / "benchmarks" / "results") -> str:
     """The table, and a line about machine and dates."""
-    reports = {file: json.loads((results / f"{file}.json").read_text()) for file in dict.fromkeys(r.file for r in ROWS)}
+    reports = {
+        file: json.loads((results / f"{file}.json").read_text())
+        for file in dict.fromkeys(r.file for r in ROWS)
+    }
     rows = [row.render(_samples(reports[row.file], row.bar)) for row in ROWS]
     machine = reports[ROWS[0].file]["machine"]
     dates = ", ".join(sorted({report["machine"]["date"][:10] for report in reports.values()}))
     facts = f"{machine['cores']} cores ({machine['processor']}), torch {machine['torch']} with gloo; measured {dates}."
-    return "\n".join(["| what happens | median | worst | of |", "| --- | --- | --- | --- |", *rows, "", facts])
+    return "\n".join(
+        ["| what happens | median | worst | of |", "| --- | --- | --- | --- |", *rows, "", facts]
+    )
 
 
 def _samples(report: dict[str, Any], bar: str) -> dict[str, list[float]]:
-    found: list[dict[str, list[float]]] = [one["samples"] for one in report["bars"] if one["name"].startswith(bar)]
+    found: list[dict[str, list[float]]] = [
+        one["samples"] for one in report["bars"] if one["name"].startswith(bar)
+    ]
     if len(found) != 1:
-        raise SystemExit(f"benchmarks/results: {len(found)} bars begin with {bar!r}, not one; run the benchmarks")
+        raise SystemExit(
+            f"benchmarks/results: {len(found)} bars begin with {bar!r}, not one; run the benchmarks"
+        )
     return found[0]
 
 

@@ -24,13 +24,19 @@ class DeleteCoordinatorPod(CoordinatorFault):
     It needs a driver: without one that pod holds the session, and goes with it.
     """
 
-    effect: ClassVar[str] = "no process decides membership any more, and its record is gone with the pod"
+    effect: ClassVar[str] = (
+        "no process decides membership any more, and its record is gone with the pod"
+    )
     evidence: ClassVar[str] = (
         "the connection to the first process of the pod has ended, and the API server has no such pod any more, "
         "or says that it has ended"
     )
-    stands_for: ClassVar[str] = "the loss of the one pod that a job depends on: launcher, rendezvous, rank 0's store"
-    impact: ClassVar[str] = "none by itself: training goes on, and the next coordinator has a copy of that record"
+    stands_for: ClassVar[str] = (
+        "the loss of the one pod that a job depends on: launcher, rendezvous, rank 0's store"
+    )
+    impact: ClassVar[str] = (
+        "none by itself: training goes on, and the next coordinator has a copy of that record"
+    )
     substrates: ClassVar[tuple[str, ...]] = ("kubernetes",)
     example: ClassVar[str] = EXAMPLE
     undo: ClassVar[str] = "nothing is left: the coordinator has another pod"
@@ -51,7 +57,9 @@ class DeleteCoordinatorPod(CoordinatorFault):
         target.acts()
         target.release()
         found(await target.seen(lambda: (removal.shown() and not target.job_ended) or None))
-        yield ProcessEnded(subject=CoordinatorProcess(process.pid), source=OVER_SOURCE, how="gone", status="")
+        yield ProcessEnded(
+            subject=CoordinatorProcess(process.pid), source=OVER_SOURCE, how="gone", status=""
+        )
 
 
 def _lacks_driver(options: KubernetesOptions) -> str:

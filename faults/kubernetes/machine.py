@@ -48,7 +48,9 @@ def _lacks_machines(options: KubernetesOptions) -> str:
 def _lacks_levers(options: KubernetesOptions) -> str:
     """What drives a run in a pod knows no levers, and need not."""
     if options.driven is None and not options.levers:
-        return f"name a file with the commands that break them, and their undo: {VARIABLE}LEVERS=FILE"
+        return (
+            f"name a file with the commands that break them, and their undo: {VARIABLE}LEVERS=FILE"
+        )
     return ""
 
 
@@ -60,7 +62,11 @@ def _require_lever(name: str, *, machines: bool) -> None:
     fitting = [one for one, lever in known.items() if lever.is_for_machines is machines]
     if name not in fitting:
         kind = "with {machine} in its words" if machines else "without {machine}"
-        raise BadInput("lever", name, f"use one of {options.levers} {kind}: {', '.join(fitting) or 'there is none'}")
+        raise BadInput(
+            "lever",
+            name,
+            f"use one of {options.levers} {kind}: {', '.join(fitting) or 'there is none'}",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,11 +86,21 @@ class LoseMachine(NodeFault):
     of_runtime: ClassVar[bool] = True
     ends_node: ClassVar[bool] = True
     needs_standby: ClassVar[bool] = True
-    effect: ClassVar[str] = "one machine of the cluster is gone in silence, with every pod that is on it"
-    evidence: ClassVar[str] = "the command ended well, and no supervisor of the run on that machine answers any more"
+    effect: ClassVar[str] = (
+        "one machine of the cluster is gone in silence, with every pod that is on it"
+    )
+    evidence: ClassVar[str] = (
+        "the command ended well, and no supervisor of the run on that machine answers any more"
+    )
     stands_for: ClassVar[str] = "machines that lose their power or their network"
-    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.POWER, incidents.CHASSIS, incidents.KERNEL_PANIC)
-    impact: ClassVar[str] = "the nodes on it are given up within their leases; the API server notices much later"
+    counted: ClassVar[tuple[IncidentKind, ...]] = (
+        incidents.POWER,
+        incidents.CHASSIS,
+        incidents.KERNEL_PANIC,
+    )
+    impact: ClassVar[str] = (
+        "the nodes on it are given up within their leases; the API server notices much later"
+    )
     undo: ClassVar[str] = "the undo of the command, by the process that ran it, or by its guard"
     substrates: ClassVar[tuple[str, ...]] = ("kubernetes",)
     example: ClassVar[str] = EXAMPLE
@@ -121,7 +137,9 @@ class LoseMachine(NodeFault):
             target.release()
             found(await target.seen(lambda: machine.shown() == 2 or None))
             told = f"the machine of {', '.join(lost)} does not answer, nor does any other supervisor of the run there"
-            yield MachineSilent(subject=target.whole_node, source="the streams to the supervisors there", seen=told)
+            yield MachineSilent(
+                subject=target.whole_node, source="the streams to the supervisors there", seen=told
+            )
             if self.back_after_s is None:
                 await target.until_end()
             else:
@@ -142,7 +160,9 @@ class EmptiedMachine(NodeFault):
         "has none of them any more, or says that they have ended"
     )
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.MAINTENANCE,)
-    impact: ClassVar[str] = "the nodes on it are given up; with grace and an elastic policy they leave"
+    impact: ClassVar[str] = (
+        "the nodes on it are given up; with grace and an elastic policy they leave"
+    )
     substrates: ClassVar[tuple[str, ...]] = ("kubernetes",)
     example: ClassVar[str] = EXAMPLE
 
@@ -181,9 +201,13 @@ class DrainMachine(EmptiedMachine):
 
     grace_s: int = 20
 
-    effect: ClassVar[str] = "one machine of the cluster is drained: it takes no pod, and those on it are evicted"
+    effect: ClassVar[str] = (
+        "one machine of the cluster is drained: it takes no pod, and those on it are evicted"
+    )
     stands_for: ClassVar[str] = "upgrades and repairs of machines, one after the other"
-    undo: ClassVar[str] = "the cordon is taken off by the process that has put it on, or by its guard"
+    undo: ClassVar[str] = (
+        "the cordon is taken off by the process that has put it on, or by its guard"
+    )
 
     @property
     def emptying(self) -> Action:
@@ -206,8 +230,12 @@ class TaintMachine(EmptiedMachine):
     """
 
     effect: ClassVar[str] = "one machine of the cluster has a taint, for which its pods are deleted"
-    stands_for: ClassVar[str] = "machines that a cloud takes back, or that a controller holds for sick"
-    undo: ClassVar[str] = "the taint is taken off by the process that has put it on, or by its guard"
+    stands_for: ClassVar[str] = (
+        "machines that a cloud takes back, or that a controller holds for sick"
+    )
+    undo: ClassVar[str] = (
+        "the taint is taken off by the process that has put it on, or by its guard"
+    )
 
     @property
     def emptying(self) -> Action:
@@ -226,10 +254,16 @@ class StopApiServer(ControlFault):
     lasts_s: float = 10.0
     lever: str = "api-stop"
 
-    effect: ClassVar[str] = "the API server answers nothing: no pod is made, ended or shown, and no record travels"
-    evidence: ClassVar[str] = "the API server said nothing for 2 s that it was asked by what drives the run"
+    effect: ClassVar[str] = (
+        "the API server answers nothing: no pod is made, ended or shown, and no record travels"
+    )
+    evidence: ClassVar[str] = (
+        "the API server said nothing for 2 s that it was asked by what drives the run"
+    )
     stands_for: ClassVar[str] = "control planes that are overloaded, upgraded or cut off"
-    impact: ClassVar[str] = "none: no decision of a run waits for it; pods that are lost meanwhile are replaced later"
+    impact: ClassVar[str] = (
+        "none: no decision of a run waits for it; pods that are lost meanwhile are replaced later"
+    )
     undo: ClassVar[str] = "the undo of the command, by the process that ran it, or by its guard"
     substrates: ClassVar[tuple[str, ...]] = ("kubernetes",)
     example: ClassVar[str] = EXAMPLE
@@ -255,11 +289,15 @@ class StopApiServer(ControlFault):
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         target.unclaim()  # no rank comes to harm
-        with target.holding(target.cluster.apply(target.node, ApiServerStop(self.lever, self.lasts_s))) as stop:
+        with target.holding(
+            target.cluster.apply(target.node, ApiServerStop(self.lever, self.lasts_s))
+        ) as stop:
             target.release()
             found(await target.seen(lambda: stop.shown() or None))
             told = f"the API server has not answered within {SERVER_SILENT_S:g} s"
-            yield ServerSilent(subject=ApiServer(), source="requests of what drives the run", seen=told)
+            yield ServerSilent(
+                subject=ApiServer(), source="requests of what drives the run", seen=told
+            )
             await target.sleep(self.lasts_s - target.seconds_since)
             stop.shown()  # raises where the command has failed
         target.lifted()

@@ -32,9 +32,13 @@ class PendingPods(ControlFault):
 
     how: ClassVar[How]
     sample: ClassVar[Mapping[str, Any]] = {"at_step": 10}
-    evidence: ClassVar[str] = "the API server says so of a pod that was made in the place of a lost one"
+    evidence: ClassVar[str] = (
+        "the API server says so of a pod that was made in the place of a lost one"
+    )
     impact: ClassVar[str] = "the world stays small, and is whole again when a pod can be made"
-    undo: ClassVar[str] = "the next attempt makes a pod as ever; the one that does not run is deleted"
+    undo: ClassVar[str] = (
+        "the next attempt makes a pod as ever; the one that does not run is deleted"
+    )
     substrates: ClassVar[tuple[str, ...]] = ("kubernetes",)
     example: ClassVar[str] = EXAMPLE.replace("steps=60", "steps=60, node_replacements=1")
 
@@ -53,13 +57,19 @@ class PendingPods(ControlFault):
 
     def require(self, config: RunConfig) -> None:
         if not config.node_replacements:
-            raise BadInput("node_replacements", 0, f"use 1 or more: else no pod is made that {self.kind} could meet")
+            raise BadInput(
+                "node_replacements",
+                0,
+                f"use 1 or more: else no pod is made that {self.kind} could meet",
+            )
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         target.unclaim()  # no rank comes to harm
         with target.holding(target.cluster.apply(target.node, PodHindrance(self.how))) as hindrance:
             target.release()
-            if (seen := await target.seen(lambda: self._told(hindrance), limit_s=self.lasts_s)) is not None:
+            if (
+                seen := await target.seen(lambda: self._told(hindrance), limit_s=self.lasts_s)
+            ) is not None:
                 yield seen
             if self.lasts_s is None:
                 await target.until_end()
@@ -70,7 +80,11 @@ class PendingPods(ControlFault):
     def _told(self, hindrance: Applied) -> Counted | None:
         count = hindrance.shown()
         told = f"the API server says of {count} pods that they do not run: {self.effect}"
-        return Counted(subject=ApiServer(), source="the API server", count=count, seen=told) if count else None
+        return (
+            Counted(subject=ApiServer(), source="the API server", count=count, seen=told)
+            if count
+            else None
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

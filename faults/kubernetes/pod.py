@@ -20,7 +20,12 @@ from chaoskit.faults.target import Target
 from chaoskit.substrate.core.actions import Action, Applied
 from chaoskit.substrate.core.processes import Process
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
-from chaoskit.substrate.kubernetes.pods.actions import ContainerCrash, PodDeletion, PodEviction, PodPreemption
+from chaoskit.substrate.kubernetes.pods.actions import (
+    ContainerCrash,
+    PodDeletion,
+    PodEviction,
+    PodPreemption,
+)
 
 OVER_SOURCE = "the end of the pod's first process, and the API server"
 _OVER = "; the API server has no such pod any more, or says that it has ended"
@@ -35,7 +40,9 @@ def test_{name}(chaos):
     chaos.run("gpt", nodes=4, steps=60, faults=[{fault}])"""
 
 
-async def pods_over(target: Target, processes: Sequence[Process], removal: Applied, more: str = "") -> Evidence:
+async def pods_over(
+    target: Target, processes: Sequence[Process], removal: Applied, more: str = ""
+) -> Evidence:
     """Let the rank go on, and wait for the end of what was told to go: of the pods, and of the node's processes.
 
     ``more``: what is known beside that where the removal has taken effect, in words.
@@ -110,7 +117,9 @@ class GracefulPodFault(PodFault):
 
     grace_s: int = 0
 
-    impact: ClassVar[str] = "the workers of the node are given up; with grace and an elastic policy they leave"
+    impact: ClassVar[str] = (
+        "the workers of the node are given up; with grace and an elastic policy they leave"
+    )
 
     @property
     def evidence_s(self) -> float:
@@ -154,7 +163,9 @@ class EvictPod(GracefulPodFault):
     """Have the pod of the rank's node evicted, as ``kubectl drain`` does."""
 
     family: ClassVar[str] = "node"
-    effect: ClassVar[str] = "the pod of one node is evicted, unless a budget of disruptions forbids it"
+    effect: ClassVar[str] = (
+        "the pod of one node is evicted, unless a budget of disruptions forbids it"
+    )
     stands_for: ClassVar[str] = "drains of machines for upgrades and repairs"
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.MAINTENANCE,)
 
@@ -184,7 +195,9 @@ class PreemptPod(PodFault):
         "that it has ended, and the scheduler names the pod for which it has preempted that"
     )
     stands_for: ClassVar[str] = "jobs of a higher priority on a cluster that is shared"
-    impact: ClassVar[str] = "the workers of the node are given up; with an elastic policy they leave"
+    impact: ClassVar[str] = (
+        "the workers of the node are given up; with an elastic policy they leave"
+    )
     undo: ClassVar[str] = "the other pod ends at once, and is deleted"
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.CONTAINER,)
 
@@ -195,9 +208,13 @@ class PreemptPod(PodFault):
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
         if not self.priority_class:
-            raise BadInput("priority_class", self.priority_class, "name a PriorityClass of the cluster")
+            raise BadInput(
+                "priority_class", self.priority_class, "name a PriorityClass of the cluster"
+            )
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         processes = look_up(target)
         with target.holding(target.cluster.apply(target.node, self.removal)) as removal:
-            yield await pods_over(target, processes, removal, "; the scheduler says that it has preempted it for ours")
+            yield await pods_over(
+                target, processes, removal, "; the scheduler says that it has preempted it for ours"
+            )

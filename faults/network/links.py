@@ -41,7 +41,9 @@ class LinkDown(NetworkFault):
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         self.aim(target)
         place = (COORDINATOR, target.node)
-        answered = target.cluster.round_trips_ms(*place, _ECHOES, _ECHO_S)  # while it is up, for comparison
+        answered = target.cluster.round_trips_ms(
+            *place, _ECHOES, _ECHO_S
+        )  # while it is up, for comparison
         with contextlib.ExitStack() as asked:
             probe: EchoProbe | None = None
             for begin_s, end_s in self.outages:
@@ -51,10 +53,16 @@ class LinkDown(NetworkFault):
                     target.acts()
                     if probe is None:
                         target.release()
-                        probe = asked.enter_context(contextlib.closing(target.cluster.probe(*place, _ECHO_S)))
+                        probe = asked.enter_context(
+                            contextlib.closing(target.cluster.probe(*place, _ECHO_S))
+                        )
                     # the first echo is on its way for a moment
-                    limit_s = None if end_s is None else max(end_s, target.seconds_since + 2 * _ECHO_S)
-                    if len(answered) == _ECHOES and await target.seen(_lost(probe), limit_s=limit_s):
+                    limit_s = (
+                        None if end_s is None else max(end_s, target.seconds_since + 2 * _ECHO_S)
+                    )
+                    if len(answered) == _ECHOES and await target.seen(
+                        _lost(probe), limit_s=limit_s
+                    ):
                         yield self._evidence(target, max(answered))
                         probe.close()
                         answered = ()
@@ -67,7 +75,13 @@ class LinkDown(NetworkFault):
     def _evidence(self, target: Target, before_ms: float) -> RoundTrip:
         told = f"an echo from the coordinator to {target.node} was lost"
         path = NetworkPath((COORDINATOR, target.node))
-        return RoundTrip(subject=path, source="an echo of the kernel", before_ms=before_ms, after_ms=None, seen=told)
+        return RoundTrip(
+            subject=path,
+            source="an echo of the kernel",
+            before_ms=before_ms,
+            after_ms=None,
+            seen=told,
+        )
 
 
 def _lost(probe: EchoProbe) -> Callable[[], bool]:
@@ -92,7 +106,9 @@ class Flap(LinkDown):
 
     effect: ClassVar[str] = "the link of one node comes and goes"
     evidence: ClassVar[str] = "echoes to the node are lost while the link is down"
-    impact: ClassVar[str] = "packets are lost and sent again; if its lease ends, its workers are given up"
+    impact: ClassVar[str] = (
+        "packets are lost and sent again; if its lease ends, its workers are given up"
+    )
 
     @property
     def outage_s(self) -> float:

@@ -94,9 +94,15 @@ class NetworkFault(Fault):
         if isinstance(self.apart_from, tuple):
             self._validate_ranks("apart_from", self.apart_from, nodes)
             if both := {self.rank, *self.side}.intersection(self.apart_from):
-                raise BadInput("apart_from", self.apart_from, f"leave out {sorted(both)}: on this side already")
+                raise BadInput(
+                    "apart_from", self.apart_from, f"leave out {sorted(both)}: on this side already"
+                )
         elif self.apart_from not in self.others:
-            raise BadInput("apart_from", self.apart_from, f"use one of {', '.join(self.others)}, or a tuple of ranks")
+            raise BadInput(
+                "apart_from",
+                self.apart_from,
+                f"use one of {', '.join(self.others)}, or a tuple of ranks",
+            )
         if self.direction not in _DIRECTIONS:
             raise BadInput("direction", self.direction, f"use one of {', '.join(_DIRECTIONS)}")
         if self.heal_after_s is not None:
@@ -105,7 +111,9 @@ class NetworkFault(Fault):
     def _validate_ranks(self, field: str, ranks: Sequence[int], nodes: int) -> None:
         for rank in ranks:
             if not 0 <= rank < nodes:
-                raise BadInput(field, ranks, f"use ranks from 0 to {nodes - 1}: the run has {nodes} nodes")
+                raise BadInput(
+                    field, ranks, f"use ranks from 0 to {nodes - 1}: the run has {nodes} nodes"
+                )
 
     def near(self, target: Target) -> list[str]:
         """The nodes on the rank's side."""
@@ -133,7 +141,11 @@ class NetworkFault(Fault):
         return ways
 
     async def while_in_force(
-        self, target: Target, change: Change, look: Callable[[Applied], Evidence | None], after_s: float = 0.0
+        self,
+        target: Target,
+        change: Change,
+        look: Callable[[Applied], Evidence | None],
+        after_s: float = 0.0,
     ) -> AsyncGenerator[Evidence]:
         """Change the network until it heals, and wait for evidence of it.
 
@@ -152,7 +164,9 @@ class NetworkFault(Fault):
             else:
                 await target.sleep(self.heal_after_s - target.seconds_since)
         target.lifted()
-        if seen is None and (seen := await target.seen(target.last_word, limit_s=target.seconds_since + after_s)):
+        if seen is None and (
+            seen := await target.seen(target.last_word, limit_s=target.seconds_since + after_s)
+        ):
             yield seen
 
     @property
@@ -221,16 +235,24 @@ class LossyNetwork(NetworkFault):
         watch = TcpWatch(watched, self.noticed)
 
         def look(change: Applied) -> Counted | None:
-            is_old = bool(target.lifted_ns) and time.monotonic_ns() - target.lifted_ns > _AFTER_S * 1e9
-            noticed = watch.noticed if is_old else watch.look()  # what comes long after the end is not its doing
-            packets = change.shown() if noticed else 0
-            told = (
-                f"the kernel has counted {packets} packets that met it, and TCP of the nodes {noticed} {self.noticed}"
+            is_old = (
+                bool(target.lifted_ns) and time.monotonic_ns() - target.lifted_ns > _AFTER_S * 1e9
             )
+            noticed = (
+                watch.noticed if is_old else watch.look()
+            )  # what comes long after the end is not its doing
+            packets = change.shown() if noticed else 0
+            told = f"the kernel has counted {packets} packets that met it, and TCP of the nodes {noticed} {self.noticed}"
             path = NetworkPath(tuple(sorted(stations)))
-            return Counted(subject=path, source="TCP of the nodes", count=packets, seen=told) if packets else None
+            return (
+                Counted(subject=path, source="TCP of the nodes", count=packets, seen=told)
+                if packets
+                else None
+            )
 
-        async with contextlib.aclosing(self.while_in_force(target, self.change(target, ways), look, _AFTER_S)) as story:
+        async with contextlib.aclosing(
+            self.while_in_force(target, self.change(target, ways), look, _AFTER_S)
+        ) as story:
             async for seen in story:
                 yield seen
 
@@ -262,7 +284,9 @@ class Cut(_Partition):
     )
     stands_for: ClassVar[str] = "switches and cables that fail without a reset"
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.SWITCH, incidents.NIC)
-    impact: ClassVar[str] = "leases end without a word, and the workers of the silent nodes are given up"
+    impact: ClassVar[str] = (
+        "leases end without a word, and the workers of the silent nodes are given up"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,6 +299,8 @@ class Reset(_Partition):
     )
     stands_for: ClassVar[str] = "firewalls and load balancers that lose their state"
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.INFINIBAND,)
-    impact: ClassVar[str] = "connections end at once, and the workers of the nodes behind them are given up"
+    impact: ClassVar[str] = (
+        "connections end at once, and the workers of the nodes behind them are given up"
+    )
     loud: ClassVar[bool] = True
     noticed: ClassVar[Literal["losses", "resets"]] = "resets"

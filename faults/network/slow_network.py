@@ -29,7 +29,9 @@ _SEEN = 0.8  # share of the delay that an echo must show: timers of the kernel a
 class BadNetwork(NetworkFault):
     """Base of the faults that let packets through, but not well."""
 
-    impact: ClassVar[str] = "steps take longer; if a lease ends, the workers of its node are given up"
+    impact: ClassVar[str] = (
+        "steps take longer; if a lease ends, the workers of its node are given up"
+    )
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.SLOW,)
 
 
@@ -71,19 +73,25 @@ class Delay(BadNetwork):
                 nonlocal probe, late_ms
                 if probe is None:
                     limit_s = _ECHO_S + 4 * self.delay_ms / 1000
-                    probe = asked.enter_context(contextlib.closing(target.cluster.probe(*place, limit_s)))
+                    probe = asked.enter_context(
+                        contextlib.closing(target.cluster.probe(*place, limit_s))
+                    )
                 if before_ms is not None and not late_ms:
-                    least = 1 if self.heal_after_s and target.seconds_since >= self.heal_after_s else _ECHOES
+                    least = (
+                        1
+                        if self.heal_after_s and target.seconds_since >= self.heal_after_s
+                        else _ECHOES
+                    )
                     late_ms = self._late_ms(probe, before_ms, least)
                 if before_ms is None or not late_ms or not delay.shown():
                     return None
                 probe.close()
-                told = (
-                    f"an echo takes {late_ms:.1f} ms, {before_ms:.1f} ms before; {delay.shown()} packets were held up"
-                )
+                told = f"an echo takes {late_ms:.1f} ms, {before_ms:.1f} ms before; {delay.shown()} packets were held up"
                 path = NetworkPath(place)
                 echo = "an echo of the kernel"
-                return RoundTrip(subject=path, source=echo, before_ms=before_ms, after_ms=late_ms, seen=told)
+                return RoundTrip(
+                    subject=path, source=echo, before_ms=before_ms, after_ms=late_ms, seen=told
+                )
 
             async with contextlib.aclosing(self.while_in_force(target, change, look)) as story:
                 async for seen in story:
@@ -140,7 +148,9 @@ class Bandwidth(BadNetwork):
 
     effect: ClassVar[str] = "the link of one node, or what goes between two, carries fewer bits"
     evidence: ClassVar[str] = "the kernel counts how often it held packets back"
-    stands_for: ClassVar[str] = "links that fall back to a lower rate, and neighbours that use them up"
+    stands_for: ClassVar[str] = (
+        "links that fall back to a lower rate, and neighbours that use them up"
+    )
     makes: ClassVar[type[Change]] = Narrow
     substrates: ClassVar[tuple[str, ...]] = ("netns", "docker")
 
@@ -152,13 +162,19 @@ class Bandwidth(BadNetwork):
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         ways = self.aim(target)
         near = tuple(self.near(target))
-        change = Narrow(bits_per_s=self.bits_per_s, **({"ways": ways} if self.per_peer else {"stations": near}))
+        change = Narrow(
+            bits_per_s=self.bits_per_s, **({"ways": ways} if self.per_peer else {"stations": near})
+        )
 
         def look(narrow: Applied) -> Counted | None:
             packets = narrow.shown()
             told = f"the kernel has held back {packets} packets"
             path = NetworkPath(tuple(sorted({station for way in ways for station in way})))
-            return Counted(subject=path, source="the kernel's queue", count=packets, seen=told) if packets else None
+            return (
+                Counted(subject=path, source="the kernel's queue", count=packets, seen=told)
+                if packets
+                else None
+            )
 
         async with contextlib.aclosing(self.while_in_force(target, change, look)) as story:
             async for seen in story:

@@ -55,10 +55,16 @@ class CoordinatorFault(ControlFault):
 class KillCoordinator(CoordinatorFault):
     """SIGKILL the coordinator. ``rank`` only says which rank stands at the moment when that happens."""
 
-    effect: ClassVar[str] = "no process decides membership any more; training may go on, but can lose no rank"
+    effect: ClassVar[str] = (
+        "no process decides membership any more; training may go on, but can lose no rank"
+    )
     evidence: ClassVar[str] = "the coordinator's process is gone"
-    stands_for: ClassVar[str] = "the loss of the one host that a job depends on: scheduler, rendezvous, rank 0's store"
-    impact: ClassVar[str] = "none by itself: training goes on, and the coordinator comes back from its record"
+    stands_for: ClassVar[str] = (
+        "the loss of the one host that a job depends on: scheduler, rendezvous, rank 0's store"
+    )
+    impact: ClassVar[str] = (
+        "none by itself: training goes on, and the coordinator comes back from its record"
+    )
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         target.unclaim()  # the rank itself comes to no harm
@@ -71,7 +77,10 @@ class KillCoordinator(CoordinatorFault):
             lambda: killed.is_gone() and not target.job_ended
         )  # when the job is over every coordinator goes
         yield ProcessEnded(
-            subject=CoordinatorProcess(killed.pid), source="the kernel's list of processes", how="gone", status=""
+            subject=CoordinatorProcess(killed.pid),
+            source="the kernel's list of processes",
+            how="gone",
+            status="",
         )
 
     def _kill(self, target: Target) -> Process | None:
@@ -84,6 +93,8 @@ class KillCoordinator(CoordinatorFault):
             target.acts()
             until_s = time.monotonic() + _ENDS_S
             while not process.is_gone() and time.monotonic() < until_s:
-                time.sleep(0.0005)  # else a second one that is due now takes the same death for its own
+                time.sleep(
+                    0.0005
+                )  # else a second one that is due now takes the same death for its own
             return process
         return None

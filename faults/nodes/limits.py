@@ -14,7 +14,14 @@ from chaoskit.faults.evidence import Evidence
 from chaoskit.faults.incidents import IncidentKind
 from chaoskit.faults.nodes.node import NodeFault
 from chaoskit.faults.target import Target
-from chaoskit.substrate.core.actions import CONTROLLERS, Action, CapCpu, CapMemory, CapPids, CapWrites
+from chaoskit.substrate.core.actions import (
+    CONTROLLERS,
+    Action,
+    CapCpu,
+    CapMemory,
+    CapPids,
+    CapWrites,
+)
 from chaoskit.substrate.limits import cgroup
 from chaoskit.vocabulary import FAILED_CAUSES, HUNG_CAUSES
 
@@ -33,7 +40,9 @@ class NodeLimit(NodeFault):
     lift_after_s: float = 1.0
 
     family: ClassVar[str] = "node"
-    undo: ClassVar[str] = "the control group is removed when the limit ends; if the run is killed, by its guard"
+    undo: ClassVar[str] = (
+        "the control group is removed when the limit ends; if the run is killed, by its guard"
+    )
     #: What it has done to the node.
     makes: ClassVar[type[Action]] = CapCpu
 
@@ -63,7 +72,9 @@ class NodeLimit(NodeFault):
             self.release(target)
 
             source = "the kernel's count for its group"
-            yield await target.counted(limit, target.whole_node, source, lambda events: self.told(events, target))
+            yield await target.counted(
+                limit, target.whole_node, source, lambda events: self.told(events, target)
+            )
             await target.sleep(self.lift_after_s)
         target.lifted()
 
@@ -86,9 +97,13 @@ class LimitCpu(NodeLimit):
 
     cores: float = 0.25
 
-    effect: ClassVar[str] = "one node has little CPU time: agent, workers and spares share what is left"
+    effect: ClassVar[str] = (
+        "one node has little CPU time: agent, workers and spares share what is left"
+    )
     evidence: ClassVar[str] = "the kernel counts periods in which it held the node back"
-    stands_for: ClassVar[str] = "neighbours on a crowded machine, and container limits that are too low"
+    stands_for: ClassVar[str] = (
+        "neighbours on a crowded machine, and container limits that are too low"
+    )
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.CPU_OVERLOAD, incidents.SLOW)
     impact: ClassVar[str] = "none is wanted: steps take longer"
     makes: ClassVar[type[Action]] = CapCpu
@@ -119,7 +134,9 @@ class LimitMemory(NodeLimit):
     headroom_mib: float = 16.0
 
     effect: ClassVar[str] = "one node has no memory left, and the kernel ends processes of it"
-    evidence: ClassVar[str] = "the kernel counts processes of the node that it killed for want of memory"
+    evidence: ClassVar[str] = (
+        "the kernel counts processes of the node that it killed for want of memory"
+    )
     stands_for: ClassVar[str] = "host memory used up, by whichever process"
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.CPU_OOM,)
     makes: ClassVar[type[Action]] = CapMemory
@@ -164,8 +181,12 @@ class LimitPids(NodeLimit):
     stands_for: ClassVar[str] = "limits of processes that are used up, by leaks or by other users"
     unlisted: ClassVar[str] = "the tables do not tell such limits from other failures of a host"
     makes: ClassVar[type[Action]] = CapPids
-    impact: ClassVar[str] = "replacements cannot be started there, and a process that needs a new thread fails"
-    example: ClassVar[str] = 'chaos.run("gpt", nodes=4, steps=60, faults=[{fault}, Kill(rank=2, at_step=22)])'
+    impact: ClassVar[str] = (
+        "replacements cannot be started there, and a process that needs a new thread fails"
+    )
+    example: ClassVar[str] = (
+        'chaos.run("gpt", nodes=4, steps=60, faults=[{fault}, Kill(rank=2, at_step=22)])'
+    )
 
     @property
     def leads_to(self) -> frozenset[str]:
@@ -178,7 +199,9 @@ class LimitPids(NodeLimit):
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
         if self.further < 0:
-            raise BadInput("further", self.further, "use a number of processes and threads, 0 or more")
+            raise BadInput(
+                "further", self.further, "use a number of processes and threads, 0 or more"
+            )
 
     def told(self, events: int, target: Target) -> str:
         return f"the kernel refused {target.node} {events} processes or threads"
@@ -197,7 +220,9 @@ class LimitIo(NodeLimit):
     bytes_per_s: float = 1e6
 
     effect: ClassVar[str] = "one node writes slowly to its disk"
-    evidence: ClassVar[str] = "the kernel counts so many written bytes that the node used up what it may write"
+    evidence: ClassVar[str] = (
+        "the kernel counts so many written bytes that the node used up what it may write"
+    )
     stands_for: ClassVar[str] = "disks that wear out, and neighbours that write much"
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.SLOW,)
     makes: ClassVar[type[Action]] = CapWrites
@@ -210,7 +235,9 @@ class LimitIo(NodeLimit):
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
         if not 1 <= self.bytes_per_s < math.inf:
-            raise BadInput("bytes_per_s", self.bytes_per_s, "use a number of bytes a second, 1 or more")
+            raise BadInput(
+                "bytes_per_s", self.bytes_per_s, "use a number of bytes a second, 1 or more"
+            )
 
     def told(self, events: int, target: Target) -> str:
         return f"{target.node} used up what it may write for {events / 4:g} s"

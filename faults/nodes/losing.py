@@ -42,7 +42,9 @@ class LoseNode(NodeFault):
     )
     stands_for: ClassVar[str] = "machines that lose their power, or panic"
     counted: ClassVar[tuple[IncidentKind, ...]] = KillNode.counted
-    impact: ClassVar[str] = "the lease of the node ends without a word, and its workers are given up"
+    impact: ClassVar[str] = (
+        "the lease of the node ends without a word, and its workers are given up"
+    )
     undo: ClassVar[str] = "the rule vanishes with the network of the run"
     substrates: ClassVar[tuple[str, ...]] = ("netns", "docker")
     example: ClassVar[str] = EXAMPLE
@@ -57,7 +59,9 @@ class LoseNode(NodeFault):
 
     @property
     def leads_to(self) -> frozenset[str]:
-        return super().leads_to | {"unreachable"}  # a rank that waits for the silent node may find out first
+        return super().leads_to | {
+            "unreachable"
+        }  # a rank that waits for the silent node may find out first
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         processes = look_up(target)
@@ -121,7 +125,9 @@ class ReplaceNode(NodeFault):
         await target.cluster.replace(target.node)
         agent = target.cluster.root(target.node)
         async for beat in heard:
-            if beat.node == target.node and beat.sent_ns > target.lifted_ns:  # else it is of the agent before this one
+            if (
+                beat.node == target.node and beat.sent_ns > target.lifted_ns
+            ):  # else it is of the agent before this one
                 told = f"{seen}; the agent that came in its place (pid {agent.pid}) was welcomed, and is heard"
                 yield AgentHeard(subject=target.whole_node, source="the coordinator", seen=told)
                 return
@@ -137,7 +143,9 @@ class Rack(NodeFault):
     family: ClassVar[str] = "node"
     is_felt: ClassVar[bool] = True
     of_runtime: ClassVar[bool] = True
-    effect: ClassVar[str] = "all nodes of one rack are gone at once, with all that was in their memory"
+    effect: ClassVar[str] = (
+        "all nodes of one rack are gone at once, with all that was in their memory"
+    )
     evidence: ClassVar[str] = "every process of every node of the rack is gone"
     stands_for: ClassVar[str] = "racks that lose their power, their cooling or their switch"
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.POWER, incidents.SWITCH)
@@ -151,15 +159,25 @@ class Rack(NodeFault):
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
         if self.rank in DRAWN_ROLES and self.rank != "any":
-            raise BadInput("rank", self.rank, "use a rank, 'any' or 'most_shards': ranks of one rack are lost together")
+            raise BadInput(
+                "rank",
+                self.rank,
+                "use a rank, 'any' or 'most_shards': ranks of one rack are lost together",
+            )
 
     def require(self, config: RunConfig) -> None:
         if not config.rack_nodes:
-            raise BadInput("rack_nodes", config.rack_nodes, f"say how many nodes a rack has: {self.kind} needs it")
+            raise BadInput(
+                "rack_nodes",
+                config.rack_nodes,
+                f"say how many nodes a rack has: {self.kind} needs it",
+            )
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         look_up(target)
-        racks = {node: processes for node in target.rack if (processes := target.cluster.node(node))}
+        racks = {
+            node: processes for node in target.rack if (processes := target.cluster.node(node))
+        }
         target.struck_nodes = set(target.rack)
         for node in racks:
             target.acts()

@@ -18,7 +18,13 @@ from chaoskit.faults import incidents
 from chaoskit.faults.base import Fault, require_seconds
 from chaoskit.faults.evidence import Evidence, NodeFrozen
 from chaoskit.faults.incidents import IncidentKind
-from chaoskit.faults.processes.signals import all_gone, continued_afterwards, gone, look_up, signal_all
+from chaoskit.faults.processes.signals import (
+    all_gone,
+    continued_afterwards,
+    gone,
+    look_up,
+    signal_all,
+)
 from chaoskit.faults.target import Target
 from chaoskit.substrate.core.actions import Action, Applied, Freeze
 from chaoskit.substrate.core.processes import Process
@@ -58,7 +64,9 @@ class KillAgent(NodeFault):
 
     family: ClassVar[str] = "node"
     is_felt: ClassVar[bool] = True
-    effect: ClassVar[str] = "the agent of one node ends at once; its workers may not go on unwatched"
+    effect: ClassVar[str] = (
+        "the agent of one node ends at once; its workers may not go on unwatched"
+    )
     evidence: ClassVar[str] = "the agent and every process that it had started are gone"
     stands_for: ClassVar[str] = "a node daemon that is killed for want of memory"
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.CPU_OOM,)
@@ -67,7 +75,9 @@ class KillAgent(NodeFault):
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         agent, *_ = processes = look_up(target)
-        if agent != target.cluster.root(target.node):  # it ends already: what is listed first is its child
+        if agent != target.cluster.root(
+            target.node
+        ):  # it ends already: what is listed first is its child
             raise ProcessLookupError(f"the agent of {target.node} is gone")
         agent.signal(signal.SIGKILL)
         # the rank stands until it has ended with its agent: else it would take part in the step for a moment
@@ -82,7 +92,9 @@ class KillNode(NodeFault):
 
     family: ClassVar[str] = "node"
     is_felt: ClassVar[bool] = True
-    effect: ClassVar[str] = "one node is gone at once: agent, workers, spares, and all that was in their memory"
+    effect: ClassVar[str] = (
+        "one node is gone at once: agent, workers, spares, and all that was in their memory"
+    )
     evidence: ClassVar[str] = "every process of the node is gone"
     stands_for: ClassVar[str] = "machines that fail as a whole"
     counted: ClassVar[tuple[IncidentKind, ...]] = (
@@ -130,7 +142,9 @@ class Preempt(NodeFault):
         signal_all([agent, *(one for one in others if one.name != "ck-zygote")], signal.SIGTERM)
         target.release()
         seen = await target.seen(lambda: gone(processes, target.node), limit_s=self.grace_s)
-        left = [] if seen is not None else [process for process in processes if not process.is_gone()]
+        left = (
+            [] if seen is not None else [process for process in processes if not process.is_gone()]
+        )
         if seen is None:
             target.acts()
             signal_all(left, signal.SIGKILL)
@@ -156,15 +170,23 @@ class FreezeNode(NodeFault):
     thaw_after_s: float = 2.0
 
     family: ClassVar[str] = "node"
-    effect: ClassVar[str] = "one node stands still without a word, and returns when it is no part of the world any more"
+    effect: ClassVar[str] = (
+        "one node stands still without a word, and returns when it is no part of the world any more"
+    )
     evidence: ClassVar[str] = (
         "the kernel reports every process of the node stopped, all at the same time; or its freezer says so, and none "
         "is given a CPU any more"
     )
-    stands_for: ClassVar[str] = "hosts that stall and come back, such as virtual machines that migrate"
+    stands_for: ClassVar[str] = (
+        "hosts that stall and come back, such as virtual machines that migrate"
+    )
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.GPU_PROCESSOR,)
-    impact: ClassVar[str] = "the node is given up with its workers, and nothing that they say when they return counts"
-    undo: ClassVar[str] = "each process is continued, or the group is thawed, by the harness, or by its guard"
+    impact: ClassVar[str] = (
+        "the node is given up with its workers, and nothing that they say when they return counts"
+    )
+    undo: ClassVar[str] = (
+        "each process is continued, or the group is thawed, by the harness, or by its guard"
+    )
     forms: ClassVar[tuple[Mapping[str, Any], ...]] = tuple({"how": how} for how in FREEZES)
 
     @classmethod
@@ -196,7 +218,9 @@ class FreezeNode(NodeFault):
                 look = _Frozen(target, processes, freeze).look
             else:
                 held.enter_context(continued_afterwards(target, processes))
-                signal_all(processes, signal.SIGSTOP)  # the agent first: it must not report the others
+                signal_all(
+                    processes, signal.SIGSTOP
+                )  # the agent first: it must not report the others
                 while new := self._started_meanwhile(target, processes):
                     held.enter_context(continued_afterwards(target, new))
                     signal_all(new, signal.SIGSTOP)
@@ -218,7 +242,9 @@ class FreezeNode(NodeFault):
 def _all_stopped(target: Target, processes: Sequence[Process]) -> NodeFrozen | None:
     if not all(process.is_stopped() for process in processes):
         return None
-    return NodeFrozen(subject=target.whole_node, source="the kernel's states of them", processes=len(processes))
+    return NodeFrozen(
+        subject=target.whole_node, source="the kernel's states of them", processes=len(processes)
+    )
 
 
 class _Frozen:
@@ -241,4 +267,6 @@ class _Frozen:
             return None
         source = "the kernel's freezer, and its counts of their switches"
         many = len(self._processes)
-        return NodeFrozen(subject=self._target.whole_node, source=source, processes=many, still_s=still_s)
+        return NodeFrozen(
+            subject=self._target.whole_node, source=source, processes=many, still_s=still_s
+        )

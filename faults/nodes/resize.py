@@ -43,7 +43,9 @@ class ResizeFault(Fault):
 
     family: ClassVar[str] = "elastic"
     unlisted: ClassVar[str] = "it is wanted, not counted among the faults of a cluster"
-    impact: ClassVar[str] = "the world moves at a step boundary; no step is lost, and no rank is given up"
+    impact: ClassVar[str] = (
+        "the world moves at a step boundary; no step is lost, and no rank is given up"
+    )
     of_runtime: ClassVar[bool] = True
     example: ClassVar[str] = _EXAMPLE
 
@@ -57,7 +59,9 @@ class ResizeFault(Fault):
 
     def require(self, config: RunConfig) -> None:
         if config.elastic is None:
-            raise BadInput("elastic", None, f"give the run an elastic policy: {self.kind} changes its size")
+            raise BadInput(
+                "elastic", None, f"give the run an elastic policy: {self.kind} changes its size"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +88,11 @@ class Scale(ResizeFault):
         super().require(config)
         assert config.elastic is not None
         if self.to not in config.elastic.sizes:
-            raise BadInput("to", self.to, f"use a size that the elastic policy allows: {config.elastic.sizes_in_words}")
+            raise BadInput(
+                "to",
+                self.to,
+                f"use a size that the elastic policy allows: {config.elastic.sizes_in_words}",
+            )
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         world = _World(target)
@@ -98,7 +106,9 @@ class Scale(ResizeFault):
             if world.size
             else f"{self.to} ranks trained already"
         )
-        yield WorldFormed(subject=SizeRequest(target.fault_id), source="the ranks", size=self.to, seen=told)
+        yield WorldFormed(
+            subject=SizeRequest(target.fault_id), source="the ranks", size=self.to, seen=told
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +121,12 @@ class AddNode(ResizeFault):
     needs_standby: ClassVar[bool] = True
     effect: ClassVar[str] = "there is a node more than before"
     evidence: ClassVar[str] = "the coordinator hears its agent"
-    stands_for: ClassVar[str] = "spot instances that are there again, and capacity that a cluster has to spare"
-    impact: ClassVar[str] = "the world grows at a step boundary if its policy wants that; no rank is given up"
+    stands_for: ClassVar[str] = (
+        "spot instances that are there again, and capacity that a cluster has to spare"
+    )
+    impact: ClassVar[str] = (
+        "the world grows at a step boundary if its policy wants that; no rank is given up"
+    )
     sample: ClassVar[Mapping[str, Any]] = {"at_step": 20}
 
     def require(self, config: RunConfig) -> None:
@@ -129,9 +143,13 @@ class AddNode(ResizeFault):
         node, since_ns = gone or cluster.nodes[-1], time.monotonic_ns()
         target.release()
         async for beat in heard:
-            if beat.node == node and beat.sent_ns > since_ns:  # else it is of the agent before this one
+            if (
+                beat.node == node and beat.sent_ns > since_ns
+            ):  # else it is of the agent before this one
                 told = f"the agent of {node} is heard"
-                yield AgentHeard(subject=SizeRequest(target.fault_id), source="the coordinator", seen=told)
+                yield AgentHeard(
+                    subject=SizeRequest(target.fault_id), source="the coordinator", seen=told
+                )
                 return
 
 
@@ -152,14 +170,18 @@ class TakeSpot(NodeFault):
     )
     stands_for: ClassVar[str] = "spot instances that are reclaimed with a notice"
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.MAINTENANCE,)
-    impact: ClassVar[str] = "the node's ranks leave at a step boundary, before it is gone; no step is lost"
+    impact: ClassVar[str] = (
+        "the node's ranks leave at a step boundary, before it is gone; no step is lost"
+    )
     ends_node: ClassVar[bool] = True
     of_runtime: ClassVar[bool] = True
     example: ClassVar[str] = _EXAMPLE
 
     def require(self, config: RunConfig) -> None:
         if config.elastic is None:
-            raise BadInput("elastic", None, "give the run an elastic policy: else a notice means nothing to it")
+            raise BadInput(
+                "elastic", None, "give the run an elastic policy: else a notice means nothing to it"
+            )
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
@@ -174,7 +196,9 @@ class TakeSpot(NodeFault):
         target.say(SpotNotice(target.node, self.grace_s))
         target.release()
         while (left_s := self.grace_s - target.seconds_since) > 0:
-            if await target.heard(lambda: world.is_without(target.node), within_s=min(_TOLD_AGAIN_S, left_s)):
+            if await target.heard(
+                lambda: world.is_without(target.node), within_s=min(_TOLD_AGAIN_S, left_s)
+            ):
                 await target.sleep(self.grace_s - target.seconds_since)
             else:
                 target.say(SpotNotice(target.node, max(0.0, self.grace_s - target.seconds_since)))
@@ -182,7 +206,9 @@ class TakeSpot(NodeFault):
         target.acts()
         signal_all(processes[:1], signal.SIGKILL)  # its agent takes along what is left
         seen = await all_gone(target, processes)
-        yield msgspec.structs.replace(seen, more=f", {'' if is_out else 'not '}out of the world by then")
+        yield msgspec.structs.replace(
+            seen, more=f", {'' if is_out else 'not '}out of the world by then"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,12 +239,16 @@ class Demand(ResizeFault):
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         world = _World(target)
-        answer = await _answered(target, LendNodes(target.fault_id, target.fault_id, self.nodes, self.grace_s))
+        answer = await _answered(
+            target, LendNodes(target.fault_id, target.fault_id, self.nodes, self.grace_s)
+        )
         if not answer.nodes:
             return
         await target.heard(lambda: all(map(world.is_without, answer.nodes)))
         told = f"{', '.join(answer.nodes)} left for another job, {target.seconds_since:.1f} s after it had asked"
-        yield WorldFormed(subject=SizeRequest(target.fault_id), source="the ranks", size=world.size, seen=told)
+        yield WorldFormed(
+            subject=SizeRequest(target.fault_id), source="the ranks", size=world.size, seen=told
+        )
         await target.sleep(self.return_after_s)
         target.lifted()
         target.say(ReturnNodes(target.fault_id))
@@ -231,7 +261,9 @@ async def _answered(target: Target, request: ScaleTo | LendNodes) -> Answered:
     target.release()
 
     def look() -> Answered | None:
-        return next((answer for answer in answers.drain() if answer.request == request.request), None)
+        return next(
+            (answer for answer in answers.drain() if answer.request == request.request), None
+        )
 
     while (answer := await target.heard(look, within_s=_TOLD_AGAIN_S)) is None:
         target.say(request)
@@ -271,4 +303,6 @@ class _World:
 
     def is_without(self, node: str) -> bool:
         """Whether there is one, and no rank of it is on ``node``."""
-        return self.settled is not None and all(member.node != node for member in self.settled.members)
+        return self.settled is not None and all(
+            member.node != node for member in self.settled.members
+        )

@@ -48,8 +48,12 @@ class BitFlip(Fault):
     sticky: bool = False
 
     family: ClassVar[str] = "numbers"
-    effect: ClassVar[str] = "one bit of a weight, a gradient, the optimizer's state or a received buffer is wrong"
-    evidence: ClassVar[str] = "the bits of this element, read back before and after, differ in this bit"
+    effect: ClassVar[str] = (
+        "one bit of a weight, a gradient, the optimizer's state or a received buffer is wrong"
+    )
+    evidence: ClassVar[str] = (
+        "the bits of this element, read back before and after, differ in this bit"
+    )
     stands_for: ClassVar[str] = "silent data corruption"
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.CORRUPTION,)
     impact: ClassVar[str] = (
@@ -68,13 +72,23 @@ class BitFlip(Fault):
         ),
         "sharded (FSDP)": "none: no other rank holds the same shard, and the job trains on",
     }
-    sample: ClassVar[Mapping[str, Any]] = {"rank": 2, "at_step": 20, "parameter": "head.weight", "bit": 20}
+    sample: ClassVar[Mapping[str, Any]] = {
+        "rank": 2,
+        "at_step": 20,
+        "parameter": "head.weight",
+        "bit": 20,
+    }
     forms: ClassVar[tuple[Mapping[str, Any], ...]] = tuple({"where": where} for where in _PHASES)
-    undo: ClassVar[str] = "nothing outside the process was changed; the number stays wrong until its rank is replaced"
+    undo: ClassVar[str] = (
+        "nothing outside the process was changed; the number stays wrong until its rank is replaced"
+    )
 
     @property
     def leads_to(self) -> frozenset[str]:
-        return FAILED_CAUSES | {"nonfinite", "corrupt"}  # the job's own code may not bear what it reads
+        return FAILED_CAUSES | {
+            "nonfinite",
+            "corrupt",
+        }  # the job's own code may not bear what it reads
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
@@ -86,11 +100,23 @@ class BitFlip(Fault):
             raise BadInput("element", self.element, "use 0 or more")
         if self.phase not in _PHASES[self.where]:
             allowed = " or ".join(map(repr, _PHASES[self.where]))
-            raise BadInput("phase", self.phase, f"use {allowed}: later the {self.where} value is in use already")
+            raise BadInput(
+                "phase",
+                self.phase,
+                f"use {allowed}: later the {self.where} value is in use already",
+            )
         if self.where == "optimizer" and self.at_step == 0:
-            raise BadInput("at_step", self.at_step, "use 1 or more: before the first update the optimizer has no state")
+            raise BadInput(
+                "at_step",
+                self.at_step,
+                "use 1 or more: before the first update the optimizer has no state",
+            )
         if self.sticky and self.where in ("weight", "optimizer"):
-            raise BadInput("sticky", self.sticky, "use where='gradient' or 'received': these are made anew every step")
+            raise BadInput(
+                "sticky",
+                self.sticky,
+                "use where='gradient' or 'received': these are made anew every step",
+            )
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         target.act(

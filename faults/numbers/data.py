@@ -24,7 +24,9 @@ class _DataFault(Fault):
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
         if self.phase != "forward":
-            raise BadInput("phase", self.phase, "use 'forward': the batch is fetched at its beginning")
+            raise BadInput(
+                "phase", self.phase, "use 'forward': the batch is fetched at its beginning"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +44,9 @@ class DataStall(_DataFault):
     evidence: ClassVar[str] = "the measured time of the fetch"
     stands_for: ClassVar[str] = "slow storage"
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.MOUNT, incidents.HDFS, incidents.SSD)
-    impact: ClassVar[str] = "none is wanted: one step takes longer, and a rank that is blamed for it is a false alarm"
+    impact: ClassVar[str] = (
+        "none is wanted: one step takes longer, and a rank that is blamed for it is a false alarm"
+    )
     sample: ClassVar[Mapping[str, Any]] = {"rank": 2, "at_step": 20, "stall_ms": 50.0}
     undo: ClassVar[str] = "it ends by itself"
 
@@ -53,7 +57,9 @@ class DataStall(_DataFault):
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
         if not 0 < self.stall_ms < 1e6:
-            raise BadInput("stall_ms", self.stall_ms, "use more than 0 milliseconds, and less than 1000 s")
+            raise BadInput(
+                "stall_ms", self.stall_ms, "use more than 0 milliseconds, and less than 1000 s"
+            )
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         target.act("stall_fetch", stall_ms=self.stall_ms)
@@ -93,7 +99,9 @@ class BadBatch(_DataFault):
 
     @property
     def leads_to(self) -> frozenset[str]:
-        return frozenset({"nonfinite", LOG_RULE})  # what is printed of it a rule may take for the rank's fault
+        return frozenset(
+            {"nonfinite", LOG_RULE}
+        )  # what is printed of it a rule may take for the rank's fault
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
@@ -106,7 +114,11 @@ class BadBatch(_DataFault):
         heard, bad = target.listen(AtHook, ActReport), {"shard": self.shard, "value": self.value}
         target.act("bad_batch", **bad)
         async for message in heard:
-            if isinstance(message, AtHook):  # every rank that comes to this step reads the same bad data
+            if isinstance(
+                message, AtHook
+            ):  # every rank that comes to this step reads the same bad data
                 target.release_worker(message.worker, "bad_batch", **bad)
             elif message.fault == target.fault_id and message.effective:
-                yield ReadBack(subject=target.rank_process, source=message.worker, value=message.observed)
+                yield ReadBack(
+                    subject=target.rank_process, source=message.worker, value=message.observed
+                )

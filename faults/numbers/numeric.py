@@ -34,7 +34,9 @@ class NaN(Fault):
 
     family: ClassVar[str] = "numbers"
     is_felt: ClassVar[bool] = True
-    effect: ClassVar[str] = "one value on one rank is not a number; a plain all-reduce would spread it in one step"
+    effect: ClassVar[str] = (
+        "one value on one rank is not a number; a plain all-reduce would spread it in one step"
+    )
     evidence: ClassVar[str] = "non-finite values counted in the same tensor before and after"
     stands_for: ClassVar[str] = "non-finite losses, of which most came from bad machines"
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.NAN,)
@@ -47,16 +49,29 @@ class NaN(Fault):
 
     @property
     def leads_to(self) -> frozenset[str]:
-        return FAILED_CAUSES | {"nonfinite", "corrupt"}  # the job's own code may not bear what it reads
+        return FAILED_CAUSES | {
+            "nonfinite",
+            "corrupt",
+        }  # the job's own code may not bear what it reads
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
         if self.where not in WHERES:
             raise BadInput("where", self.where, f"use one of {', '.join(WHERES)}")
         if self.during is not None:
-            raise BadInput("during", self.during, "use at_step or after_s: in a recovery no gradient is computed")
-        if self.phase not in ("forward", "backward") or (self.where == "activation" and self.phase != "forward"):
-            raise BadInput("phase", self.phase, f"use 'forward': in {self.phase} the {self.where} exists already")
+            raise BadInput(
+                "during",
+                self.during,
+                "use at_step or after_s: in a recovery no gradient is computed",
+            )
+        if self.phase not in ("forward", "backward") or (
+            self.where == "activation" and self.phase != "forward"
+        ):
+            raise BadInput(
+                "phase",
+                self.phase,
+                f"use 'forward': in {self.phase} the {self.where} exists already",
+            )
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         target.act("nan", parameter=self.parameter, where=self.where, sticky=self.sticky)

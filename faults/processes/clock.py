@@ -29,9 +29,13 @@ class ClockJump(Fault):
     family: ClassVar[str] = "time"
     blameless: ClassVar[bool] = True
     effect: ClassVar[str] = "the wall clock of one rank jumps forward or back"
-    evidence: ClassVar[str] = "the process's wall clock, compared with CLOCK_REALTIME as the kernel tells it"
+    evidence: ClassVar[str] = (
+        "the process's wall clock, compared with CLOCK_REALTIME as the kernel tells it"
+    )
     stands_for: ClassVar[str] = "a step of NTP, or a virtual machine that was moved"
-    unlisted: ClassVar[str] = "it stops no run by itself; what it breaks is counted under what broke"
+    unlisted: ClassVar[str] = (
+        "it stops no run by itself; what it breaks is counted under what broke"
+    )
     impact: ClassVar[str] = "none is wanted: nothing may be decided by the wall clock"
     sample: ClassVar[Mapping[str, Any]] = {"rank": 2, "at_step": 20, "seconds": 3600.0}
     undo: ClassVar[str] = "the process alone has the other clock; it ends with it"
@@ -43,7 +47,11 @@ class ClockJump(Fault):
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
         if not math.isfinite(self.seconds) or not 2 <= abs(self.seconds) <= _YEARS_S:
-            raise BadInput("seconds", self.seconds, "use at least 2 seconds, forward or back, and at most ten years")
+            raise BadInput(
+                "seconds",
+                self.seconds,
+                "use at least 2 seconds, forward or back, and at most ten years",
+            )
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         target.act("clock", seconds=self.seconds)

@@ -33,13 +33,21 @@ class Deadlock(Fault):
     how: str = "lock"
 
     family: ClassVar[str] = "standstill"
-    effect: ClassVar[str] = "one rank sleeps for ever, in a lock or in a collective that it has not joined"
+    effect: ClassVar[str] = (
+        "one rank sleeps for ever, in a lock or in a collective that it has not joined"
+    )
     evidence: ClassVar[str] = (
         "another thread of the process sees its training thread in the same frames without a context switch, and its "
         "progress board stands still"
     )
-    stands_for: ClassVar[str] = "ranks that leave each other in a collective, and locks in data loaders"
-    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.SOFTWARE, incidents.WATCHDOG, incidents.HANG)
+    stands_for: ClassVar[str] = (
+        "ranks that leave each other in a collective, and locks in data loaders"
+    )
+    counted: ClassVar[tuple[IncidentKind, ...]] = (
+        incidents.SOFTWARE,
+        incidents.WATCHDOG,
+        incidents.HANG,
+    )
     impact: ClassVar[str] = (
         "`lock`: the rank is given up as hung. `skip`: no rank is to blame, and the same ranks begin the reduction anew"
     )
@@ -58,9 +66,17 @@ class Deadlock(Fault):
         if self.how not in HOWS:
             raise BadInput("how", self.how, f"use one of {', '.join(HOWS)}")
         if self.how == "skip" and self.phase == "optimizer":
-            raise BadInput("phase", self.phase, "use 'forward', 'backward' or 'reduce': then the reduction is over")
+            raise BadInput(
+                "phase",
+                self.phase,
+                "use 'forward', 'backward' or 'reduce': then the reduction is over",
+            )
         if self.how == "skip" and self.during is not None:
-            raise BadInput("during", self.during, "use at_step or after_s: the next reduction is that of another step")
+            raise BadInput(
+                "during",
+                self.during,
+                "use at_step or after_s: the next reduction is that of another step",
+            )
         if self.how == "skip" and nodes < 2:
             raise BadInput("nodes", nodes, "use 2 or more: a single rank has no collective to skip")
 
@@ -70,7 +86,10 @@ class Deadlock(Fault):
         beat = found(await target.heard(lambda: self._stands(target)))
         told = f"{seen}; its board has shown {Phase(beat.phase).label} of step {beat.step} for {beat.age_ms:.0f} ms"
         yield ThreadStuck(
-            subject=target.rank_process, source="its other threads, and its board", tid=target.tid, seen=told
+            subject=target.rank_process,
+            source="its other threads, and its board",
+            tid=target.tid,
+            seen=told,
         )
 
     def _stands(self, target: Target) -> Beat | None:

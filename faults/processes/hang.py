@@ -120,7 +120,10 @@ async def _silent(target: Target) -> ThreadStuck:
             f"the thread that listens answered none of {len(watch.asked)} questions: it woke up {woken} times in vain"
         )
         return ThreadStuck(
-            subject=target.rank_process, source="the kernel's counts of its threads", tid=target.tid, seen=told
+            subject=target.rank_process,
+            source="the kernel's counts of its threads",
+            tid=target.tid,
+            seen=told,
         )
 
     await target.heard(lambda: target.reports)  # before its report the worker has not begun
@@ -162,11 +165,12 @@ async def _spinning(target: Target) -> ThreadStuck:
             return None
         if beat.step != target.step or beat.age_ms < 20:
             return None
-        told = (
-            f"thread {target.tid} used {used_ticks * 10} ms of CPU, step and phase unchanged for {beat.age_ms:.0f} ms"
-        )
+        told = f"thread {target.tid} used {used_ticks * 10} ms of CPU, step and phase unchanged for {beat.age_ms:.0f} ms"
         return ThreadStuck(
-            subject=target.rank_process, source="the kernel, and its progress board", tid=target.tid, seen=told
+            subject=target.rank_process,
+            source="the kernel, and its progress board",
+            tid=target.tid,
+            seen=told,
         )
 
     return found(await target.seen(look))

@@ -32,7 +32,9 @@ class Kill(Fault):
 
     family: ClassVar[str] = "process"
     is_felt: ClassVar[bool] = True
-    effect: ClassVar[str] = "the process of one rank ends at once, its memory and connections with it"
+    effect: ClassVar[str] = (
+        "the process of one rank ends at once, its memory and connections with it"
+    )
     evidence: ClassVar[str] = "its parent saw it end by this signal"
     stands_for: ClassVar[str] = "faulty GPUs, and other crashes of one process"
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.GPU, incidents.GPU_LOST)
@@ -47,7 +49,9 @@ class Kill(Fault):
             return frozenset({EXITED})
         if self.signum == signal.SIGSTOP:
             return HUNG_CAUSES | {"stopped"}
-        return FAILED_CAUSES | ({"stopped"} if self.signum in _STOPPING else set())  # the job may have a handler for it
+        return FAILED_CAUSES | (
+            {"stopped"} if self.signum in _STOPPING else set()
+        )  # the job may have a handler for it
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)

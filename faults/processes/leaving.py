@@ -28,7 +28,9 @@ class Exit(Fault):
 
     family: ClassVar[str] = "process"
     is_felt: ClassVar[bool] = True
-    effect: ClassVar[str] = "the process of one rank exits in the middle of a step, by default with status 0"
+    effect: ClassVar[str] = (
+        "the process of one rank exits in the middle of a step, by default with status 0"
+    )
     evidence: ClassVar[str] = "its parent saw it exit with this status, and its rank was lost"
     stands_for: ClassVar[str] = "code of a worker, or a library in it, that calls exit"
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.SOFTWARE,)

@@ -36,7 +36,9 @@ class OutOfMemory(Fault):
 
     family: ClassVar[str] = "process"
     is_felt: ClassVar[bool] = True
-    effect: ClassVar[str] = "the kernel kills a rank that uses too much memory, or its allocator refuses to give any"
+    effect: ClassVar[str] = (
+        "the kernel kills a rank that uses too much memory, or its allocator refuses to give any"
+    )
     evidence: ClassVar[str] = (
         "the control group's count of kills and SIGKILL as seen by its parent; or the process ended with MemoryError"
     )
@@ -44,7 +46,9 @@ class OutOfMemory(Fault):
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.CPU_OOM,)
     sample: ClassVar[Mapping[str, Any]] = {"rank": 2, "at_step": 20, "how": "error"}
     forms: ClassVar[tuple[Mapping[str, Any], ...]] = ({"how": "cgroup"}, {"how": "error"})
-    undo: ClassVar[str] = "the control group is removed at the end of the run; if that is killed, by its guard"
+    undo: ClassVar[str] = (
+        "the control group is removed at the end of the run; if that is killed, by its guard"
+    )
 
     @classmethod
     def restricted(cls) -> str:
@@ -70,12 +74,25 @@ class OutOfMemory(Fault):
             lost = found(await target.heard(lambda: target.lost))
             if lost.cause == "raised" and "MemoryError" in lost.detail:
                 told = f"the process ended with {lost.detail.strip(' :')}"
-                yield LossReported(subject=target.rank_process, source="its agent", cause=lost.cause, seen=told)
+                yield LossReported(
+                    subject=target.rank_process, source="its agent", cause=lost.cause, seen=told
+                )
             return
-        with target.applied(CapProcessMemory(target.pid, target.process.ticks, _HEADROOM_BYTES)) as limit:
+        with target.applied(
+            CapProcessMemory(target.pid, target.process.ticks, _HEADROOM_BYTES)
+        ) as limit:
             target.act("allocate", give_up_bytes=_GIVE_UP_BYTES)
             ended = await target.ended()
             if ended == ("killed", "SIGKILL") and (kills := limit.shown()):
                 told = f"the kernel counted {kills} kill for lack of memory, and pid {target.pid} was killed by SIGKILL"
-                source, seen_ns = "the kernel's count for its group, and its parent", target.exited_ns
-                yield Counted(subject=target.rank_process, source=source, observed_ns=seen_ns, count=kills, seen=told)
+                source, seen_ns = (
+                    "the kernel's count for its group, and its parent",
+                    target.exited_ns,
+                )
+                yield Counted(
+                    subject=target.rank_process,
+                    source=source,
+                    observed_ns=seen_ns,
+                    count=kills,
+                    seen=told,
+                )

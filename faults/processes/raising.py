@@ -26,7 +26,9 @@ class Raise(Fault):
 
     family: ClassVar[str] = "process"
     is_felt: ClassVar[bool] = True
-    effect: ClassVar[str] = "the training code of one rank fails with an exception, and its process ends"
+    effect: ClassVar[str] = (
+        "the training code of one rank fails with an exception, and its process ends"
+    )
     evidence: ClassVar[str] = "the process ended with this exception"
     stands_for: ClassVar[str] = "software bugs, and errors of the device that end the process"
     counted: ClassVar[tuple[IncidentKind, ...]] = (
@@ -50,4 +52,6 @@ class Raise(Fault):
         lost = found(await target.heard(lambda: target.lost))
         if lost.cause == "raised" and self.message in lost.detail:
             told = f"the process ended: {lost.detail}"
-            yield LossReported(subject=target.rank_process, source="its agent", cause=lost.cause, seen=told)
+            yield LossReported(
+                subject=target.rank_process, source="its agent", cause=lost.cause, seen=told
+            )

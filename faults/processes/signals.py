@@ -35,7 +35,9 @@ def continued_afterwards(target: Target, processes: Sequence[Process]) -> Iterat
     try:
         yield
     finally:
-        signal_all(reversed(processes), signal.SIGCONT)  # workers first: the agent finds them moving
+        signal_all(
+            reversed(processes), signal.SIGCONT
+        )  # workers first: the agent finds them moving
         if left := [one for one in processes if one.is_stopped()]:
             target.left_behind.append(f"processes {[one.pid for one in left]} are stopped")
         else:
@@ -48,12 +50,16 @@ def gone(processes: Sequence[Process], node: str) -> NodeGone | None:
         return None
     first = "the agent" if processes[0].name.startswith("ck-") else processes[0].name
     pids = tuple(process.pid for process in processes)
-    return NodeGone(subject=WholeNode(node), source="the kernel's list of processes", first=first, pids=pids)
+    return NodeGone(
+        subject=WholeNode(node), source="the kernel's list of processes", first=first, pids=pids
+    )
 
 
 async def all_gone(target: Target, processes: Sequence[Process]) -> NodeGone:
     """Wait until none of these processes of the target's node is left, and the job did not end by itself before."""
-    evidence = await target.seen(lambda: None if target.ended_well else gone(processes, target.node))
+    evidence = await target.seen(
+        lambda: None if target.ended_well else gone(processes, target.node)
+    )
     assert evidence is not None
     return evidence
 
@@ -71,4 +77,10 @@ async def killed(target: Target, signum: int) -> ProcessEnded | None:
 def ended(target: Target, how: str, status: str) -> ProcessEnded:
     """Evidence that the target's process ended in this way."""
     seen_ns = target.exited_ns
-    return ProcessEnded(subject=target.rank_process, source="its parent", observed_ns=seen_ns, how=how, status=status)
+    return ProcessEnded(
+        subject=target.rank_process,
+        source="its parent",
+        observed_ns=seen_ns,
+        how=how,
+        status=status,
+    )

@@ -45,8 +45,14 @@ class Straggle(Fault):
         "the measured delay, the kernel's count of times that it was throttled, or the CPU time of the burning thread"
     )
     stands_for: ClassVar[str] = "overheated or crowded machines"
-    counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.THERMAL, incidents.CPU_OVERLOAD, incidents.SLOW)
-    impact: ClassVar[str] = "none is wanted: steps take longer, and a rank that is blamed for it is a false alarm"
+    counted: ClassVar[tuple[IncidentKind, ...]] = (
+        incidents.THERMAL,
+        incidents.CPU_OVERLOAD,
+        incidents.SLOW,
+    )
+    impact: ClassVar[str] = (
+        "none is wanted: steps take longer, and a rank that is blamed for it is a false alarm"
+    )
     forms: ClassVar[tuple[Mapping[str, Any], ...]] = tuple({"how": how} for how in HOWS)
     undo: ClassVar[str] = (
         "the control group is removed at the end; if the run is killed, by its guard; the rest ends by itself"
@@ -70,9 +76,13 @@ class Straggle(Fault):
         if self.how not in HOWS:
             raise BadInput("how", self.how, f"use one of {', '.join(HOWS)}")
         if self.how == "sleep" and not 0 < self.delay_ms < 1e6:
-            raise BadInput("delay_ms", self.delay_ms, "use more than 0 milliseconds, and less than 1000 s")
+            raise BadInput(
+                "delay_ms", self.delay_ms, "use more than 0 milliseconds, and less than 1000 s"
+            )
         if self.how != "sleep" and not 0 < self.cpu_fraction <= 1:
-            raise BadInput("cpu_fraction", self.cpu_fraction, "use a share of one CPU above 0, up to 1")
+            raise BadInput(
+                "cpu_fraction", self.cpu_fraction, "use a share of one CPU above 0, up to 1"
+            )
         if self.steps < 1:
             raise BadInput("steps", self.steps, "use 1 or more")
 
@@ -92,7 +102,9 @@ class Straggle(Fault):
                 if periods := applied.shown():
                     told = f"the kernel held pid {target.pid} back in {periods} periods"
                     source = "the kernel's count for its group"
-                    yield Counted(subject=target.rank_process, source=source, count=periods, seen=told)
+                    yield Counted(
+                        subject=target.rank_process, source=source, count=periods, seen=told
+                    )
 
     def _is_over(self, target: Target) -> bool:
         beat = target.beat
@@ -109,5 +121,10 @@ def _burnt(target: Target) -> Counted | None:
         ticks = thread.cpu_ticks
         if thread.name == _BURNER and ticks >= _BURNT_TICKS:
             told = f"thread {tid} ({thread.name}) of pid {target.pid} used {ticks * 10} ms of CPU"
-            return Counted(subject=target.rank_process, source="the kernel's count of its time", count=ticks, seen=told)
+            return Counted(
+                subject=target.rank_process,
+                source="the kernel's count of its time",
+                count=ticks,
+                seen=told,
+            )
     return None

@@ -51,7 +51,9 @@ class CrashLoop(_StickyFault):
     effect: ClassVar[str] = "one node kills every worker, soon after its start"
     evidence: ClassVar[str] = "the killed workers are gone"
     stands_for: ClassVar[str] = "nodes that pass their start-up checks and fail under load"
-    unlisted: ClassVar[str] = "the tables count single incidents, and not on how few nodes they gather"
+    unlisted: ClassVar[str] = (
+        "the tables count single incidents, and not on how few nodes they gather"
+    )
     impact: ClassVar[str] = "each worker that had a rank is given up; its node collects strikes"
 
     @property
@@ -63,7 +65,11 @@ class CrashLoop(_StickyFault):
         target.release()
         yield await self._all_gone(target, killed)
         async for message in ready:
-            if message.node == target.node and message.worker not in target.claims and len(target.claims) < self.times:
+            if (
+                message.node == target.node
+                and message.worker not in target.claims
+                and len(target.claims) < self.times
+            ):
                 with contextlib.suppress(ProcessLookupError):
                     killed.append(self._kill(target, message.worker, message.endpoint.pid))
                     yield await self._all_gone(target, killed)
@@ -107,8 +113,12 @@ class FailLoad(_StickyFault):
         incidents.HDFS,
         incidents.CONTAINER,
     )
-    impact: ClassVar[str] = "none by itself: the redundancy that another fault has cost comes back later"
-    example: ClassVar[str] = 'chaos.run("gpt", nodes=4, steps=60, faults=[{fault}, Kill(rank=2, at_step=22)])'
+    impact: ClassVar[str] = (
+        "none by itself: the redundancy that another fault has cost comes back later"
+    )
+    example: ClassVar[str] = (
+        'chaos.run("gpt", nodes=4, steps=60, faults=[{fault}, Kill(rank=2, at_step=22)])'
+    )
 
     @property
     def leads_to(self) -> frozenset[str]:
@@ -127,7 +137,9 @@ class FailLoad(_StickyFault):
             if isinstance(message, WorkerLost):
                 if message.worker in target.claims and (failed := self._failed(target)):
                     told = f"{len(failed)} of {self.times} workers ended while they loaded the job: {', '.join(failed)}"
-                    yield LossReported(subject=target.whole_node, source="its agent", cause="raised", seen=told)
+                    yield LossReported(
+                        subject=target.whole_node, source="its agent", cause="raised", seen=told
+                    )
             elif message.phase == LOAD and len(target.claims) < self.times:
                 target.claim(message.worker)
                 target.release_worker(message.worker, "raise", message=self.message)
@@ -137,4 +149,6 @@ class FailLoad(_StickyFault):
     def _failed(self, target: Target) -> list[str]:
         """The workers that ended with this exception."""
         losses = target.losses.values()
-        return [lost.worker for lost in losses if lost.cause == "raised" and self.message in lost.detail]
+        return [
+            lost.worker for lost in losses if lost.cause == "raised" and self.message in lost.detail
+        ]

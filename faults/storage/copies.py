@@ -48,9 +48,15 @@ class CopyFault(Fault):
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
         if self.during is not None:
-            raise BadInput("during", self.during, "use at_step or after_s: in a recovery no copies are made")
+            raise BadInput(
+                "during", self.during, "use at_step or after_s: in a recovery no copies are made"
+            )
         if self.at_step == 0:
-            raise BadInput("at_step", self.at_step, "use 1 or more: before the first update there may be no copy")
+            raise BadInput(
+                "at_step",
+                self.at_step,
+                "use 1 or more: before the first update there may be no copy",
+            )
 
     def stages(self, target: Target) -> list[tuple[list[str], dict[str, Any]]]:
         """Which nodes are to act, and how; each stage begins when those of the one before have."""
@@ -67,7 +73,11 @@ class CopyFault(Fault):
         target.release()
         if self.is_shown(target):
             struck = {report.node: report.observed for report in target.reports if report.effective}
-            yield ReadBack(subject=target.rank_process, source=", ".join(struck), value="; ".join(struck.values()))
+            yield ReadBack(
+                subject=target.rank_process,
+                source=", ".join(struck),
+                value="; ".join(struck.values()),
+            )
 
     def _have_answered(self, target: Target, nodes: list[str]) -> bool:
         return not self._missing(target, nodes)
@@ -103,11 +113,17 @@ class CorruptReplica(CopyFault):
     older: bool = False
 
     act: ClassVar[str] = "corrupt_copies"
-    effect: ClassVar[str] = "complete copies of one rank's state in memory are not what was sealed any more"
-    evidence: ClassVar[str] = "bytes of each copy, and its checksum, read back by its node after the act"
+    effect: ClassVar[str] = (
+        "complete copies of one rank's state in memory are not what was sealed any more"
+    )
+    evidence: ClassVar[str] = (
+        "bytes of each copy, and its checksum, read back by its node after the act"
+    )
     stands_for: ClassVar[str] = "memory that loses bits, and code that writes where it should not"
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.SYSTEM_MEMORY, incidents.CORRUPTION)
-    impact: ClassVar[str] = "a reader of a damaged copy finds its checksum wrong: it is quarantined, and another read"
+    impact: ClassVar[str] = (
+        "a reader of a damaged copy finds its checksum wrong: it is quarantined, and another read"
+    )
     sample: ClassVar[Mapping[str, Any]] = {"rank": 0, "at_step": 20}
     forms: ClassVar[tuple[Mapping[str, Any], ...]] = tuple({"tier": tier} for tier in TIERS)
 
@@ -124,7 +140,11 @@ class CorruptReplica(CopyFault):
         elif not config.job.sharded:
             _require_copies(self, config)
             if self.how == "seal":
-                raise BadInput("how", self.how, "use 'bit', 'page' or 'index': here the agent itself keeps the seal")
+                raise BadInput(
+                    "how",
+                    self.how,
+                    "use 'bit', 'page' or 'index': here the agent itself keeps the seal",
+                )
 
     def stages(self, target: Target) -> list[tuple[list[str], dict[str, Any]]]:
         options = {"how": self.how, "older": self.older, "tiers": ("memory", "peer")}
@@ -145,9 +165,15 @@ class LosePeerCopy(CopyFault):
     act: ClassVar[str] = "lose_copies"
     effect: ClassVar[str] = "the copies that other nodes keep of one rank's state are gone"
     evidence: ClassVar[str] = "the nodes that had copies are asked for them, and have none"
-    stands_for: ClassVar[str] = "partners that run out of memory, or begin anew, while the owner trains on"
-    unlisted: ClassVar[str] = "the tables count what ends a job; a copy that is lost does not, until its owner is, too"
-    impact: ClassVar[str] = "none, if all is well: the copies are made again; until then the step counts as unprotected"
+    stands_for: ClassVar[str] = (
+        "partners that run out of memory, or begin anew, while the owner trains on"
+    )
+    unlisted: ClassVar[str] = (
+        "the tables count what ends a job; a copy that is lost does not, until its owner is, too"
+    )
+    impact: ClassVar[str] = (
+        "none, if all is well: the copies are made again; until then the step counts as unprotected"
+    )
     example: ClassVar[str] = _SHARDED
 
     def require(self, config: RunConfig) -> None:
@@ -155,7 +181,10 @@ class LosePeerCopy(CopyFault):
 
     def stages(self, target: Target) -> list[tuple[list[str], dict[str, Any]]]:
         own = [([target.node], {"tiers": ("memory",)})] if self.own else []
-        return [*own, (_others(target), {"tiers": ("peer",)})]  # else the owner would send what it still has
+        return [
+            *own,
+            (_others(target), {"tiers": ("peer",)}),
+        ]  # else the owner would send what it still has
 
     def is_shown(self, target: Target) -> bool:
         dropped = {report.node for report in target.reports if report.effective}
@@ -171,4 +200,8 @@ def _require_partners(fault: Fault, field: str, value: object, config: RunConfig
 
 def _require_copies(fault: Fault, config: RunConfig) -> None:
     if not config.memory_copies:
-        raise BadInput("memory_copies", config.memory_copies, f"use 1 or more: {fault.kind} needs copies to strike")
+        raise BadInput(
+            "memory_copies",
+            config.memory_copies,
+            f"use 1 or more: {fault.kind} needs copies to strike",
+        )

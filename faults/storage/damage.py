@@ -24,9 +24,15 @@ def damage(root: Path, how: str) -> str:
     newest = snapshots[0]
     path = newest.path / (MANIFEST if how == "manifest" else _largest(newest))
     before = path.read_bytes()
-    path.write_bytes(_damaged(before, how, snapshots[1].path / path.name if how == "older" else path))
+    path.write_bytes(
+        _damaged(before, how, snapshots[1].path / path.name if how == "older" else path)
+    )
     after = path.read_bytes()
-    wrong = tier.verify(Snapshot(newest.path, newest.manifest)) if how != "manifest" else _misread(newest.path)
+    wrong = (
+        tier.verify(Snapshot(newest.path, newest.manifest))
+        if how != "manifest"
+        else _misread(newest.path)
+    )
     if before == after or wrong is None:
         return ""
     changed = sum(map(int.__ne__, before, after)) + abs(len(before) - len(after))

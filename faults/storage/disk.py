@@ -15,7 +15,15 @@ from chaoskit.faults.evidence import Evidence
 from chaoskit.faults.incidents import IncidentKind
 from chaoskit.faults.target import Target
 from chaoskit.substrate.core.actions import Action, BreakDisk
-from chaoskit.substrate.core.disk import OPERATIONS, Failing, Full, Operation, ReadOnly, Slow, Trouble
+from chaoskit.substrate.core.disk import (
+    OPERATIONS,
+    Failing,
+    Full,
+    Operation,
+    ReadOnly,
+    Slow,
+    Trouble,
+)
 from chaoskit.substrate.limits import capabilities
 from chaoskit.vocabulary import FAILED_CAUSES, HUNG_CAUSES
 
@@ -45,8 +53,12 @@ class DiskFault(Fault):
     impact: ClassVar[str] = "the job's own errors; a job that bears them goes on"
     unlisted: ClassVar[str] = _UNLISTED
     #: No process meets a disk to which the job does not write.
-    example: ClassVar[str] = 'chaos.run("gpt", nodes=4, steps=60, options={{"save_every": 5}}, faults=[{fault}])'
-    undo: ClassVar[str] = "nothing is left: the file system that stands before the directory is the node's own"
+    example: ClassVar[str] = (
+        'chaos.run("gpt", nodes=4, steps=60, options={{"save_every": 5}}, faults=[{fault}])'
+    )
+    undo: ClassVar[str] = (
+        "nothing is left: the file system that stands before the directory is the node's own"
+    )
 
     @classmethod
     def unavailable(cls) -> str:
@@ -82,11 +94,17 @@ class DiskFault(Fault):
 
     def require(self, config: RunConfig) -> None:
         if self.directory == CHECKPOINTS and config.disk is None:
-            raise BadInput("disk", config.disk, f"store snapshots, or give {self.kind} another directory")
+            raise BadInput(
+                "disk", config.disk, f"store snapshots, or give {self.kind} another directory"
+            )
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         directory = Path(self.directory) if self.directory else target.cluster.disk(target.node)
-        if self.directory == CHECKPOINTS and target.config is not None and target.config.disk is not None:
+        if (
+            self.directory == CHECKPOINTS
+            and target.config is not None
+            and target.config.disk is not None
+        ):
             directory = Path(target.config.disk.target)
         target.struck_nodes = {target.node}
         with target.applied(BreakDisk(directory, self.trouble)) as broken:
@@ -94,7 +112,10 @@ class DiskFault(Fault):
 
             source = "the file system before the directory"
             yield await target.counted(
-                broken, target.whole_node, source, lambda met: f"the disk of {target.node} {self.shown(met)}"
+                broken,
+                target.whole_node,
+                source,
+                lambda met: f"the disk of {target.node} {self.shown(met)}",
             )
             if self.heal_after_s is None:
                 await target.until_end()
@@ -164,7 +185,9 @@ class SlowDisk(DiskFault):
     delay_ms: float = 50.0
     bytes_per_s: float = 0.0
 
-    effect: ClassVar[str] = "whatever is read from, or written to, a directory of one node takes longer"
+    effect: ClassVar[str] = (
+        "whatever is read from, or written to, a directory of one node takes longer"
+    )
     evidence: ClassVar[str] = "operations that the file system has held up"
     stands_for: ClassVar[str] = "disks that wear out, and shared file systems at their limit"
     impact: ClassVar[str] = "the job waits; no rank may be given up for it"
@@ -184,7 +207,9 @@ class SlowDisk(DiskFault):
             field = "delay_ms" if self.delay_ms < 0 else "bytes_per_s"
             raise BadInput(field, getattr(self, field), "use 0 or more")
         if not self.delay_ms and not self.bytes_per_s:
-            raise BadInput("delay_ms", self.delay_ms, "use more than 0, or a rate: as it is, nothing is slow")
+            raise BadInput(
+                "delay_ms", self.delay_ms, "use more than 0, or a rate: as it is, nothing is slow"
+            )
 
     def shown(self, met: int) -> str:
         return f"has held up {met} operations"

@@ -36,17 +36,28 @@ class PoisonSnapshot(Fault):
     family: ClassVar[str] = "checkpoint"
     of_runtime: ClassVar[bool] = True
     effect: ClassVar[str] = "the state that one rank commits, and is about to copy, is not finite"
-    evidence: ClassVar[str] = "the tensor is counted for values that are not finite, before and after"
-    stands_for: ClassVar[str] = "silent data corruption in an update, which checkpoints would keep for ever"
+    evidence: ClassVar[str] = (
+        "the tensor is counted for values that are not finite, before and after"
+    )
+    stands_for: ClassVar[str] = (
+        "silent data corruption in an update, which checkpoints would keep for ever"
+    )
     counted: ClassVar[tuple[IncidentKind, ...]] = (incidents.CORRUPTION,)
-    impact: ClassVar[str] = "no copy of it is published in any tier; the next step finds the rank, which is replaced"
+    impact: ClassVar[str] = (
+        "no copy of it is published in any tier; the next step finds the rank, which is replaced"
+    )
     sample: ClassVar[Mapping[str, Any]] = {"rank": 2, "at_step": 20, "parameter": "head.weight"}
     forms: ClassVar[tuple[Mapping[str, Any], ...]] = tuple({"where": where} for where in WHERES)
-    undo: ClassVar[str] = "nothing outside the process was changed; the number stays wrong until its rank is replaced"
+    undo: ClassVar[str] = (
+        "nothing outside the process was changed; the number stays wrong until its rank is replaced"
+    )
 
     @property
     def leads_to(self) -> frozenset[str]:
-        return FAILED_CAUSES | {"nonfinite", "corrupt"}  # the job's own code may not bear what it reads
+        return FAILED_CAUSES | {
+            "nonfinite",
+            "corrupt",
+        }  # the job's own code may not bear what it reads
 
     def validate(self, *, nodes: int, steps: int | None) -> None:
         super().validate(nodes=nodes, steps=steps)
@@ -55,7 +66,11 @@ class PoisonSnapshot(Fault):
         if not self.parameter:
             raise BadInput("parameter", self.parameter, "use the name of a parameter of the model")
         if self.during in ("regroup", "restore"):
-            raise BadInput("during", self.during, "use at_step, after_s or 'recommit': nothing is committed there")
+            raise BadInput(
+                "during",
+                self.during,
+                "use at_step, after_s or 'recommit': nothing is committed there",
+            )
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         target.act("poison_snapshot", where=self.where, parameter=self.parameter, key=self.key)

@@ -48,8 +48,12 @@ class RemoteOutage(Fault):
     family: ClassVar[str] = "checkpoint"
     effect: ClassVar[str] = "the store of the remote tier refuses, fails or delays requests"
     evidence: ClassVar[str] = "requests that the proxy before the store has refused or held up"
-    stands_for: ClassVar[str] = "object stores that are out or throttle, and networks on the way to them"
-    unlisted: ClassVar[str] = "the tables count what ends a job; a store that is out ends only uploads"
+    stands_for: ClassVar[str] = (
+        "object stores that are out or throttle, and networks on the way to them"
+    )
+    unlisted: ClassVar[str] = (
+        "the tables count what ends a job; a store that is out ends only uploads"
+    )
     impact: ClassVar[str] = "uploads are tried again until the store is back; training goes on"
     undo: ClassVar[str] = "nothing is left: the proxy ends with the run"
     substrates: ClassVar[tuple[str, ...]] = ("local",)
@@ -97,7 +101,11 @@ class RemoteOutage(Fault):
 
     def require(self, config: RunConfig) -> None:
         if config.remote is None:
-            raise BadInput("remote", config.remote, f"upload snapshots: {self.kind} strikes the store that they go to")
+            raise BadInput(
+                "remote",
+                config.remote,
+                f"upload snapshots: {self.kind} strikes the store that they go to",
+            )
         if not config.remote.endpoint.startswith("http://"):
             remedy = "name the address of the store, http://HOST:PORT: a proxy stands before it"
             raise BadInput("remote.endpoint", config.remote.endpoint, remedy)
@@ -109,7 +117,10 @@ class RemoteOutage(Fault):
 
             source, said = "the proxy before the store", _MODES[self.mode]
             yield await target.counted(
-                outage, SharedStore(target.store.url), source, lambda met: f"{source} has {said.format(met=met)}"
+                outage,
+                SharedStore(target.store.url),
+                source,
+                lambda met: f"{source} has {said.format(met=met)}",
             )
             if self.heal_after_s is None:
                 await target.until_end()

@@ -36,10 +36,16 @@ class CorruptFile(Fault):
 
     family: ClassVar[str] = "checkpoint"
     effect: ClassVar[str] = "the newest snapshot on disk is not what was written"
-    evidence: ClassVar[str] = "bytes that are read back differ from those before, and their digest is wrong"
+    evidence: ClassVar[str] = (
+        "bytes that are read back differ from those before, and their digest is wrong"
+    )
     stands_for: ClassVar[str] = "disks and file systems that lose or change what they were given"
-    unlisted: ClassVar[str] = "the tables count what ends a job; a damaged checkpoint ends none before it is needed"
-    impact: ClassVar[str] = "the restore sets the snapshot aside, writes that down, and takes the one before"
+    unlisted: ClassVar[str] = (
+        "the tables count what ends a job; a damaged checkpoint ends none before it is needed"
+    )
+    impact: ClassVar[str] = (
+        "the restore sets the snapshot aside, writes that down, and takes the one before"
+    )
     undo: ClassVar[str] = "nothing is put back: the snapshot is the run's own, and stays damaged"
     substrates: ClassVar[tuple[str, ...]] = ("local", "netns")
     of_runtime: ClassVar[bool] = True
@@ -69,7 +75,9 @@ class CorruptFile(Fault):
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         assert target.config is not None
         assert target.config.disk is not None
-        from chaoskit.faults.storage.damage import damage  # it needs torch, and catalogues are made without
+        from chaoskit.faults.storage.damage import (
+            damage,
+        )  # it needs torch, and catalogues are made without
 
         place = target.config.disk.target
         try:

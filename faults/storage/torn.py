@@ -43,10 +43,14 @@ class TornWrite(NodeFault):
 
     family: ClassVar[str] = "checkpoint"
     effect: ClassVar[str] = "one node ends at an instant at which a copy of the state is half made"
-    evidence: ClassVar[str] = "a thread said that it stood at this boundary; then every process of its node is gone"
+    evidence: ClassVar[str] = (
+        "a thread said that it stood at this boundary; then every process of its node is gone"
+    )
     stands_for: ClassVar[str] = "machines that fail while a checkpoint is written"
     counted: ClassVar[tuple[IncidentKind, ...]] = KillNode.counted
-    impact: ClassVar[str] = "the workers of the node are given up; what was half made counts nowhere"
+    impact: ClassVar[str] = (
+        "the workers of the node are given up; what was half made counts nowhere"
+    )
     of_runtime: ClassVar[bool] = True
     ends_node: ClassVar[bool] = True
     sample: ClassVar[Mapping[str, Any]] = {"rank": 0, "at_step": 20, "boundary": "commit"}
@@ -71,16 +75,27 @@ class TornWrite(NodeFault):
 
     def require(self, config: RunConfig) -> None:
         if self.boundary in boundaries.BOUNDARIES and config.disk is None:
-            raise BadInput("disk", config.disk, f"store snapshots: else nothing reaches {self.boundary!r}")
+            raise BadInput(
+                "disk", config.disk, f"store snapshots: else nothing reaches {self.boundary!r}"
+            )
         if self.boundary in boundaries.REMOTE and config.remote is None:
-            raise BadInput("remote", config.remote, f"upload snapshots: else nothing reaches {self.boundary!r}")
+            raise BadInput(
+                "remote", config.remote, f"upload snapshots: else nothing reaches {self.boundary!r}"
+            )
         if self.boundary in (*boundaries.OUTWARD, *boundaries.INWARD):
             self._require_partners(config)
         if self.boundary in boundaries.MEMORY and not config.job.sharded:
             self._require_copy(config)
-        for places, tier in ((("prune", "delete", "pruned"), config.disk), (("expire", "expired"), config.remote)):
+        for places, tier in (
+            (("prune", "delete", "pruned"), config.disk),
+            (("expire", "expired"), config.remote),
+        ):
             if self.boundary in places and tier is not None and not tier.keep_last:
-                raise BadInput("keep_last", tier.keep_last, f"keep a few: else nothing reaches {self.boundary!r}")
+                raise BadInput(
+                    "keep_last",
+                    tier.keep_last,
+                    f"keep a few: else nothing reaches {self.boundary!r}",
+                )
 
     @property
     def _is_stored(self) -> bool:
@@ -88,26 +103,42 @@ class TornWrite(NodeFault):
 
     def _require_partners(self, config: RunConfig) -> None:
         if not config.job.sharded:
-            raise BadInput("job", config.job.name, f"use a sharded one: else nothing reaches {self.boundary!r}")
+            raise BadInput(
+                "job", config.job.name, f"use a sharded one: else nothing reaches {self.boundary!r}"
+            )
         if not config.memory_copies or config.nodes < 2:
-            raise BadInput("memory_copies", config.memory_copies, "use 1 or more, and 2 nodes or more")
+            raise BadInput(
+                "memory_copies", config.memory_copies, "use 1 or more, and 2 nodes or more"
+            )
         if self.boundary == "sending" and config.transport != "tcp":
-            raise BadInput("transport", config.transport, "use 'tcp': partners on one host read the owner's memory")
+            raise BadInput(
+                "transport",
+                config.transport,
+                "use 'tcp': partners on one host read the owner's memory",
+            )
 
     def _require_copy(self, config: RunConfig) -> None:
         """Of a replicated state a few nodes make copies: those of the lowest ranks, where racks play no part."""
         copies = config.memory_copies
         known = isinstance(self.rank, int) and not config.rack_nodes
         if not copies or (known and int(self.rank) >= copies) or self.rank in LIVE_ROLES:
-            raise BadInput("memory_copies", copies, f"use more, so that the node of rank {self.rank} copies the state")
+            raise BadInput(
+                "memory_copies",
+                copies,
+                f"use more, so that the node of rank {self.rank} copies the state",
+            )
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         target.order(target.node, "break", place=self.boundary)
         await target.heard(lambda: target.reports, within_s=_ARMED_S)
-        target.act("break", place=self.boundary)  # the node has its breakpoint: the rank goes on, with one of its own
+        target.act(
+            "break", place=self.boundary
+        )  # the node has its breakpoint: the rank goes on, with one of its own
         await target.heard(lambda: any(report.effective for report in target.reports))
         stood = next(report for report in target.reports if report.effective)
-        with contextlib.suppress(ProcessLookupError):  # something else was faster: no process stood there to the end
+        with contextlib.suppress(
+            ProcessLookupError
+        ):  # something else was faster: no process stood there to the end
             processes = look_up(target)
             if stood.worker:
                 processes = [process for process in processes if process.pid == target.pid]
@@ -119,5 +150,7 @@ class TornWrite(NodeFault):
             gone = f"{target.worker} (pid {target.pid}) is gone" if stood.worker else str(seen)
             subject = target.rank_process if stood.worker else target.whole_node
             yield ReadBack(
-                subject=subject, source="the thread that stood there, and the kernel", value=f"{stood.observed}; {gone}"
+                subject=subject,
+                source="the thread that stood there, and the kernel",
+                value=f"{stood.observed}; {gone}",
             )

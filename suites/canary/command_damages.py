@@ -33,7 +33,10 @@ class Written:
     def __init__(self, run: Path) -> None:
         self._run = run
         self.journals = Journals(run)
-        self.logs = {path.name: path.read_text().splitlines(keepends=True) for path in (run / "log").glob("node*.log")}
+        self.logs = {
+            path.name: path.read_text().splitlines(keepends=True)
+            for path in (run / "log").glob("node*.log")
+        }
         self.twin: dict[str, Any] | None = json.loads((run / "twin.json").read_text())
 
     def write(self) -> None:
@@ -230,12 +233,16 @@ def struck_later(written: Written) -> None:
 def struck_the_other_rank(written: Written) -> None:
     """The harness names the process of rank 0."""
     other = next(one for _, one in written.journals.of("rank_found") if one["rank"] == 0)
-    written.journals.first("injected").update({"pid": other["pid"], "worker": f"node0.{other['pid']}"})
+    written.journals.first("injected").update(
+        {"pid": other["pid"], "worker": f"node0.{other['pid']}"}
+    )
 
 
 def seen_before_it_acted(written: Written) -> None:
     """Evidence that is older than the act."""
-    written.journals.first("evidence")["t_ns"] = written.journals.first("injected")["t_ns"] - 1_000_000
+    written.journals.first("evidence")["t_ns"] = (
+        written.journals.first("injected")["t_ns"] - 1_000_000
+    )
 
 
 def ended_otherwise(written: Written) -> None:
@@ -281,10 +288,16 @@ COMMAND_DAMAGES: tuple[CommandDamage, ...] = (
     CommandDamage("the harness's journal is missing", _ERROR, without_file("harness")),
     CommandDamage("the harness wrote no end", _ERROR, without("run_ended")),
     CommandDamage("the harness does not tell that it began", _UNKNOWN, without("started")),
-    CommandDamage("the harness does not tell how a command ended", _UNKNOWN, told("run_ended", exits={})),
+    CommandDamage(
+        "the harness does not tell how a command ended", _UNKNOWN, told("run_ended", exits={})
+    ),
     CommandDamage("the node's journal is missing", _UNKNOWN, without_file("node0")),
-    CommandDamage("the node does not tell that it started the command", _UNKNOWN, without("command_started")),
-    CommandDamage("the node does not tell how the command ended", _UNKNOWN, without("command_exited")),
+    CommandDamage(
+        "the node does not tell that it started the command", _UNKNOWN, without("command_started")
+    ),
+    CommandDamage(
+        "the node does not tell how the command ended", _UNKNOWN, without("command_exited")
+    ),
     CommandDamage("the node and the harness tell of two ends", _UNKNOWN, ended_otherwise),
     CommandDamage("the node tells of no rank", _UNKNOWN, without("rank_found")),
     CommandDamage("the node does not tell that the rank ended", _UNKNOWN, without("rank_gone")),
@@ -302,8 +315,12 @@ COMMAND_DAMAGES: tuple[CommandDamage, ...] = (
     CommandDamage("the evidence is older than the act", _ERROR, seen_before_it_acted),
     CommandDamage("a line of the log is not in the journal", _UNKNOWN, unread(one_line)),
     CommandDamage("no line of the log is in the journal", _UNKNOWN, unread(every_line)),
-    CommandDamage("the journal hides the steps that were shown again", _UNKNOWN, unread(shown_again)),
-    CommandDamage("the journal hides what was shown after the fault", _UNKNOWN, unread(after_the_fault)),
+    CommandDamage(
+        "the journal hides the steps that were shown again", _UNKNOWN, unread(shown_again)
+    ),
+    CommandDamage(
+        "the journal hides what was shown after the fault", _UNKNOWN, unread(after_the_fault)
+    ),
     CommandDamage("a line of the journal is not in the log", _UNKNOWN, erased(one_line)),
     CommandDamage("the log hides the steps that were shown again", _UNKNOWN, erased(shown_again)),
     CommandDamage("the log is cut", _UNKNOWN, cut),

@@ -29,7 +29,12 @@ def copy_of_a_run(chaos: Chaos, tmp_path: Path) -> Callable[[str], Path]:
 
     def copy(cell: str) -> Path:
         if cell not in _runs:
-            plan = {"nodes": 3, "steps": 10, "options": {"size": "tiny", "batch": 12}, **_CELLS[cell]}
+            plan = {
+                "nodes": 3,
+                "steps": 10,
+                "options": {"size": "tiny", "batch": 12},
+                **_CELLS[cell],
+            }
             outcome = chaos.run(plan.pop("job"), faults=[Kill(rank=1, at_step=AT)], **plan)
             _runs[cell] = Path(outcome.directory)
         return Path(shutil.copytree(_runs[cell], tmp_path / "run"))

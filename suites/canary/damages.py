@@ -44,7 +44,9 @@ def without_last(event: str, *, of: str = "") -> Change:
 
     def change(journals: Journals) -> None:
         last: dict[str, Plain] = {
-            where: one for where, one in journals.of(event) if not of or where == _name(journals, of)
+            where: one
+            for where, one in journals.of(event)
+            if not of or where == _name(journals, of)
         }
         journals.drop(lambda where, one: last.get(where) is one)
 
@@ -115,15 +117,25 @@ def _name(journals: Journals, which: str) -> str:
     if which == "victim":
         return _victim(journals)
     if which == "heir":
-        return next(name for name in _ranks(journals) if name not in {member["worker"] for member in first})
+        return next(
+            name for name in _ranks(journals) if name not in {member["worker"] for member in first}
+        )
     return next(str(member["worker"]) for member in first if member["worker"] != _victim(journals))
 
 
 _UNKNOWN, _ERROR = Verdict.UNKNOWN, Verdict.ERROR
 
 DAMAGES: tuple[Damage, ...] = (
-    Damage("the last commit of the rank that was killed is missing", _UNKNOWN, without_last("commit", of="victim")),
-    Damage("a commit of a rank that lived on is missing", _UNKNOWN, without_last("commit", of="survivor")),
+    Damage(
+        "the last commit of the rank that was killed is missing",
+        _UNKNOWN,
+        without_last("commit", of="victim"),
+    ),
+    Damage(
+        "a commit of a rank that lived on is missing",
+        _UNKNOWN,
+        without_last("commit", of="survivor"),
+    ),
     Damage("the last commits of all ranks are missing", _UNKNOWN, without_last("commit")),
     Damage("commits of one rank are missing", _UNKNOWN, without("commit", of="survivor")),
     Damage("commits of all ranks are missing", _UNKNOWN, without("commit")),

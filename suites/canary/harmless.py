@@ -76,8 +76,12 @@ def _more_fields(record: Plain) -> None:
 def more_records(journals: Journals) -> None:
     """After each record one of an event that is not known."""
     for source, records in journals.files.items():
-        unknown = [{"t_ns": record["t_ns"], "event": "weather", "by": record["by"]} for record in records]
-        journals.files[source] = [one for pair in zip(records, unknown, strict=True) for one in pair]
+        unknown = [
+            {"t_ns": record["t_ns"], "event": "weather", "by": record["by"]} for record in records
+        ]
+        journals.files[source] = [
+            one for pair in zip(records, unknown, strict=True) for one in pair
+        ]
 
 
 def by_writer(journals: Journals) -> None:
@@ -95,7 +99,9 @@ def later_evidence(journals: Journals) -> None:
 
 def longer_names(journals: Journals) -> None:
     """Of nodes, and of the workers and files that are called after them."""
-    journals.files = {_renamed(source): _renamed(records) for source, records in journals.files.items()}
+    journals.files = {
+        _renamed(source): _renamed(records) for source, records in journals.files.items()
+    }
 
 
 def _renamed(value: Any) -> Any:

@@ -28,7 +28,12 @@ class Journals:
 
     def of(self, *events: str) -> Iterator[tuple[str, Plain]]:
         """Source and record of every record of these events."""
-        return ((source, one) for source, records in self.files.items() for one in records if one["event"] in events)
+        return (
+            (source, one)
+            for source, records in self.files.items()
+            for one in records
+            if one["event"] in events
+        )
 
     def first(self, event: str) -> Plain:
         """The first record of ``event`` by time."""
@@ -47,8 +52,12 @@ class Journals:
             numbers = Counter[str]()
             lines = []
             for one in records:
-                told = {name: value for name, value in one.items() if name not in ("by", "seq", "crc")}
-                body = json.dumps(told | {"by": one["by"], "seq": numbers[one["by"]]}, separators=(",", ":"))[:-1]
+                told = {
+                    name: value for name, value in one.items() if name not in ("by", "seq", "crc")
+                }
+                body = json.dumps(
+                    told | {"by": one["by"], "seq": numbers[one["by"]]}, separators=(",", ":")
+                )[:-1]
                 numbers[one["by"]] += 1
                 lines.append(f'{body},"crc":"{zlib.crc32(body.encode()):08x}"}}\n')
             (self._directory / f"{source}.jsonl").write_text("".join(lines))

@@ -16,7 +16,13 @@ _CELLS: dict[str, dict[str, Any]] = {
     SHARDED: {"job": f"{wrong_jobs.__file__}:train_sharded"},
 }
 #: What would find corruption while it trains is off: what is left is what a verdict is made of.
-_PLAN: dict[str, Any] = {"nodes": 2, "shards": 4, "steps": 7, "hash_every": 0, "state_hash_steps": 0}
+_PLAN: dict[str, Any] = {
+    "nodes": 2,
+    "shards": 4,
+    "steps": 7,
+    "hash_every": 0,
+    "state_hash_steps": 0,
+}
 _IN_EVERY_RUN: dict[str, Any] = {"twin": False, "reference": "on", "spares": 0}
 _BROKEN: dict[str, Any] = {"faults": [Kill(rank=1, at_step=4)], "spares": 1}
 
@@ -34,5 +40,7 @@ def run(chaos: Chaos, cell: str, mistake: Mistake | None = None, **more: Any) ->
     order(chaos.harness.directory, *((mistake.how, mistake.when) if mistake else ("", "")))
     options = {"kind": mistake.kind} if mistake is not None else {}
     plan = _PLAN | ({"steps": 10} if mistake is not None and mistake.when == LATE else {})
-    plan |= (_IN_EVERY_RUN if in_every_run else _BROKEN) | _CELLS[cell] | {"options": options} | more
+    plan |= (
+        (_IN_EVERY_RUN if in_every_run else _BROKEN) | _CELLS[cell] | {"options": options} | more
+    )
     return chaos.run(plan.pop("job"), check=False, **plan)

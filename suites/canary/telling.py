@@ -15,15 +15,31 @@ MISTAKE, LIMIT, HARMLESS = "mistake", "limit", "harmless"
 _PREFIX = "canary."
 
 
-def tell(record: Record, what: str, cell: str, outcome: Outcome, found_by: str = "", *, kind: str = MISTAKE) -> None:
+def tell(
+    record: Record,
+    what: str,
+    cell: str,
+    outcome: Outcome,
+    found_by: str = "",
+    *,
+    kind: str = MISTAKE,
+) -> None:
     """Have the report of a test name what was tried, in which cell, the check that found it, and the verdict.
 
     Args:
         record: pytest's ``record_property``.
         found_by: the check, or why there is none; by default the first one that led to the verdict.
     """
-    led = [check.name for check in outcome.checks if check.verdict == outcome.verdict != Verdict.PASSED]
+    led = [
+        check.name for check in outcome.checks if check.verdict == outcome.verdict != Verdict.PASSED
+    ]
     check = found_by if found_by in led or kind == LIMIT else ", ".join(led[:1])
-    told = {"what": what, "cell": cell, "check": check, "verdict": outcome.verdict.value, "kind": kind}
+    told = {
+        "what": what,
+        "cell": cell,
+        "check": check,
+        "verdict": outcome.verdict.value,
+        "kind": kind,
+    }
     for name, value in told.items():
         record(_PREFIX + name, value)

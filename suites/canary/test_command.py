@@ -11,7 +11,13 @@ import pytest
 
 from chaoskit import Chaos, LogPatterns, Verdict, judge_directory
 from chaoskit.faults import Kill
-from chaoskit.suites.canary.command_damages import AT, COMMAND_DAMAGES, STEPS, CommandDamage, Written
+from chaoskit.suites.canary.command_damages import (
+    AT,
+    COMMAND_DAMAGES,
+    STEPS,
+    CommandDamage,
+    Written,
+)
 from chaoskit.suites.canary.telling import Record, tell
 
 pytestmark = pytest.mark.costly

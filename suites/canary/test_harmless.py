@@ -34,7 +34,9 @@ def test_a_harmless_change_of_journals_passes(
 
 
 @pytest.mark.parametrize("other", IN_RUNS, ids=lambda other: other.name)
-def test_a_harmless_change_of_the_run_passes(chaos: Chaos, other: OtherRun, record_property: Record) -> None:
+def test_a_harmless_change_of_the_run_passes(
+    chaos: Chaos, other: OtherRun, record_property: Record
+) -> None:
     outcome = run(chaos, EXACT, **other.plan)
     tell(record_property, other.name, EXACT, outcome, kind=HARMLESS)
     assert outcome.verdict == Verdict.PASSED, outcome.reasons

@@ -15,7 +15,11 @@ from chaoskit.suites.canary.telling import LIMIT, Record, tell
 
 def _cases(which: Callable[[Mistake], dict[str, str]]) -> dict[str, tuple[Mistake, str]]:
     """Name of a case -> the mistake, and the cell."""
-    return {f"{cell}-{mistake.when}-{mistake.how}": (mistake, cell) for mistake in MISTAKES for cell in which(mistake)}
+    return {
+        f"{cell}-{mistake.when}-{mistake.how}": (mistake, cell)
+        for mistake in MISTAKES
+        for cell in which(mistake)
+    }
 
 
 _FOUND, _UNSEEN = _cases(lambda mistake: mistake.found_by), _cases(lambda mistake: mistake.unseen)
@@ -23,7 +27,11 @@ _FOUND, _UNSEEN = _cases(lambda mistake: mistake.found_by), _cases(lambda mistak
 
 @pytest.mark.promise(
     "No mistake in the runtime counts as found by *unknown*.",
-    case=["exact-every-leaves_out_a_shard", "fast-once-halves_weights", "sharded-last-skips_the_update"],
+    case=[
+        "exact-every-leaves_out_a_shard",
+        "fast-once-halves_weights",
+        "sharded-last-skips_the_update",
+    ],
 )
 @pytest.mark.parametrize("case", _FOUND)
 def test_a_mistake_of_the_runtime_fails(chaos: Chaos, case: str, record_property: Record) -> None:
@@ -31,12 +39,16 @@ def test_a_mistake_of_the_runtime_fails(chaos: Chaos, case: str, record_property
     outcome = run(chaos, cell, mistake)
     check = mistake.found_by[cell]
     tell(record_property, mistake.title, cell, outcome, check)
-    assert check in [one.name for one in outcome.checks if one.verdict == Verdict.FAILED], outcome.reasons
+    assert check in [one.name for one in outcome.checks if one.verdict == Verdict.FAILED], (
+        outcome.reasons
+    )
     assert outcome.verdict == Verdict.FAILED
 
 
 @pytest.mark.parametrize("case", _UNSEEN)
-def test_what_the_page_calls_unseen_is_not_seen(chaos: Chaos, case: str, record_property: Record) -> None:
+def test_what_the_page_calls_unseen_is_not_seen(
+    chaos: Chaos, case: str, record_property: Record
+) -> None:
     """Else it is to be entered with the check that finds it."""
     mistake, cell = _UNSEEN[case]
     outcome = run(chaos, cell, mistake)
@@ -44,7 +56,9 @@ def test_what_the_page_calls_unseen_is_not_seen(chaos: Chaos, case: str, record_
     assert outcome.verdict == Verdict.PASSED
 
 
-@pytest.mark.parametrize(("cell", "kind"), [*product(CELLS, ["sgd", "clip", "adam"]), (EXACT, "norm"), (FAST, "norm")])
+@pytest.mark.parametrize(
+    ("cell", "kind"), [*product(CELLS, ["sgd", "clip", "adam"]), (EXACT, "norm"), (FAST, "norm")]
+)
 def test_the_same_run_without_a_mistake_passes(chaos: Chaos, cell: str, kind: str) -> None:
     """What fails is the mistake."""
     outcome = run(chaos, cell, options={"kind": kind}, reference="on")

@@ -26,7 +26,13 @@ _LARGEST_MANTISSA_BIT = 1 << 22
 
 
 def train(
-    trainer: Any, *, steps: int, kind: str = "sgd", step_s: float = 0.0, lines: int = 0, waits: bool = True
+    trainer: Any,
+    *,
+    steps: int,
+    kind: str = "sgd",
+    step_s: float = 0.0,
+    lines: int = 0,
+    waits: bool = True,
 ) -> None:
     """Train a small model that every rank has whole.
 
@@ -55,12 +61,16 @@ def _model(kind: str) -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 16), middle, nn.Dropout(0.1), nn.Linear(16, 4))
 
 
-def _train(trainer: Any, model: nn.Module, steps: int, kind: str, step_s: float, lines: int, *, waits: bool) -> None:
+def _train(
+    trainer: Any, model: nn.Module, steps: int, kind: str, step_s: float, lines: int, *, waits: bool
+) -> None:
     settings: dict[str, Any] = {"lr": _RATE, "momentum": 0.9}
     adam = kind == "adam"
     parameters = list(model.parameters())
     optimizer: torch.optim.Optimizer = (
-        torch.optim.AdamW(parameters, lr=0.01) if adam else torch.optim.SGD(parameters, weight_decay=_DECAY, **settings)
+        torch.optim.AdamW(parameters, lr=0.01)
+        if adam
+        else torch.optim.SGD(parameters, weight_decay=_DECAY, **settings)
     )
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.9)
     first = [local(parameter).clone() for parameter in parameters]
@@ -257,11 +267,16 @@ def never_steps_the_schedule(worker: WrongWorker) -> None:
 
 
 def forgets_momentum(worker: WrongWorker) -> None:
-    _after(worker, lambda: [moment.zero_() for moment in worker.moments("momentum_buffer", "exp_avg")])
+    _after(
+        worker, lambda: [moment.zero_() for moment in worker.moments("momentum_buffer", "exp_avg")]
+    )
 
 
 def forgets_one_momentum(worker: WrongWorker) -> None:
-    _after(worker, lambda: [moment.zero_() for moment in worker.moments("momentum_buffer", "exp_avg")[:1]])
+    _after(
+        worker,
+        lambda: [moment.zero_() for moment in worker.moments("momentum_buffer", "exp_avg")[:1]],
+    )
 
 
 def counts_steps_anew(worker: WrongWorker) -> None:
@@ -284,7 +299,10 @@ def loses_a_number(worker: WrongWorker) -> None:
 
 def loses_a_moment(worker: WrongWorker) -> None:
     """A number that the optimizer remembers is none."""
-    _after(worker, lambda: worker.moments("momentum_buffer", "exp_avg")[0].view(-1)[:1].fill_(float("nan")))
+    _after(
+        worker,
+        lambda: worker.moments("momentum_buffer", "exp_avg")[0].view(-1)[:1].fill_(float("nan")),
+    )
 
 
 # -- mistakes of a restore ----------------------------------------------------------------------------------------
@@ -292,7 +310,11 @@ def loses_a_moment(worker: WrongWorker) -> None:
 
 def restores_the_first_weights(worker: WrongWorker) -> None:
     """An older state, which is called the newest."""
-    worker.at_restore(lambda: [weight.copy_(old) for weight, old in zip(worker.weights, worker.first, strict=True)])
+    worker.at_restore(
+        lambda: [
+            weight.copy_(old) for weight, old in zip(worker.weights, worker.first, strict=True)
+        ]
+    )
 
 
 def restores_narrow_weights(worker: WrongWorker) -> None:
@@ -305,7 +327,9 @@ def restores_another_place(worker: WrongWorker) -> None:
 
 
 def restores_no_momentum(worker: WrongWorker) -> None:
-    worker.at_restore(lambda: [moment.zero_() for moment in worker.moments("momentum_buffer", "exp_avg")])
+    worker.at_restore(
+        lambda: [moment.zero_() for moment in worker.moments("momentum_buffer", "exp_avg")]
+    )
 
 
 def restores_no_count(worker: WrongWorker) -> None:
@@ -335,7 +359,9 @@ def restores_no_statistics(worker: WrongWorker) -> None:
 # -- mistakes with data and randomness ----------------------------------------------------------------------------
 
 
-def _seed(worker: WrongWorker, change: Callable[[tuple[int, ...]], tuple[int, ...]], *, heir: bool = False) -> None:
+def _seed(
+    worker: WrongWorker, change: Callable[[tuple[int, ...]], tuple[int, ...]], *, heir: bool = False
+) -> None:
     def make(seed: Callable[..., None]) -> Callable[..., None]:
         def wrong(*key: int) -> None:
             due = worker.is_due_on_heir if heir else worker.is_due
@@ -375,14 +401,18 @@ def computes_other_samples(worker: WrongWorker) -> None:
     def make(fetch: Callable[..., Any]) -> Callable[..., Any]:
         def wrong(dataset: Any, samples: list[int], *given: Any, **more: Any) -> Any:
             due = worker.is_due
-            return fetch(dataset, [sample ^ 1 for sample in samples] if due else samples, *given, **more)
+            return fetch(
+                dataset, [sample ^ 1 for sample in samples] if due else samples, *given, **more
+            )
 
         return wrong
 
     worker.replace(worker.trainer, "_fetch", make)
 
 
-def _deal(worker: WrongWorker, deal: Callable[[Callable[..., list[int]], int, int], list[int]]) -> None:
+def _deal(
+    worker: WrongWorker, deal: Callable[[Callable[..., list[int]], int, int], list[int]]
+) -> None:
     trainer, key = worker.trainer, (len(_DATA), _BATCH)
     samplers = trainer._samplers if worker.is_sharded else trainer._work._samplers
     sampler = worker.module.Sampler(*key, trainer.config.shard_count, trainer.seed)
@@ -433,5 +463,7 @@ def tells_the_loss_before(worker: WrongWorker) -> None:
 def mistakes() -> list[str]:
     """Return the names of all mistakes that can be ordered."""
     return [
-        name for name, one in globals().items() if "worker" in getattr(one, "__annotations__", {}) and name[0] != "_"
+        name
+        for name, one in globals().items()
+        if "worker" in getattr(one, "__annotations__", {}) and name[0] != "_"
     ]

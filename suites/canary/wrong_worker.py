@@ -14,7 +14,15 @@ from torch import Tensor, nn
 #: When a mistake is made: in each step of every run; in each step after a recovery; in the first of them; in the last
 #: step of a run that has recovered; in the last step of every run; in that of every run that is longer than what is
 #: compared with plain PyTorch; when a state is taken over.
-EVERY, AFTER, ONCE, LAST, END, LATE, RESTORE = "every", "after", "once", "last", "end", "late", "restore"
+EVERY, AFTER, ONCE, LAST, END, LATE, RESTORE = (
+    "every",
+    "after",
+    "once",
+    "last",
+    "end",
+    "late",
+    "restore",
+)
 
 _FILE = "mistake.json"
 
@@ -50,7 +58,14 @@ class WrongWorker:
     """
 
     def __init__(
-        self, trainer: Any, model: nn.Module, optimizer: Any, scheduler: Any, *, first: list[Tensor], steps: int
+        self,
+        trainer: Any,
+        model: nn.Module,
+        optimizer: Any,
+        scheduler: Any,
+        *,
+        first: list[Tensor],
+        steps: int,
     ) -> None:
         self.trainer, self.model, self.first = trainer, model, first
         self.optimizer, self.scheduler = optimizer, scheduler
@@ -95,7 +110,9 @@ class WrongWorker:
             return False
         if self._recovered_at < 0:
             self._recovered_at = step
-        return self.when == AFTER or step == (self._recovered_at if self.when == ONCE else self._last)
+        return self.when == AFTER or step == (
+            self._recovered_at if self.when == ONCE else self._last
+        )
 
     @property
     def is_due_on_one(self) -> bool:
@@ -121,7 +138,11 @@ class WrongWorker:
 
     def moments(self, *names: str) -> list[Tensor]:
         """What the optimizer remembers of each tensor, under these names."""
-        return [local(tensor) for path, tensor in self.state.optimizer_tensors() if path.rpartition("/")[2] in names]
+        return [
+            local(tensor)
+            for path, tensor in self.state.optimizer_tensors()
+            if path.rpartition("/")[2] in names
+        ]
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         """Put ``make(function)`` in the place of a function of the product: of an object, or of a module."""

@@ -50,7 +50,14 @@ def ends(chaos: Chaos, *faults: Fault, job: str = "fsdp", **plan: Any) -> Outcom
 
 def _copied(job: str, plan: dict[str, Any]) -> dict[str, Any]:
     options = {name: value for name, value in SHARDED[job].items() if name == "replicas"}
-    return {"job": COPIED, "nodes": 4, "spares": 1, "steps": 20, "until": {"copied_at": AT}, "options": options} | plan
+    return {
+        "job": COPIED,
+        "nodes": 4,
+        "spares": 1,
+        "steps": 20,
+        "until": {"copied_at": AT},
+        "options": options,
+    } | plan
 
 
 def _settings(job: str, plan: dict[str, Any]) -> dict[str, Any]:
@@ -63,7 +70,11 @@ def copied_again(chaos: Chaos) -> JournalFlag:
 
     def are_copied(record: Record) -> bool:
         seen.append(record)
-        found = windows(sorted(seen, key=lambda one: one.t_ns), 1) if record.event == "protected" else []
+        found = (
+            windows(sorted(seen, key=lambda one: one.t_ns), 1)
+            if record.event == "protected"
+            else []
+        )
         return bool(found) and found[-1].ended_ns is not None
 
     return JournalFlag(chaos, are_copied)
@@ -88,7 +99,11 @@ def uploaded_after(chaos: Chaos | Harness, event: str) -> JournalFlag:
     def is_uploaded(record: Record) -> bool:
         since.extend([record] if record.event == event else [])
         uploads.extend([record] if record.event == "saved" and record["tier"] == "remote" else [])
-        return any(up.t_ns > one.t_ns and up["step"] > one.get("step", -1) for one in since for up in uploads)
+        return any(
+            up.t_ns > one.t_ns and up["step"] > one.get("step", -1)
+            for one in since
+            for up in uploads
+        )
 
     return JournalFlag(chaos, is_uploaded)
 
@@ -101,7 +116,9 @@ def damaged(outcome: Outcome) -> set[str]:
 
 def no_damaged_copy_was_taken(outcome: Outcome) -> None:
     """Each copy that was restored has the checksum with which it was sealed, and none of the damaged ones."""
-    taken = {record["checksum"] for record in outcome.records("restored")} - {""}  # none: from a live replica
+    taken = {record["checksum"] for record in outcome.records("restored")} - {
+        ""
+    }  # none: from a live replica
     assert taken
     assert taken <= {record["checksum"] for record in outcome.records("sealed")}
     assert not [checksum for checksum in taken if checksum[:8] in damaged(outcome)]

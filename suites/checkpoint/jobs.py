@@ -18,7 +18,9 @@ from chaoskit.journal import read_journals
 _DATA = torch.rand(480, 8, generator=torch.Generator().manual_seed(5))
 
 
-def stored(trainer: Any, *, steps: int, step_s: float = 0.02, until: dict[str, Any] | None = None) -> None:
+def stored(
+    trainer: Any, *, steps: int, step_s: float = 0.02, until: dict[str, Any] | None = None
+) -> None:
     """Train; at one step until a fault of the disk has ended, at a later one until a snapshot of it is whole.
 
     In between it waits before each save until the one before is over: a node lets a save go while it writes another.
@@ -30,7 +32,9 @@ def stored(trainer: Any, *, steps: int, step_s: float = 0.02, until: dict[str, A
     """
     torch.manual_seed(trainer.seed)
     model = nn.Sequential(nn.Linear(8, 512), nn.Tanh(), nn.Dropout(0.1), nn.Linear(512, 1))
-    trainer.register(model=model, optimizer=torch.optim.Adam(model.parameters(), lr=1e-2), clip_norm=0.5)
+    trainer.register(
+        model=model, optimizer=torch.optim.Adam(model.parameters(), lr=1e-2), clip_norm=0.5
+    )
     while trainer.step < steps:
         if until is not None and "snapshots" in until:
             _wait_for_snapshots(trainer, until)
@@ -39,21 +43,30 @@ def stored(trainer: Any, *, steps: int, step_s: float = 0.02, until: dict[str, A
         with trainer.transaction() as step:
             time.sleep(step_s)
             for shard in step.shards(_DATA, batch_size=48):
-                step.backward((model(shard.batch) - shard.batch.sum(1, keepdim=True).sin()).square().mean())
+                step.backward(
+                    (model(shard.batch) - shard.batch.sum(1, keepdim=True).sin()).square().mean()
+                )
 
 
 def _wait(trainer: Any, until: dict[str, Any]) -> None:
     while trainer.step == until["healed_at"] and not _is_healed(trainer):
         time.sleep(0.02)
-    if until["healed_at"] < trainer.step < until["stored_at"] and (trainer.step + 1) % until["every_steps"] == 0:
+    if (
+        until["healed_at"] < trainer.step < until["stored_at"]
+        and (trainer.step + 1) % until["every_steps"] == 0
+    ):
         last = trainer.step + 1 - until["every_steps"]
         while not _is_over(trainer, Path(until["directory"]), last):
             time.sleep(0.02)
-    while trainer.step == until["stored_at"] and not _is_stored(Path(until["directory"]), trainer.step):
+    while trainer.step == until["stored_at"] and not _is_stored(
+        Path(until["directory"]), trainer.step
+    ):
         time.sleep(0.02)
 
 
-def copied(trainer: Any, *, steps: int, replicas: int = 1, until: dict[str, Any] | None = None) -> None:
+def copied(
+    trainer: Any, *, steps: int, replicas: int = 1, until: dict[str, Any] | None = None
+) -> None:
     """Train a sharded model; at one step until the state of every rank has all its copies.
 
     Args:
@@ -76,7 +89,9 @@ def copied(trainer: Any, *, steps: int, replicas: int = 1, until: dict[str, Any]
             _wait_for_copies(trainer)
         with trainer.transaction() as step:
             for shard in step.shards(_DATA, batch_size=48):
-                step.backward((model(shard.batch) - shard.batch.sum(1, keepdim=True).sin()).square().mean())
+                step.backward(
+                    (model(shard.batch) - shard.batch.sum(1, keepdim=True).sin()).square().mean()
+                )
 
 
 def _wait_for_copies(trainer: Any) -> None:
@@ -107,11 +122,14 @@ def _is_over(trainer: Any, directory: Path, step: int) -> bool:
     """Whether the save of ``step`` was made or has failed, and no node writes it any more."""
     journals = Path(trainer.disk).parent.parent / "journal"
     told = any(
-        record.event in ("saved", "save_failed") and record["step"] == step for record in read_journals(journals)
+        record.event in ("saved", "save_failed") and record["step"] == step
+        for record in read_journals(journals)
     )
     name = snapshot_name(step, generation=0).partition(".")[0]
     return told and not any((directory / STAGING).glob(f"{name}.*"))
 
 
 def _is_stored(directory: Path, step: int) -> bool:
-    return any(snapshot.manifest.step == step for snapshot in DiskTier(directory).snapshots().snapshots)
+    return any(
+        snapshot.manifest.step == step for snapshot in DiskTier(directory).snapshots().snapshots
+    )

@@ -26,7 +26,9 @@ LOST = "every replica was lost"
 def restored_step(outcome: Outcome) -> int:
     """The one step from which all ranks go on."""
     restored = outcome.records("restored")
-    last = max(record["generation"] for record in restored)  # in one before, some may have read what others could not
+    last = max(
+        record["generation"] for record in restored
+    )  # in one before, some may have read what others could not
     (step,) = {record["step"] for record in restored if record["generation"] == last}
     return int(step)
 
@@ -45,7 +47,9 @@ def quarantined(outcome: Outcome) -> set[int]:
     tier="memory",
     job="fsdp",
 )
-@pytest.mark.promise("`peer` (those that other nodes keep for it; in sharded jobs only)", tier="peer", job="hsdp")
+@pytest.mark.promise(
+    "`peer` (those that other nodes keep for it; in sharded jobs only)", tier="peer", job="hsdp"
+)
 @JOBS
 @pytest.mark.parametrize("tier", ["memory", "peer"])
 def test_the_other_copy_serves(chaos: Chaos, job: str, tier: str) -> None:
@@ -88,7 +92,10 @@ def test_no_good_copy_at_all(chaos: Chaos) -> None:
 
 
 @pytest.mark.promise(
-    "A copy that fails its checksum is journalled and never taken again.", how="bit", job="gpt", copies="every_step"
+    "A copy that fails its checksum is journalled and never taken again.",
+    how="bit",
+    job="gpt",
+    copies="every_step",
 )
 @pytest.mark.parametrize("job", ["gpt", "resnet"])
 @pytest.mark.parametrize("how", ["bit", "index"])
@@ -99,7 +106,13 @@ def test_a_damaged_replica(chaos: Chaos, job: str, how: str, copies: str) -> Non
         CorruptReplica(rank=0, at_step=AT, how=how),
         *(Kill(rank=rank, at_step=AT, phase="reduce") for rank in range(4)),
     ]
-    plan: dict[str, Any] = {"nodes": 4, "spares": 0, "steps": 20, "memory_copies": 2, "copies": copies}
+    plan: dict[str, Any] = {
+        "nodes": 4,
+        "spares": 0,
+        "steps": 20,
+        "memory_copies": 2,
+        "copies": copies,
+    }
     outcome = chaos.run(job, options={"size": "tiny"}, faults=faults, **plan)
     outcome.assert_same_losses_as_twin()
     no_damaged_copy_was_taken(outcome)
@@ -109,7 +122,9 @@ def test_a_damaged_replica(chaos: Chaos, job: str, how: str, copies: str) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.promise("the copies are made again; until then the step counts as unprotected", job="fsdp")
+@pytest.mark.promise(
+    "the copies are made again; until then the step counts as unprotected", job="fsdp"
+)
 @JOBS
 def test_partners_that_drop_their_copies_get_them_again(chaos: Chaos, job: str) -> None:
     """No rank is given up, no step is lost. Until the copies are there the state does not count as safe."""
@@ -128,7 +143,9 @@ def test_partners_that_drop_their_copies_get_them_again(chaos: Chaos, job: str) 
 @JOBS
 def test_a_rank_whose_partners_have_nothing(chaos: Chaos, job: str) -> None:
     """Its own node's copy is there, or the one that its partners got again meanwhile."""
-    outcome = sharded(chaos, LosePeerCopy(rank=1, at_step=AT), Kill(rank=1, at_step=AT), job=job, copied=True)
+    outcome = sharded(
+        chaos, LosePeerCopy(rank=1, at_step=AT), Kill(rank=1, at_step=AT), job=job, copied=True
+    )
     assert restored_step(outcome) == AT
 
 
@@ -163,23 +180,41 @@ def test_a_poisoned_state_is_not_published(chaos: Chaos, job: str, where: str, s
     """
     fault = PoisonSnapshot(rank=2, at_step=AT, parameter="head.weight", where=where)
     outcome = sharded(chaos, fault, job=job, max_lost_steps=steps)
-    refused = [record for record in outcome.records("copy_failed") if "poisoned" in record["reason"]]
+    refused = [
+        record for record in outcome.records("copy_failed") if "poisoned" in record["reason"]
+    ]
     assert refused[0]["step"] == AT + 1
     sound = AT if job == "fsdp" else AT + 1
     assert {record["step"] for record in outcome.records("restored")} == {sound}
     assert {record["worker"] for record in outcome.records("detected")} == {refused[0]["worker"]}
 
 
-@pytest.mark.promise("no copy of it is published in any tier; the next step finds the rank, which is replaced", rank=1)
+@pytest.mark.promise(
+    "no copy of it is published in any tier; the next step finds the rank, which is replaced",
+    rank=1,
+)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_poisoned_replica(chaos: Chaos, rank: int) -> None:
     """Others have the state, so no step is lost; its own node keeps no copy of it."""
     fault = PoisonSnapshot(rank=rank, at_step=AT, parameter="head.weight")
-    plan: dict[str, Any] = {"nodes": 4, "spares": 1, "steps": 20, "memory_copies": 2, "copies": "every_step"}
+    plan: dict[str, Any] = {
+        "nodes": 4,
+        "spares": 1,
+        "steps": 20,
+        "memory_copies": 2,
+        "copies": "every_step",
+    }
     outcome = chaos.run("gpt", options={"size": "tiny"}, faults=[fault], **plan)
     outcome.assert_same_losses_as_twin()
     assert outcome.lost_steps == 0
     (struck,) = {record["worker"] for record in outcome.records("injected")}
-    failed = {record["reason"].split(":")[0] for record in outcome.records("copy_failed") if record["worker"] == struck}
+    failed = {
+        record["reason"].split(":")[0]
+        for record in outcome.records("copy_failed")
+        if record["worker"] == struck
+    }
     assert failed
-    assert failed <= {"Poisoned", "Torn"}  # the latter where the rank was found out while it was copied
+    assert failed <= {
+        "Poisoned",
+        "Torn",
+    }  # the latter where the rank was found out while it was copied

@@ -20,7 +20,11 @@ from chaoskit.suites.recovery.expect import STEADY
 
 AT = 8  # steps are stored each 5th time; so many are enough for every boundary to be reached soon after this one
 EVERY, STEPS, NODES = 5, 40, 3
-LOST = {"gpt": 0, "fsdp": 1, STEADY: 0}  # committed steps that the death of a node may cost, if no copy was dropped
+LOST = {
+    "gpt": 0,
+    "fsdp": 1,
+    STEADY: 0,
+}  # committed steps that the death of a node may cost, if no copy was dropped
 DROPPED = 8  # as many times, where a busy machine dropped copies: one step that all have is kept for so long
 OPTIONS: dict[str, dict[str, Any]] = {
     "gpt": {"shards": 4, "options": {"size": "tiny", "schedule_steps": STEPS}},
@@ -37,16 +41,25 @@ def tiers(directory: Path) -> dict[str, Any]:
     }
 
 
-def run(chaos: Chaos, directory: Path, job: str, *faults: Fault, after: str = "evidence", **plan: Any) -> Outcome:
+def run(
+    chaos: Chaos, directory: Path, job: str, *faults: Fault, after: str = "evidence", **plan: Any
+) -> Outcome:
     """A run that loses no more than one may, with the bits of the twin; afterwards, no tier shows what is not whole.
 
     It goes on until something is uploaded ``after`` this event.
     """
     goal = uploaded_after(chaos, after)
     plan |= {"until": goal.until, "watch": goal, "deadline_s": 240.0}
-    settings: dict[str, Any] = {"nodes": NODES, "spares": 1, "steps": STEPS, "max_lost_steps": DROPPED * LOST[job]}
+    settings: dict[str, Any] = {
+        "nodes": NODES,
+        "spares": 1,
+        "steps": STEPS,
+        "max_lost_steps": DROPPED * LOST[job],
+    }
     settings["copies"] = "every_step"  # so that the boundaries of a copy are reached in each step
-    settings["lease_beats"] = 20  # uploads and deaths are not to be mistaken for silence on a machine that is busy
+    settings["lease_beats"] = (
+        20  # uploads and deaths are not to be mistaken for silence on a machine that is busy
+    )
     outcome = chaos.run(job, faults=faults, **settings | OPTIONS[job] | tiers(directory) | plan)
     outcome.assert_same_losses_as_twin()
     if "max_lost_steps" not in plan and not outcome.records("copy_failed"):
@@ -109,13 +122,17 @@ def test_within_a_save(chaos: Chaos, tmp_path: Path, boundary: str, job: str) ->
 
 
 @pytest.mark.slow
-@pytest.mark.promise("A part that fails or does not come costs that snapshot and nothing else.", boundary="write")
+@pytest.mark.promise(
+    "A part that fails or does not come costs that snapshot and nothing else.", boundary="write"
+)
 @pytest.mark.parametrize("boundary", ["write", "sync"])
 def test_within_a_part_of_a_save(chaos: Chaos, tmp_path: Path, boundary: str) -> None:
     """A snapshot does not wait for ever for the part of a node that is gone: its save fails, later ones are made."""
     fault = TornWrite(rank=2, at_step=AT, boundary=boundary)
     outcome = run(chaos, tmp_path, STEADY, fault, after="save_failed")
-    failed = [record["step"] for record in outcome.records("save_failed") if record["tier"] == "disk"]
+    failed = [
+        record["step"] for record in outcome.records("save_failed") if record["tier"] == "disk"
+    ]
     assert failed, "no save was under way when the node died"
     assert min(failed) < DiskTier(tmp_path / "disk").newest_verified().snapshot.manifest.step
 
@@ -131,7 +148,13 @@ def test_every_node_is_lost_after_a_torn_save(chaos: Chaos, tmp_path: Path, boun
     late = 60  # a save that the torn one has delayed, and that a machine that is busy makes slowly, is whole by then
     lost = [ReplaceNode(rank=rank, at_step=late) for rank in range(NODES - 1)]
     fault = TornWrite(rank=0, at_step=AT, boundary=boundary)
-    outcome = run(chaos, tmp_path, "gpt", fault, *lost, spares=0, steps=2 * STEPS, max_lost_steps=late)
-    restored = [record for record in outcome.records("restored") if record["source"].startswith(("disk", "remote"))]
+    outcome = run(
+        chaos, tmp_path, "gpt", fault, *lost, spares=0, steps=2 * STEPS, max_lost_steps=late
+    )
+    restored = [
+        record
+        for record in outcome.records("restored")
+        if record["source"].startswith(("disk", "remote"))
+    ]
     assert restored
     assert min(record["step"] for record in restored) >= EVERY

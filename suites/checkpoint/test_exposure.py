@@ -27,7 +27,9 @@ def test_none_without_a_fault(chaos: Chaos) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.promise("`outcome.exposures` says for how long pieces lacked copies after a fault", job="hsdp")
+@pytest.mark.promise(
+    "`outcome.exposures` says for how long pieces lacked copies after a fault", job="hsdp"
+)
 @pytest.mark.parametrize("job", SHARDED)
 def test_after_the_loss_of_a_rank(chaos: Chaos, job: str) -> None:
     """It ends, and no later than the redundancy of the job is restored."""

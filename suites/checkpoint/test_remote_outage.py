@@ -24,7 +24,9 @@ EVERY = 5
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[S3Server]:
-    pytest.importorskip("moto", reason="no S3 server here: pip install 'chaoskit[s3]' 'moto[server]'")
+    pytest.importorskip(
+        "moto", reason="no S3 server here: pip install 'chaoskit[s3]' 'moto[server]'"
+    )
     with S3Server() as server:
         yield server
 
@@ -55,8 +57,12 @@ def run(harness: Harness, store: S3Server, bucket: str, disk: Path, **plan: Any)
 
 
 @pytest.mark.slow
-@pytest.mark.promise("uploads are tried again until the store is back; training goes on", mode="refuse")
-@pytest.mark.parametrize("mode", sorted({*MODES} - {"stall"}))  # a request is given up after half a minute
+@pytest.mark.promise(
+    "uploads are tried again until the store is back; training goes on", mode="refuse"
+)
+@pytest.mark.parametrize(
+    "mode", sorted({*MODES} - {"stall"})
+)  # a request is given up after half a minute
 def test_what_is_stored_meanwhile_is_uploaded_when_the_store_is_back(
     harness: Harness, store: S3Server, tmp_path: Path, mode: str
 ) -> None:
@@ -73,8 +79,12 @@ def test_what_is_stored_meanwhile_is_uploaded_when_the_store_is_back(
     uploaded = [record for record in outcome.records("saved") if record["tier"] == "remote"]
     assert any(record.t_ns > healed_ns for record in uploaded)
     newest = _newest(store, bucket)
-    assert newest >= max(record["step"] for record in uploaded)  # the last one may have ended with the job
-    resumed = run(harness, store, bucket, tmp_path / "second", steps=newest + 3, resume=True, twin=False)
+    assert newest >= max(
+        record["step"] for record in uploaded
+    )  # the last one may have ended with the job
+    resumed = run(
+        harness, store, bucket, tmp_path / "second", steps=newest + 3, resume=True, twin=False
+    )
     assert [point.step for point in resumed.steps] == [newest, newest + 1, newest + 2]
     restored = resumed.records("restored")
     assert {record["step"] for record in restored} == {newest}

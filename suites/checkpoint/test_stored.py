@@ -20,7 +20,11 @@ LATE = 28
 STEPS = 40
 #: Jobs whose state is on every rank, or in pieces. They wait until what is damaged, and what is left, is stored.
 JOBS = {"replicas": "stored", "pieces": "copied"}
-SNAPSHOTS = {"22": [EVERY], str(LATE): [EVERY, 2 * EVERY], "38": [3 * EVERY]}  # one is written after the other
+SNAPSHOTS = {
+    "22": [EVERY],
+    str(LATE): [EVERY, 2 * EVERY],
+    "38": [3 * EVERY],
+}  # one is written after the other
 
 
 def lose_all(at_step: int) -> list[ReplaceNode]:
@@ -41,7 +45,9 @@ def lose_all(at_step: int) -> list[ReplaceNode]:
 )
 @pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("job", JOBS)
-def test_a_damaged_snapshot_is_never_loaded(chaos: Chaos, tmp_path: Path, job: str, how: str) -> None:
+def test_a_damaged_snapshot_is_never_loaded(
+    chaos: Chaos, tmp_path: Path, job: str, how: str
+) -> None:
     """With every node lost, the job goes on from the one before; the journal says what was lost, and why."""
     stored = DiskTier(tmp_path / "stored")
     outcome = chaos.run(
@@ -55,7 +61,11 @@ def test_a_damaged_snapshot_is_never_loaded(chaos: Chaos, tmp_path: Path, job: s
         max_lost_steps=LATE - EVERY,
     )
     outcome.assert_same_losses_as_twin()
-    restored = {record["step"] for record in outcome.records("restored") if record["source"].startswith("disk")}
+    restored = {
+        record["step"]
+        for record in outcome.records("restored")
+        if record["source"].startswith("disk")
+    }
     assert restored == {EVERY}
     quarantined = outcome.records("quarantined")
     assert {record["step"] for record in quarantined} == {2 * EVERY}
@@ -66,8 +76,12 @@ def test_a_damaged_snapshot_is_never_loaded(chaos: Chaos, tmp_path: Path, job: s
 
 
 @pytest.mark.slow(kind=[DiskFull, ReadOnlyDisk, SlowDisk])
-@pytest.mark.promise("the save fails as a whole; training can go on", kind=[DiskFull, ReadOnlyDisk], rank=0)
-@pytest.mark.promise("the save fails as a whole; training can go on", kind=[DiskError, SlowDisk], rank=1)
+@pytest.mark.promise(
+    "the save fails as a whole; training can go on", kind=[DiskFull, ReadOnlyDisk], rank=0
+)
+@pytest.mark.promise(
+    "the save fails as a whole; training can go on", kind=[DiskError, SlowDisk], rank=1
+)
 @pytest.mark.parametrize("rank", range(NODES))
 @pytest.mark.parametrize("kind", [DiskFull, DiskError, ReadOnlyDisk, SlowDisk])
 def test_a_disk_that_fails_a_save_ends_no_training(
@@ -90,14 +104,23 @@ def test_a_disk_that_fails_a_save_ends_no_training(
         steps=100,
         until=waits,
         disk={"target": str(stored.root), "every_steps": 5},
-        faults=[kind(rank=rank, at_step=8, directory="checkpoints", heal_after_s=1.5, **more), *lose_all(98)],
+        faults=[
+            kind(rank=rank, at_step=8, directory="checkpoints", heal_after_s=1.5, **more),
+            *lose_all(98),
+        ],
         max_lost_steps=100,
     )
     outcome.assert_same_losses_as_twin()
-    (healed_ns,) = [record.t_ns for record in outcome.records("lifted") if kind.__name__ in record["what"]]
+    (healed_ns,) = [
+        record.t_ns for record in outcome.records("lifted") if kind.__name__ in record["what"]
+    ]
     failed = [record for record in outcome.records("save_failed") if record.t_ns < healed_ns]
     if kind is not SlowDisk:
         assert any("Errno" in record["reason"] for record in failed)
-    restored = {record["step"] for record in outcome.records("restored") if record["source"].startswith("disk")}
+    restored = {
+        record["step"]
+        for record in outcome.records("restored")
+        if record["source"].startswith("disk")
+    }
     assert restored == {95}
     assert not stored.snapshots().damaged

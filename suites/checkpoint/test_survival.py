@@ -40,7 +40,9 @@ def of_a_ring(nodes: int, lost: int) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.promise("`exposure` says which pieces lack copies, `survival_probability` what a placement is worth.")
+@pytest.mark.promise(
+    "`exposure` says which pieces lack copies, `survival_probability` what a placement is worth."
+)
 def test_four_nodes(chaos: Chaos) -> None:
     found = survival(sharded(chaos, spares=0, goal=all_copied(chaos, 4)), 2)
     assert found == pytest.approx(of_pairs(4, 2))
@@ -60,7 +62,11 @@ def test_one_node_of_each_pair_may_be_lost_and_not_both(chaos: Chaos) -> None:
     pair = partners(sharded(chaos, spares=0, goal=all_copied(chaos, 4)))
     partner = int(pair["node0.0"][0].removeprefix("node"))
     stranger = next(rank for rank in (1, 2, 3) if rank != partner)
-    outcome = ends(chaos, KillNode(rank=0, at_step=AT), KillNode(rank=partner, at_step=AT), spares=0)
+    outcome = ends(
+        chaos, KillNode(rank=0, at_step=AT), KillNode(rank=partner, at_step=AT), spares=0
+    )
     assert any("every replica was lost" in reason for reason in outcome.reasons)
-    outcome = ends(chaos, KillNode(rank=0, at_step=AT), KillNode(rank=stranger, at_step=AT), spares=0)
+    outcome = ends(
+        chaos, KillNode(rank=0, at_step=AT), KillNode(rank=stranger, at_step=AT), spares=0
+    )
     assert len(outcome.steps) == 20

@@ -17,7 +17,11 @@ def needs(kind: type[Fault]) -> pytest.MarkDecorator:
     return pytest.mark.skipif(bool(reason), reason=f"substrate kubernetes: {reason}")
 
 
-may_empty, needs_machines, needs_levers = needs(DrainMachine), needs(LoseMachine), needs(StopApiServer)
+may_empty, needs_machines, needs_levers = (
+    needs(DrainMachine),
+    needs(LoseMachine),
+    needs(StopApiServer),
+)
 
 
 @needs_machines
@@ -29,7 +33,9 @@ def test_a_machine_that_loses_its_power_costs_nothing(chaos: Chaos, phase: str) 
 
 @needs_machines
 def test_a_lost_machines_nodes_come_back_elsewhere(chaos: Chaos) -> None:
-    outcome = survives(chaos, LoseMachine(rank=1, at_step=AT), spares=0, steps=600, node_replacements=3)
+    outcome = survives(
+        chaos, LoseMachine(rank=1, at_step=AT), spares=0, steps=600, node_replacements=3
+    )
     lost = {record["node"] for record in outcome.records("node_lost")}
     assert lost <= {record["node"] for record in outcome.records("node_replaced")}
 
@@ -50,4 +56,6 @@ def test_a_tainted_machine_costs_nothing(chaos: Chaos) -> None:
 @needs_levers
 def test_no_decision_waits_for_the_api_server(chaos: Chaos) -> None:
     """A rank that dies while it stands still is replaced as ever."""
-    survives(chaos, StopApiServer(at_step=AT, lasts_s=4.0), Kill(rank=1, at_step=AT + 40), steps=400)
+    survives(
+        chaos, StopApiServer(at_step=AT, lasts_s=4.0), Kill(rank=1, at_step=AT + 40), steps=400
+    )

@@ -27,7 +27,9 @@ def test_a_pod_that_is_cut_off_costs_nothing(chaos: Chaos, phase: str) -> None:
 
 
 def test_connections_between_two_pods_are_reset(chaos: Chaos) -> None:
-    survives(chaos, Reset(rank=1, at_step=AT, apart_from=(0,), heal_after_s=1.0), nodes=3, steps=100)
+    survives(
+        chaos, Reset(rank=1, at_step=AT, apart_from=(0,), heal_after_s=1.0), nodes=3, steps=100
+    )
 
 
 def test_packets_are_lost(chaos: Chaos) -> None:
@@ -35,4 +37,10 @@ def test_packets_are_lost(chaos: Chaos) -> None:
 
 
 def test_a_rank_dies_while_packets_are_late(chaos: Chaos) -> None:
-    survives(chaos, Delay(rank=1, at_step=AT, delay_ms=5.0), Kill(rank=2, at_step=AT + 20), nodes=3, steps=80)
+    survives(
+        chaos,
+        Delay(rank=1, at_step=AT, delay_ms=5.0),
+        Kill(rank=2, at_step=AT + 20),
+        nodes=3,
+        steps=80,
+    )

@@ -44,7 +44,9 @@ def test_without_a_spare_the_other_pods_train_on(chaos: Chaos) -> None:
 
 
 def test_a_pod_is_deleted_in_a_recovery(chaos: Chaos) -> None:
-    survives(chaos, Kill(rank=1, at_step=AT), DeletePod(rank=2, during="restore"), nodes=3, spares=0)
+    survives(
+        chaos, Kill(rank=1, at_step=AT), DeletePod(rank=2, during="restore"), nodes=3, spares=0
+    )
 
 
 def test_a_pod_and_the_coordinator_are_lost_in_one_step(chaos: Chaos) -> None:
@@ -63,7 +65,9 @@ def test_a_rank_dies_while_there_is_no_coordinator(chaos: Chaos) -> None:
 
 
 def test_a_pod_and_the_coordinators_are_deleted_in_one_step(chaos: Chaos) -> None:
-    survives(chaos, DeletePod(rank=1, at_step=AT), DeleteCoordinatorPod(rank=0, at_step=AT), steps=100)
+    survives(
+        chaos, DeletePod(rank=1, at_step=AT), DeleteCoordinatorPod(rank=0, at_step=AT), steps=100
+    )
 
 
 def test_a_replaced_pod_is_fresh_capacity(chaos: Chaos) -> None:
@@ -72,11 +76,15 @@ def test_a_replaced_pod_is_fresh_capacity(chaos: Chaos) -> None:
 
 
 @pytest.mark.parametrize("fault", [NoRoom, BadImage])
-def test_a_lost_pod_is_replaced_once_that_can_be_done(chaos: Chaos, fault: type[NoRoom | BadImage]) -> None:
+def test_a_lost_pod_is_replaced_once_that_can_be_done(
+    chaos: Chaos, fault: type[NoRoom | BadImage]
+) -> None:
     """The others train on while the cluster has no pod for it."""
     faults = fault(at_step=AT, lasts_s=6.0), DeletePod(rank=1, at_step=AT + 2)
     options = {"step_s": 0.04}
-    outcome = survives(chaos, *faults, nodes=3, spares=0, steps=450, options=options, node_replacements=1)
+    outcome = survives(
+        chaos, *faults, nodes=3, spares=0, steps=450, options=options, node_replacements=1
+    )
     assert len(outcome.records("node_replaced")) == 1
     assert outcome.steps[-1].world == 3
 
@@ -88,7 +96,9 @@ def test_a_preempted_pod_costs_nothing(chaos: Chaos) -> None:
 def test_a_preempted_pod_leaves(chaos: Chaos) -> None:
     """It has its grace period, as one that is drained."""
     policy = ElasticPolicy(min_replicas=2, max_replicas=3)
-    outcome = survives(chaos, PreemptPod(rank=1, at_step=AT), nodes=3, spares=0, steps=600, elastic=policy)
+    outcome = survives(
+        chaos, PreemptPod(rank=1, at_step=AT), nodes=3, spares=0, steps=600, elastic=policy
+    )
     assert outcome.records("detected") == []
     assert outcome.steps[-1].world == 2
 
@@ -97,6 +107,8 @@ def test_a_preempted_pod_leaves(chaos: Chaos) -> None:
 def test_a_pod_that_is_told_to_go_leaves(chaos: Chaos, fault: type[DeletePod | EvictPod]) -> None:
     """With time to end, and an elastic policy, it is no loss: no rank is given up."""
     policy = ElasticPolicy(min_replicas=2, max_replicas=3)
-    outcome = survives(chaos, fault(rank=1, at_step=AT, grace_s=20), nodes=3, spares=0, steps=100, elastic=policy)
+    outcome = survives(
+        chaos, fault(rank=1, at_step=AT, grace_s=20), nodes=3, spares=0, steps=100, elastic=policy
+    )
     assert outcome.records("detected") == []
     assert outcome.steps[-1].world == 2

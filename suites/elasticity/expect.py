@@ -12,7 +12,9 @@ from chaoskit.suites.recovery.expect import STEADY, survives
 
 STEPS = 160
 OPTIONS = {"step_s": 0.08}
-POLICY = ElasticPolicy(min_replicas=2, max_replicas=4, scaling_timeout_s=0, faulty_scale_down_timeout_s=0.5)
+POLICY = ElasticPolicy(
+    min_replicas=2, max_replicas=4, scaling_timeout_s=0, faulty_scale_down_timeout_s=0.5
+)
 
 
 def resizes(chaos: Chaos, *faults: Fault, through: tuple[int, ...] = (), **plan: Any) -> Outcome:
@@ -22,7 +24,13 @@ def resizes(chaos: Chaos, *faults: Fault, through: tuple[int, ...] = (), **plan:
         through: the run goes on until all faults have taken effect and the world has had these sizes, in this order.
     """
     goal = all_took_effect(chaos, len(faults), *through)
-    settings: dict[str, Any] = {"nodes": 4, "spares": 0, "steps": STEPS, "options": OPTIONS, "elastic": POLICY} | plan
+    settings: dict[str, Any] = {
+        "nodes": 4,
+        "spares": 0,
+        "steps": STEPS,
+        "options": OPTIONS,
+        "elastic": POLICY,
+    } | plan
     outcome = survives(chaos, *faults, job=STEADY, shards=4, goal=goal, **settings)
     assert outcome.ledger is not None
     assert outcome.ledger.samples > 0
@@ -41,4 +49,7 @@ def nobody_is_lost(outcome: Outcome) -> None:
 def sizes(outcome: Outcome) -> list[int]:
     """Of the worlds that committed steps, one after the other."""
     first = outcome.steps[0].world
-    return [first, *(after.world for before, after in pairwise(outcome.steps) if before.world != after.world)]
+    return [
+        first,
+        *(after.world for before, after in pairwise(outcome.steps) if before.world != after.world),
+    ]

@@ -7,7 +7,17 @@ from typing import NamedTuple
 
 from chaoskit import ElasticPolicy
 from chaoskit.elastic.traces import Trace
-from chaoskit.faults import AddNode, Fault, FreezeNode, Kill, KillCoordinator, KillNode, Scale, Straggle, TakeSpot
+from chaoskit.faults import (
+    AddNode,
+    Fault,
+    FreezeNode,
+    Kill,
+    KillCoordinator,
+    KillNode,
+    Scale,
+    Straggle,
+    TakeSpot,
+)
 from chaoskit.suites.recovery.expect import FROZEN_S
 
 #: Steps between two resizes: of this suite's job more than two seconds, in which a process starts.
@@ -63,7 +73,9 @@ def from_trace(trace: Trace, policy: ElasticPolicy, *, grace_s: float, seed: int
     """
     random = Random(f"spot/{seed}")
     least, most = policy.min_replicas, policy.max_replicas
-    nodes = first = min(max(least, sum(event.joins for event in trace.events if not event.time_s)), most)
+    nodes = first = min(
+        max(least, sum(event.joins for event in trace.events if not event.time_s)), most
+    )
     faults: list[Fault] = []
     for event in trace.events:
         if event.time_s and event.joins and nodes < most:
@@ -71,5 +83,7 @@ def from_trace(trace: Trace, policy: ElasticPolicy, *, grace_s: float, seed: int
             faults.append(AddNode(after_s=event.time_s))
         elif event.time_s and not event.joins and nodes > least:
             nodes -= 1
-            faults.append(TakeSpot(rank=random.randrange(nodes), grace_s=grace_s, after_s=event.time_s))
+            faults.append(
+                TakeSpot(rank=random.randrange(nodes), grace_s=grace_s, after_s=event.time_s)
+            )
     return Spot(first, faults)

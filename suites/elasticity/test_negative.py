@@ -17,11 +17,19 @@ from chaoskit.suites.recovery.expect import STEADY
 def test_a_storm_of_sizes_that_the_policy_forbids_never_begins(chaos: Chaos) -> None:
     even = ElasticPolicy(min_replicas=2, max_replicas=4, replica_increment_step=2)
     with pytest.raises(BadInput, match="to=3"):
-        chaos.run(STEADY, steps=STEPS, elastic=even, faults=storm(0, POLICY, resizes=5, start=4), check=False)
+        chaos.run(
+            STEADY,
+            steps=STEPS,
+            elastic=even,
+            faults=storm(0, POLICY, resizes=5, start=4),
+            check=False,
+        )
     assert chaos.outcomes == []
 
 
-@pytest.mark.parametrize("fault", [Scale(to=2, at_step=5), TakeSpot(rank=1, at_step=5), Demand(at_step=5)], ids=str)
+@pytest.mark.parametrize(
+    "fault", [Scale(to=2, at_step=5), TakeSpot(rank=1, at_step=5), Demand(at_step=5)], ids=str
+)
 def test_without_a_policy_nothing_begins(chaos: Chaos, fault: Scale | TakeSpot | Demand) -> None:
     with pytest.raises(BadInput, match="elastic"):
         chaos.run(STEADY, steps=STEPS, faults=[fault], check=False)
@@ -29,7 +37,8 @@ def test_without_a_policy_nothing_begins(chaos: Chaos, fault: Scale | TakeSpot |
 
 
 @pytest.mark.xfail(
-    strict=True, reason="below the smallest size a second rank is started on a node that is left, instead of a wait"
+    strict=True,
+    reason="below the smallest size a second rank is started on a node that is left, instead of a wait",
 )
 def test_a_world_that_may_not_be_smaller_waits_for_ever(chaos: Chaos) -> None:
     """A node is taken of a world that needs them all: it does not go on without it."""

@@ -14,14 +14,18 @@ from chaoskit.suites.elasticity.expect import nobody_is_lost, resizes, sizes
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_nodes_are_lent_and_come_back(chaos: Chaos, nodes: int) -> None:
     """Their ranks leave in time, and the world is whole again when the nodes are given back."""
-    outcome = resizes(chaos, Demand(nodes=nodes, grace_s=5.0, at_step=10), through=(4, 4 - nodes, 4))
+    outcome = resizes(
+        chaos, Demand(nodes=nodes, grace_s=5.0, at_step=10), through=(4, 4 - nodes, 4)
+    )
     assert sizes(outcome)[:2] == [4, 4 - nodes]
     assert sizes(outcome)[-1] == 4
     nobody_is_lost(outcome)
 
 
 @pytest.mark.slow
-@pytest.mark.promise("Idle nodes go first, then the members that cost least, never below the smallest size.")
+@pytest.mark.promise(
+    "Idle nodes go first, then the members that cost least, never below the smallest size."
+)
 def test_the_smallest_world_is_not_lent(chaos: Chaos) -> None:
     """A job that asks for more gets what can be spared, and is told so."""
     outcome = resizes(chaos, Demand(nodes=3, grace_s=5.0, at_step=10))
@@ -44,5 +48,7 @@ def test_two_jobs_ask_one_after_the_other(chaos: Chaos) -> None:
 def test_a_rank_and_the_coordinator_are_lost_while_nodes_are_lent(chaos: Chaos) -> None:
     demand = Demand(nodes=1, grace_s=5.0, return_after_s=2.0, at_step=10)
     """The world is whole again when the node is given back and the lost rank is replaced."""
-    outcome = resizes(chaos, demand, Kill(rank=1, at_step=20), KillCoordinator(rank=0, at_step=24), through=(3, 4))
+    outcome = resizes(
+        chaos, demand, Kill(rank=1, at_step=20), KillCoordinator(rank=0, at_step=24), through=(3, 4)
+    )
     assert sizes(outcome)[-1] == 4

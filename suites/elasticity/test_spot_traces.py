@@ -44,8 +44,13 @@ def test_a_trace_without_notices(chaos: Chaos) -> None:
     assert len(outcome.recoveries) == 2
 
 
-@pytest.mark.skipif("CHAOSKIT_SPOT_TRACE" not in os.environ, reason="name a trace of your own in CHAOSKIT_SPOT_TRACE")
+@pytest.mark.skipif(
+    "CHAOSKIT_SPOT_TRACE" not in os.environ,
+    reason="name a trace of your own in CHAOSKIT_SPOT_TRACE",
+)
 def test_a_trace_of_your_own(chaos: Chaos) -> None:
     trace = read_trace(os.environ["CHAOSKIT_SPOT_TRACE"])
-    spot = from_trace(trace.compressed(max(1e-3, trace.duration_s / _LASTS_S)), POLICY, grace_s=_GRACE_S)
+    spot = from_trace(
+        trace.compressed(max(1e-3, trace.duration_s / _LASTS_S)), POLICY, grace_s=_GRACE_S
+    )
     assert resizes(chaos, *spot.faults, nodes=spot.nodes).lost_steps == 0

@@ -23,7 +23,9 @@ def test_a_storm(chaos: Chaos, seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.promise("Nodes and workers come and go between two steps: no step and no sample is lost")
+@pytest.mark.promise(
+    "Nodes and workers come and go between two steps: no step and no sample is lost"
+)
 def test_resizes_alone_lose_nobody(chaos: Chaos) -> None:
     """Every rank that leaves does so at a step boundary."""
     faults = [fault for fault in storm(7, POLICY, resizes=5, start=4) if isinstance(fault, Scale)]

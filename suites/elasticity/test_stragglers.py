@@ -13,5 +13,7 @@ from chaoskit.suites.elasticity.expect import nobody_is_lost, resizes
 def test_a_slow_rank_while_the_world_shrinks_and_grows(chaos: Chaos, rank: int) -> None:
     """A slow rank that stays, and one that leaves while it is slow."""
     slow = Straggle(rank=rank, at_step=8, delay_ms=40, steps=30)
-    outcome = resizes(chaos, slow, Scale(to=3, at_step=12), Scale(to=4, at_step=40), through=(4, 3, 4))
+    outcome = resizes(
+        chaos, slow, Scale(to=3, at_step=12), Scale(to=4, at_step=40), through=(4, 3, 4)
+    )
     nobody_is_lost(outcome)

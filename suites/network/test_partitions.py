@@ -15,20 +15,33 @@ HEAL_S = 3.0  # three relaxed leases: by then a node that is cut off is given up
 
 
 @pytest.mark.slow(fault=Reset)
-@pytest.mark.promise("the kernel counts packets that it dropped by the rule", fault=Cut, phase="reduce")
-@pytest.mark.promise("the kernel counts segments that it answered with a reset", fault=Reset, phase="forward")
+@pytest.mark.promise(
+    "the kernel counts packets that it dropped by the rule", fault=Cut, phase="reduce"
+)
+@pytest.mark.promise(
+    "the kernel counts segments that it answered with a reset", fault=Reset, phase="forward"
+)
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("fault", [Cut, Reset])
-def test_a_node_is_cut_off_from_everybody(chaos: Chaos, fault: type[Cut | Reset], phase: str) -> None:
+def test_a_node_is_cut_off_from_everybody(
+    chaos: Chaos, fault: type[Cut | Reset], phase: str
+) -> None:
     cut = fault(rank=2, at_step=AT, phase=phase, heal_after_s=HEAL_S)
     outcome = heals(chaos, cut, goal=happened(chaos, "lifted"))
     (cause,) = given_up(outcome)
-    assert cause in ("node lost", "unreachable")  # whether its lease ends first, or another node cannot reach it
+    assert cause in (
+        "node lost",
+        "unreachable",
+    )  # whether its lease ends first, or another node cannot reach it
 
 
-@pytest.mark.promise("leases end without a word, and the workers of the silent nodes are given up", nodes=3)
+@pytest.mark.promise(
+    "leases end without a word, and the workers of the silent nodes are given up", nodes=3
+)
 @pytest.mark.parametrize("nodes", [2, 3, 4])
-def test_without_a_spare_the_world_is_smaller_until_the_network_heals(chaos: Chaos, nodes: int) -> None:
+def test_without_a_spare_the_world_is_smaller_until_the_network_heals(
+    chaos: Chaos, nodes: int
+) -> None:
     cut = Cut(rank=nodes - 1, at_step=AT, heal_after_s=HEAL_S)
     outcome = heals(chaos, cut, nodes=nodes, spares=0, steps=20, options={}, until={"world": nodes})
     assert min(len(record["members"]) for record in outcome.records("plan")) == nodes - 1
@@ -48,9 +61,13 @@ def test_a_node_that_only_the_coordinator_cannot_reach(chaos: Chaos) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.promise("The rendezvous store listens on a port of its own, so that it can be cut alone.", fault=Cut)
+@pytest.mark.promise(
+    "The rendezvous store listens on a port of its own, so that it can be cut alone.", fault=Cut
+)
 @pytest.mark.parametrize("fault", [Cut, Reset])
-def test_the_store_is_out_of_reach_when_it_is_needed(chaos: Chaos, fault: type[Cut | Reset]) -> None:
+def test_the_store_is_out_of_reach_when_it_is_needed(
+    chaos: Chaos, fault: type[Cut | Reset]
+) -> None:
     """Nobody misses it before a rank is lost; then its neighbour cannot come to the new membership before it heals."""
     cut = fault(rank=1, at_step=AT - 2, apart_from="store", heal_after_s=2.0)
     outcome = heals(chaos, cut, Kill(rank=2, at_step=AT), goal=happened(chaos, "lifted"))
@@ -59,12 +76,16 @@ def test_the_store_is_out_of_reach_when_it_is_needed(chaos: Chaos, fault: type[C
 
 
 @pytest.mark.slow
-@pytest.mark.promise("A fault that leaves no evidence on its target makes the run `unknown`, never passed")
+@pytest.mark.promise(
+    "A fault that leaves no evidence on its target makes the run `unknown`, never passed"
+)
 def test_nobody_misses_the_store_while_nobody_is_lost(chaos: Chaos) -> None:
     """Agents and coordinator hear of each other as before; and as nothing met the cut, nothing is proved."""
     cut = Cut(rank=1, at_step=AT, apart_from="store", heal_after_s=0.3)
     goal = happened(chaos, "lifted")
-    outcome = chaos.run(STEADY, nodes=3, steps=40, until=goal.until, watch=goal, faults=[cut], check=False)
+    outcome = chaos.run(
+        STEADY, nodes=3, steps=40, until=goal.until, watch=goal, faults=[cut], check=False
+    )
     assert outcome.verdict == Verdict.UNKNOWN
     assert given_up(outcome) == set()
     (lifted,) = outcome.records("lifted")
@@ -78,7 +99,9 @@ def test_two_nodes_that_cannot_reach_each_other(chaos: Chaos, fault: type[Cut | 
     outcome = heals(chaos, fault(rank=1, at_step=AT, apart_from=(2,), heal_after_s=2.0))
     assert given_up(outcome) == {"unreachable"}
     (left_out,) = outcome.records("left_out")
-    assert left_out["nodes"] in [[member["node"]] for member in outcome.records("plan")[0]["members"][1:3]]
+    assert left_out["nodes"] in [
+        [member["node"]] for member in outcome.records("plan")[0]["members"][1:3]
+    ]
 
 
 @pytest.mark.slow
@@ -100,7 +123,9 @@ def test_a_bridge(chaos: Chaos) -> None:
     side=(2,),
 )
 @pytest.mark.parametrize("side", [(), (2,), (2, 3)])
-def test_the_side_without_the_coordinator_waits_and_comes_back(chaos: Chaos, side: tuple[int, ...]) -> None:
+def test_the_side_without_the_coordinator_waits_and_comes_back(
+    chaos: Chaos, side: tuple[int, ...]
+) -> None:
     outcome = heals(chaos, Cut(rank=1, side=side, at_step=AT, heal_after_s=HEAL_S))
     assert len(outcome.records("detected")) == 1 + len(side)
 
@@ -111,7 +136,9 @@ def test_the_side_without_the_coordinator_waits_and_comes_back(chaos: Chaos, sid
     fault=Cut,
 )
 @pytest.mark.parametrize("fault", [Cut, Reset])
-def test_a_coordinator_that_nobody_reaches_gives_nobody_up(chaos: Chaos, fault: type[Cut | Reset]) -> None:
+def test_a_coordinator_that_nobody_reaches_gives_nobody_up(
+    chaos: Chaos, fault: type[Cut | Reset]
+) -> None:
     """It cannot know whether they train on. They do."""
     cut = fault(rank=0, side=(1, 2, 3), at_step=AT, apart_from="coordinator", heal_after_s=HEAL_S)
     outcome = heals(chaos, cut, goal=happened(chaos, "lifted"))

@@ -12,7 +12,9 @@ from chaoskit.suites.goals import all_took_effect, happened
 from chaoskit.suites.recovery.expect import AT, PHASES, given_up, heals, survives, victim
 
 pytestmark = pytest.mark.chaos(substrate="netns")
-THAW_S = 3.0  # three relaxed leases: by then the node is given up, however late the coordinator looks
+THAW_S = (
+    3.0  # three relaxed leases: by then the node is given up, however late the coordinator looks
+)
 
 
 @pytest.mark.promise("and the kernel dropped the packets that would tell of it", phase="reduce")
@@ -54,14 +56,27 @@ def test_a_node_comes_back_empty(chaos: Chaos, phase: str) -> None:
 
 
 def test_two_nodes_come_back_empty_one_after_the_other(chaos: Chaos) -> None:
-    faults = [ReplaceNode(rank=1, at_step=AT, back_after_s=0.1), ReplaceNode(rank=2, at_step=AT + 12, back_after_s=0.1)]
-    heals(chaos, *faults, nodes=3, spares=1, steps=40, until={"spares": 1}, goal=all_took_effect(chaos, 2))
+    faults = [
+        ReplaceNode(rank=1, at_step=AT, back_after_s=0.1),
+        ReplaceNode(rank=2, at_step=AT + 12, back_after_s=0.1),
+    ]
+    heals(
+        chaos,
+        *faults,
+        nodes=3,
+        spares=1,
+        steps=40,
+        until={"spares": 1},
+        goal=all_took_effect(chaos, 2),
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.promise("all at the same time; or its freezer says so", phase="reduce")
 @pytest.mark.parametrize("phase", ["backward", "reduce"])
-def test_a_node_stands_still_in_the_freezer_and_returns_as_a_zombie(chaos: Chaos, phase: str) -> None:
+def test_a_node_stands_still_in_the_freezer_and_returns_as_a_zombie(
+    chaos: Chaos, phase: str
+) -> None:
     """Its lease runs out, and what it does after the thaw counts no more."""
     fault = FreezeNode(rank=2, at_step=AT, phase=phase, how="cgroup", thaw_after_s=THAW_S)
     if reason := fault.unavailable():

@@ -19,7 +19,11 @@ def require(fault: type[Fault]) -> None:
 @pytest.mark.promise("the kernel counts periods in which it held the node back")
 def test_a_node_with_little_cpu_time_is_waited_for(chaos: Chaos) -> None:
     require(LimitCpu)
-    is_left_alone(chaos, LimitCpu(rank=1, at_step=AT, cores=0.1, lift_after_s=0.5), goal=all_took_effect(chaos, 1))
+    is_left_alone(
+        chaos,
+        LimitCpu(rank=1, at_step=AT, cores=0.1, lift_after_s=0.5),
+        goal=all_took_effect(chaos, 1),
+    )
 
 
 @pytest.mark.promise("the kernel counts processes of the node that it killed for want of memory")
@@ -36,7 +40,9 @@ def test_a_node_that_can_start_no_process_has_a_rank_again_later(chaos: Chaos) -
     heals(chaos, LimitPids(rank=1, at_step=AT), Kill(rank=1, at_step=AT + 2), nodes=3, spares=0)
 
 
-@pytest.mark.promise("the kernel counts so many written bytes that the node used up what it may write")
+@pytest.mark.promise(
+    "the kernel counts so many written bytes that the node used up what it may write"
+)
 def test_a_node_that_writes_slowly_is_waited_for(chaos: Chaos) -> None:
     require(LimitIo)
     if device_of(chaos.harness.directory) is None:

@@ -14,10 +14,14 @@ STEADY = f"{JOBS}:steady"
 WORLDS = (2, 3, 4)
 PHASES = ("forward", "backward", "reduce", "optimizer")
 AT = 8  # the step in which most faults strike: step times are known by then
-FROZEN_S = 3.0  # three relaxed leases: by then a node is given up, however late the coordinator looks
+FROZEN_S = (
+    3.0  # three relaxed leases: by then a node is given up, however late the coordinator looks
+)
 
 
-def survives(chaos: Chaos, *faults: Fault, job: str = STEADY, goal: JournalFlag | None = None, **plan: Any) -> Outcome:
+def survives(
+    chaos: Chaos, *faults: Fault, job: str = STEADY, goal: JournalFlag | None = None, **plan: Any
+) -> Outcome:
     """A run in which every fault takes effect, and that costs nothing: no step, no sample, no bit of any loss.
 
     Args:
@@ -37,7 +41,9 @@ def survives(chaos: Chaos, *faults: Fault, job: str = STEADY, goal: JournalFlag 
 
 def heals(chaos: Chaos, *faults: Fault, nodes: int = 4, **plan: Any) -> Outcome:
     """The faults cost nothing, and the run goes on until the world is full: so is the last membership."""
-    settings: dict[str, Any] = {"steps": 90} | plan | {"until": {"world": nodes} | plan.get("until", {})}
+    settings: dict[str, Any] = (
+        {"steps": 90} | plan | {"until": {"world": nodes} | plan.get("until", {})}
+    )
     outcome = survives(chaos, *faults, nodes=nodes, **settings)
     assert len(outcome.records("plan")[-1]["members"]) == nodes
     return outcome

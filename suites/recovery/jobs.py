@@ -54,7 +54,12 @@ def _train(
 
 
 def steady(
-    trainer: Any, *, steps: int, step_s: float = 0.015, full: int = 0, until: dict[str, Any] | None = None
+    trainer: Any,
+    *,
+    steps: int,
+    step_s: float = 0.015,
+    full: int = 0,
+    until: dict[str, Any] | None = None,
 ) -> None:
     """Steps of about the same length; longer ones while the world has fewer ranks than ``full``: it is to grow.
 

@@ -33,7 +33,12 @@ def test_a_node_that_kills_every_process(chaos: Chaos, world: int) -> None:
 @pytest.mark.promise("A node that loses worker after worker is given no more of them.")
 def test_a_node_that_kills_every_process_is_set_aside(chaos: Chaos) -> None:
     """After three strikes no worker is started there any more; the others take over its share."""
-    plan: dict[str, Any] = {"nodes": 3, "spares": 0, "strikes_max": 3, "goal": happened(chaos, "set_aside")}
+    plan: dict[str, Any] = {
+        "nodes": 3,
+        "spares": 0,
+        "strikes_max": 3,
+        "goal": happened(chaos, "set_aside"),
+    }
     outcome = survives(chaos, CrashLoop(rank=1, at_step=AT, times=3), **plan)
     assert [record["node"] for record in outcome.records("set_aside")] == ["node1"]
     started = [record for record in outcome.records("worker_started") if record.source == "node1"]
@@ -50,5 +55,7 @@ def test_a_node_that_returns_as_a_zombie(chaos: Chaos, phase: str) -> None:
     """It stood still longer than its lease. When it goes on, nothing that it does counts any more."""
     fault = FreezeNode(rank=1, at_step=AT, phase=phase, thaw_after_s=FROZEN_S)
     outcome = survives(chaos, fault, nodes=3, goal=happened(chaos, "lifted"))
-    commits = [record for record in outcome.records("commit") if record.source == victim(outcome, 0)]
+    commits = [
+        record for record in outcome.records("commit") if record.source == victim(outcome, 0)
+    ]
     assert {record["generation"] for record in commits} == {1}

@@ -43,7 +43,9 @@ def test_of_two_ranks_the_one_that_contradicts_itself_is_replaced(chaos: Chaos) 
 @pytest.mark.parametrize("phase", ["forward", "backward", "reduce"])
 def test_a_damaged_result_is_never_committed(chaos: Chaos, world: int, phase: str) -> None:
     """One rank received other bits than were sent: it takes the step from those who did not, and nobody is replaced."""
-    fault = BitFlip(rank=world - 1, at_step=AT, phase=phase, parameter=WEIGHT, bit=BIT, where="received")
+    fault = BitFlip(
+        rank=world - 1, at_step=AT, phase=phase, parameter=WEIGHT, bit=BIT, where="received"
+    )
     outcome = survives(chaos, fault, nodes=world)
     assert {record["verdict"] for record in outcome.records("corrupt")} == {"transfer"}
     assert outcome.records("detected") == []
@@ -54,12 +56,16 @@ def test_a_damaged_result_is_never_committed(chaos: Chaos, world: int, phase: st
 def test_a_wrong_gradient_is_found_by_an_audit(chaos: Chaos, world: int) -> None:
     """A second rank computes the shard, too; the bits differ, and the step is computed again before it commits."""
     audited = 2 * world + 1  # a step in which rank 1's shard is, if there is an audit in every step
-    fault = BitFlip(rank=1, at_step=audited, phase="backward", parameter=WEIGHT, bit=BIT, where="gradient")
+    fault = BitFlip(
+        rank=1, at_step=audited, phase="backward", parameter=WEIGHT, bit=BIT, where="gradient"
+    )
     outcome = survives(chaos, fault, nodes=world, audit_every=1)
     assert {record["verdict"] for record in outcome.records("corrupt")} == {"transient"}
 
 
-@pytest.mark.promise("another rank computes the shard again, and the batch is blamed, not a rank", world=3)
+@pytest.mark.promise(
+    "another rank computes the shard again, and the batch is blamed, not a rank", world=3
+)
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_bad_batch_is_skipped_and_nobody_blamed(chaos: Chaos, world: int) -> None:
     """Whoever computes the shard finds it bad: the step counts without an update, and says so."""
@@ -89,11 +95,15 @@ def test_broken_hardware_makes_nan_again_and_again(chaos: Chaos, where: str) -> 
 @pytest.mark.parametrize("seconds", [86400.0, -86400.0])
 def test_a_clock_that_jumps_while_a_rank_is_lost(chaos: Chaos, seconds: float) -> None:
     """A day forward or back on one rank: the recovery from a loss does not ask for the time of day."""
-    outcome = survives(chaos, ClockJump(rank=0, at_step=AT - 1, seconds=seconds), Kill(rank=1, at_step=AT))
+    outcome = survives(
+        chaos, ClockJump(rank=0, at_step=AT - 1, seconds=seconds), Kill(rank=1, at_step=AT)
+    )
     assert [record["worker"] for record in outcome.records("detected")] == [victim(outcome, 1)]
 
 
 @pytest.mark.promise("the next batch of one rank comes late")
 def test_batches_that_come_late_on_all_ranks(chaos: Chaos) -> None:
     """Slow storage is nobody's fault."""
-    is_left_alone(chaos, *[DataStall(rank=rank, at_step=AT + rank, stall_ms=80) for rank in range(3)])
+    is_left_alone(
+        chaos, *[DataStall(rank=rank, at_step=AT + rank, stall_ms=80) for rank in range(3)]
+    )

@@ -15,8 +15,14 @@ from chaoskit.suites.recovery.expect import AT, survives, victim
     [
         (Kill(rank=0, at_step=AT), Kill(rank=3, at_step=AT)),
         (Kill(rank=1, at_step=AT, phase="optimizer"), Exit(rank=2, at_step=AT, phase="optimizer")),
-        (Hang(rank=1, at_step=AT, phase="backward", how="spin"), Kill(rank=2, at_step=AT, phase="reduce")),
-        (NaN(rank=1, at_step=AT, parameter="head.weight"), Raise(rank=3, at_step=AT, phase="reduce")),
+        (
+            Hang(rank=1, at_step=AT, phase="backward", how="spin"),
+            Kill(rank=2, at_step=AT, phase="reduce"),
+        ),
+        (
+            NaN(rank=1, at_step=AT, parameter="head.weight"),
+            Raise(rank=3, at_step=AT, phase="reduce"),
+        ),
         (KillNode(rank=2, at_step=AT, phase="reduce"), Hang(rank=0, at_step=AT)),
     ],
     ids=lambda faults: "+".join(fault.kind for fault in faults),
@@ -31,7 +37,10 @@ def test_two_ranks_in_the_same_step(chaos: Chaos, faults: tuple[Fault, ...]) -> 
 @pytest.mark.parametrize("spares", [0, 2])
 def test_two_ranks_in_consecutive_steps(chaos: Chaos, world: int, spares: int) -> None:
     """The second loss strikes while the first one's replacement is still on its way, or has just come."""
-    faults = [Kill(rank=1, at_step=AT, phase="reduce"), Kill(rank=0, at_step=AT + 1, phase="backward")]
+    faults = [
+        Kill(rank=1, at_step=AT, phase="reduce"),
+        Kill(rank=0, at_step=AT + 1, phase="backward"),
+    ]
     survives(chaos, *faults, nodes=world, spares=spares)
 
 
@@ -51,8 +60,14 @@ def test_the_same_rank_twice(chaos: Chaos) -> None:
 @pytest.mark.parametrize("role", ["minority", "majority", "all_but_one"])
 def test_many_at_once(chaos: Chaos, role: str) -> None:
     """The ranks that are left have all that is needed."""
-    outcome = survives(chaos, Kill(rank=role, at_step=AT, phase="reduce"), nodes=4, spares=2, steps=60)
-    assert len({one.rank for one in outcome.faults}) == len(outcome.faults) == (1 if role == "minority" else 3)
+    outcome = survives(
+        chaos, Kill(rank=role, at_step=AT, phase="reduce"), nodes=4, spares=2, steps=60
+    )
+    assert (
+        len({one.rank for one in outcome.faults})
+        == len(outcome.faults)
+        == (1 if role == "minority" else 3)
+    )
 
 
 @pytest.mark.promise(
@@ -63,7 +78,9 @@ def test_many_at_once(chaos: Chaos, role: str) -> None:
 def test_losses_at_a_rate(chaos: Chaos, world: int, drawn: int) -> None:
     """A rank is lost every ten steps or so, at random, as machines fail; a spare for each is ready before."""
     kill = Kill(rank="any")
-    faults, again, others = (at_rate(kill, mtbf_steps=10, steps=40, seed=seed) for seed in (drawn, drawn, 9))
+    faults, again, others = (
+        at_rate(kill, mtbf_steps=10, steps=40, seed=seed) for seed in (drawn, drawn, 9)
+    )
     assert len({fault.at_step for fault in faults}) > 1
     assert faults == again != others
     until = {"world": world, "spares": len(faults)}

@@ -51,7 +51,9 @@ def test_a_second_loss_during_the_recovery(chaos: Chaos, fault: Fault) -> None:
     assert victim(outcome, 0) != victim(outcome, 1)
 
 
-@pytest.mark.promise("A regroup that was half-way is planned again; a settled one goes on untouched.", world=2)
+@pytest.mark.promise(
+    "A regroup that was half-way is planned again; a settled one goes on untouched.", world=2
+)
 @pytest.mark.parametrize("during", ["detection", "regroup", "restore", "recommit"])
 @pytest.mark.parametrize("world", [2, 4])
 def test_the_coordinator_dies_during_the_recovery(chaos: Chaos, world: int, during: str) -> None:
@@ -64,13 +66,19 @@ def test_the_coordinator_dies_during_the_recovery(chaos: Chaos, world: int, duri
     assert outcome.records("resumed")
 
 
-@pytest.mark.promise("On CPU the whole state lives in one shared-memory arena with a sequence lock.", world=3)
+@pytest.mark.promise(
+    "On CPU the whole state lives in one shared-memory arena with a sequence lock.", world=3
+)
 @pytest.mark.parametrize("world", [3, 4])
 def test_the_healer_dies_while_it_heals(chaos: Chaos, world: int) -> None:
     """The rank from which a newcomer takes its state is lost: what is half read is not used, another one is asked."""
-    outcome = survives(chaos, FIRST, Kill(rank="healer", during="restore"), nodes=world, steps=60, **READY)
+    outcome = survives(
+        chaos, FIRST, Kill(rank="healer", during="restore"), nodes=world, steps=60, **READY
+    )
     assert len(outcome.recoveries) == 2
-    assert victim(outcome, 1) not in {member["worker"] for member in outcome.records("plan")[-1]["members"]}
+    assert victim(outcome, 1) not in {
+        member["worker"] for member in outcome.records("plan")[-1]["members"]
+    }
 
 
 @pytest.mark.promise("Faults in the recoveries from other faults add up, and do not multiply.")

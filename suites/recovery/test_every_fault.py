@@ -39,7 +39,15 @@ from chaoskit.faults import (
     Straggle,
 )
 from chaoskit.suites.goals import all_took_effect
-from chaoskit.suites.recovery.expect import AT, FROZEN_S, PHASES, STEADY, WORLDS, is_left_alone, survives
+from chaoskit.suites.recovery.expect import (
+    AT,
+    FROZEN_S,
+    PHASES,
+    STEADY,
+    WORLDS,
+    is_left_alone,
+    survives,
+)
 
 GPT = "gpt"
 
@@ -63,14 +71,18 @@ LOSSES = {
     "Kill": Recipe(lambda rank, phase: Kill(rank=rank, at_step=AT, phase=phase), job=GPT),
     "Exit": Recipe(lambda rank, phase: Exit(rank=rank, at_step=AT, phase=phase), job=GPT),
     "Raise": Recipe(lambda rank, phase: Raise(rank=rank, at_step=AT, phase=phase), job=GPT),
-    "MemoryError": Recipe(lambda rank, phase: OutOfMemory(rank=rank, at_step=AT, phase=phase, how="error"), job=GPT),
+    "MemoryError": Recipe(
+        lambda rank, phase: OutOfMemory(rank=rank, at_step=AT, phase=phase, how="error"), job=GPT
+    ),
     "OutOfMemory": Recipe(lambda rank, phase: OutOfMemory(rank=rank, at_step=AT, phase=phase)),
     "Hang stop": Recipe(lambda rank, phase: Hang(rank=rank, at_step=AT, phase=phase), job=GPT),
     "Hang gil": Recipe(lambda rank, phase: Hang(rank=rank, at_step=AT, phase=phase, how="gil")),
     "Hang spin": Recipe(lambda rank, phase: Hang(rank=rank, at_step=AT, phase=phase, how="spin")),
     "Deadlock lock": Recipe(lambda rank, phase: Deadlock(rank=rank, at_step=AT, phase=phase)),
     "NaN weight": Recipe(
-        lambda rank, phase: NaN(rank=rank, at_step=AT, phase=phase, parameter="head.weight", where="weight"),
+        lambda rank, phase: NaN(
+            rank=rank, at_step=AT, phase=phase, parameter="head.weight", where="weight"
+        ),
         ("forward",),  # later in the step it would reach no gradient any more
         GPT,
     ),
@@ -80,24 +92,36 @@ LOSSES = {
         GPT,
     ),
     "NaN activation": Recipe(
-        lambda rank, phase: NaN(rank=rank, at_step=AT, phase=phase, parameter="head.weight", where="activation"),
+        lambda rank, phase: NaN(
+            rank=rank, at_step=AT, phase=phase, parameter="head.weight", where="activation"
+        ),
         ("forward",),
         GPT,
     ),
     "KillAgent": Recipe(lambda rank, phase: KillAgent(rank=rank, at_step=AT, phase=phase)),
     "KillNode": Recipe(lambda rank, phase: KillNode(rank=rank, at_step=AT, phase=phase)),
     "Preempt": Recipe(lambda rank, phase: Preempt(rank=rank, at_step=AT, phase=phase, grace_s=0.2)),
-    "FreezeNode": Recipe(lambda rank, phase: FreezeNode(rank=rank, at_step=AT, phase=phase, thaw_after_s=FROZEN_S)),
+    "FreezeNode": Recipe(
+        lambda rank, phase: FreezeNode(rank=rank, at_step=AT, phase=phase, thaw_after_s=FROZEN_S)
+    ),
 }
 
 #: Faults that nobody may be given up for.
 NUISANCES = {
-    "KillCoordinator": Recipe(lambda rank, phase: KillCoordinator(rank=rank, at_step=AT, phase=phase)),
-    "ClockJump": Recipe(
-        lambda rank, phase: ClockJump(rank=rank, at_step=AT, phase=phase, seconds=3600.0 * (1 - 2 * (rank % 2)))
+    "KillCoordinator": Recipe(
+        lambda rank, phase: KillCoordinator(rank=rank, at_step=AT, phase=phase)
     ),
-    "Straggle": Recipe(lambda rank, phase: Straggle(rank=rank, at_step=AT, phase=phase, delay_ms=10, steps=4)),
-    "DataStall": Recipe(lambda rank, phase: DataStall(rank=rank, at_step=AT, stall_ms=60), ("forward",)),
+    "ClockJump": Recipe(
+        lambda rank, phase: ClockJump(
+            rank=rank, at_step=AT, phase=phase, seconds=3600.0 * (1 - 2 * (rank % 2))
+        )
+    ),
+    "Straggle": Recipe(
+        lambda rank, phase: Straggle(rank=rank, at_step=AT, phase=phase, delay_ms=10, steps=4)
+    ),
+    "DataStall": Recipe(
+        lambda rank, phase: DataStall(rank=rank, at_step=AT, stall_ms=60), ("forward",)
+    ),
 }
 
 #: Their moments are not phases of a step, or they need settings of their own.
@@ -106,7 +130,9 @@ ELSEWHERE: dict[type[Fault], str] = {
     BadBatch: "test_corruption.py",
     CrashLoop: "test_bad_replacements.py",
     FailLoad: "test_bad_replacements.py",
-    **dict.fromkeys((ReplaceNode, Rack, LimitCpu, LimitMemory, LimitPids, LimitIo), "chaoskit.suites.node"),
+    **dict.fromkeys(
+        (ReplaceNode, Rack, LimitCpu, LimitMemory, LimitPids, LimitIo), "chaoskit.suites.node"
+    ),
     **{kind: "tests/cluster/faults/test_disks.py" for kind in CATALOGUE if kind.family == "disk"},
     **{kind: "chaoskit.suites.checkpoint" for kind in CATALOGUE if kind.family == "checkpoint"},
     **{kind: "chaoskit.suites.elasticity" for kind in CATALOGUE if kind.family == "elastic"},
@@ -123,7 +149,9 @@ def covering(recipes: dict[str, Recipe]) -> list[tuple[str, str, int, int]]:
     for place, (name, recipe) in enumerate(recipes.items()):
         for turn in range(max(len(recipe.phases), len(WORLDS))):
             world = WORLDS[(place + turn) % len(WORLDS)]
-            found.append((name, recipe.phases[turn % len(recipe.phases)], world, (place + 2 * turn) % world))
+            found.append(
+                (name, recipe.phases[turn % len(recipe.phases)], world, (place + 2 * turn) % world)
+            )
     return found
 
 
@@ -132,7 +160,9 @@ def _id(value: object) -> str:
 
 
 @pytest.mark.promise("its parent saw it end by this signal", name="Kill", phase="reduce")
-@pytest.mark.promise("its parent saw it exit with this status, and its rank was lost", name="Exit", phase="optimizer")
+@pytest.mark.promise(
+    "its parent saw it exit with this status, and its rank was lost", name="Exit", phase="optimizer"
+)
 @pytest.mark.promise("the process ended with this exception", name="Raise", phase="backward")
 @pytest.mark.promise("or the process ended with MemoryError", name="MemoryError", phase="forward")
 @pytest.mark.promise(
@@ -147,17 +177,29 @@ def _id(value: object) -> str:
     phase="forward",
 )
 @pytest.mark.promise("it burns CPU without progress", name="Hang spin", phase="optimizer")
-@pytest.mark.promise("`lock`: the rank is given up as hung.", name="Deadlock lock", phase="backward")
-@pytest.mark.promise("non-finite values counted in the same tensor before and after", name="NaN weight", world=3)
+@pytest.mark.promise(
+    "`lock`: the rank is given up as hung.", name="Deadlock lock", phase="backward"
+)
+@pytest.mark.promise(
+    "non-finite values counted in the same tensor before and after", name="NaN weight", world=3
+)
 @pytest.mark.promise(
     "the owner of the segment finds the contribution not finite before the step commits",
     name="NaN gradient",
     phase="backward",
 )
-@pytest.mark.promise("a plain all-reduce would spread it in one step", name="NaN activation", world=4)
-@pytest.mark.promise("the agent and every process that it had started are gone", name="KillAgent", phase="forward")
-@pytest.mark.promise("the node's connection ends, and its workers are given up", name="KillNode", phase="reduce")
-@pytest.mark.promise("one node is told to end, and after a grace period made to", name="Preempt", phase="optimizer")
+@pytest.mark.promise(
+    "a plain all-reduce would spread it in one step", name="NaN activation", world=4
+)
+@pytest.mark.promise(
+    "the agent and every process that it had started are gone", name="KillAgent", phase="forward"
+)
+@pytest.mark.promise(
+    "the node's connection ends, and its workers are given up", name="KillNode", phase="reduce"
+)
+@pytest.mark.promise(
+    "one node is told to end, and after a grace period made to", name="Preempt", phase="optimizer"
+)
 @pytest.mark.promise(
     "the kernel reports every process of the node stopped, all at the same time",
     name="FreezeNode",
@@ -170,7 +212,9 @@ def test_a_loss_costs_nothing(chaos: Chaos, name: str, phase: str, world: int, r
     fault = recipe.make(rank, phase)
     if reason := fault.unavailable():
         pytest.skip(reason)
-    plan: dict[str, Any] = {"steps": 20, "options": {"size": "tiny", "batch": 12}} if recipe.job == GPT else {}
+    plan: dict[str, Any] = (
+        {"steps": 20, "options": {"size": "tiny", "batch": 12}} if recipe.job == GPT else {}
+    )
     outcome = survives(chaos, fault, job=recipe.job, nodes=world, **plan)
     assert len(outcome.recoveries) == 1
 
@@ -194,16 +238,22 @@ def test_a_loss_costs_nothing(chaos: Chaos, name: str, phase: str, world: int, r
 @pytest.mark.parametrize(("name", "phase", "world", "rank"), covering(NUISANCES), ids=_id)
 def test_a_nuisance_is_borne(chaos: Chaos, name: str, phase: str, world: int, rank: int) -> None:
     """A dead coordinator, a wrong clock, a slow rank, a late batch: nobody is given up, nobody regroups."""
-    is_left_alone(chaos, NUISANCES[name].make(rank, phase), nodes=world, goal=all_took_effect(chaos, 1))
+    is_left_alone(
+        chaos, NUISANCES[name].make(rank, phase), nodes=world, goal=all_took_effect(chaos, 1)
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.promise("the same ranks begin the reduction anew", world=3, phase="reduce")
 @pytest.mark.parametrize("phase", ["forward", "backward", "reduce"])
 @pytest.mark.parametrize("world", WORLDS)
-def test_a_rank_that_skips_a_collective_is_waited_for_by_all(chaos: Chaos, world: int, phase: str) -> None:
+def test_a_rank_that_skips_a_collective_is_waited_for_by_all(
+    chaos: Chaos, world: int, phase: str
+) -> None:
     """All wait for each other and nobody can be blamed: the same ranks begin the reduction anew."""
-    outcome = survives(chaos, Deadlock(rank=world - 1, at_step=AT, phase=phase, how="skip"), nodes=world)
+    outcome = survives(
+        chaos, Deadlock(rank=world - 1, at_step=AT, phase=phase, how="skip"), nodes=world
+    )
     assert outcome.recoveries == []
 
 
@@ -220,6 +270,10 @@ def test_the_selection_covers_every_pair(recipes: dict[str, Recipe]) -> None:
     assert {(name, phase) for name, phase, _, _ in chosen} == {
         (name, phase) for name, recipe in recipes.items() for phase in recipe.phases
     }
-    assert {(name, world) for name, _, world, _ in chosen} == {(name, world) for name in recipes for world in WORLDS}
-    assert {(phase, world) for _, phase, world, _ in chosen} == {(phase, world) for phase in PHASES for world in WORLDS}
+    assert {(name, world) for name, _, world, _ in chosen} == {
+        (name, world) for name in recipes for world in WORLDS
+    }
+    assert {(phase, world) for _, phase, world, _ in chosen} == {
+        (phase, world) for phase in PHASES for world in WORLDS
+    }
     assert all(0 <= rank < world for _, _, world, rank in chosen)

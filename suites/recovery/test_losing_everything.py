@@ -15,7 +15,9 @@ from chaoskit.suites.recovery.expect import AT, PHASES, is_left_alone, survives,
     spares=0,
     phase=["reduce", "optimizer"],
 )
-@pytest.mark.parametrize(("world", "phase"), [(2, "forward"), (3, "backward"), (4, "reduce"), (2, "optimizer")])
+@pytest.mark.parametrize(
+    ("world", "phase"), [(2, "forward"), (3, "backward"), (4, "reduce"), (2, "optimizer")]
+)
 @pytest.mark.parametrize("spares", [0, 1])
 def test_every_worker_at_once(chaos: Chaos, world: int, phase: str, spares: int) -> None:
     """Nobody alive has the state: it is taken from the memory of the agents, and at most the step in flight is lost."""
@@ -31,14 +33,22 @@ def test_every_worker_at_once_and_once_more(chaos: Chaos) -> None:
     survives(chaos, *faults, nodes=3, steps=80, until={"world": 3})
 
 
-@pytest.mark.promise("one node is gone at once: agent, workers, spares, and all that was in their memory", world=3)
+@pytest.mark.promise(
+    "one node is gone at once: agent, workers, spares, and all that was in their memory", world=3
+)
 @pytest.mark.parametrize("world", [3, 4])
 def test_all_workers_of_a_node(chaos: Chaos, world: int) -> None:
     """A node that has taken over a second rank is lost with both."""
     faults = [Kill(rank=world - 1, at_step=4), KillNode(rank=0, at_step=24)]
-    outcome = survives(chaos, *faults, nodes=world, steps=60, until={"spares": 1})  # it is on the node of rank 0
+    outcome = survives(
+        chaos, *faults, nodes=world, steps=60, until={"spares": 1}
+    )  # it is on the node of rank 0
     node = victim(outcome, 1).rpartition(".")[0]
-    lost = [record for record in outcome.records("detected") if record["worker"].rpartition(".")[0] == node]
+    lost = [
+        record
+        for record in outcome.records("detected")
+        if record["worker"].rpartition(".")[0] == node
+    ]
     assert len({record["rank"] for record in lost}) == 2
 
 
@@ -55,7 +65,10 @@ def test_two_nodes_at_once(chaos: Chaos) -> None:
 @pytest.mark.parametrize("phase", PHASES)
 def test_the_coordinator_and_a_rank_in_the_same_step(chaos: Chaos, phase: str) -> None:
     """Nobody is there to decide when a rank is lost: whoever comes next hears of it from the agent."""
-    faults = [KillCoordinator(rank=0, at_step=AT, phase=phase), Kill(rank=1, at_step=AT, phase=phase)]
+    faults = [
+        KillCoordinator(rank=0, at_step=AT, phase=phase),
+        Kill(rank=1, at_step=AT, phase=phase),
+    ]
     survives(chaos, *faults, nodes=3, goal=happened(chaos, "resumed"))
 
 
@@ -74,4 +87,6 @@ def test_the_coordinator_again_and_again(chaos: Chaos) -> None:
 @pytest.mark.parametrize("after_s", [0.05, 0.2, 0.35])
 def test_the_coordinator_at_a_time(chaos: Chaos, after_s: float) -> None:
     """Wherever the ranks are just then."""
-    is_left_alone(chaos, KillCoordinator(rank=1, after_s=after_s), nodes=2, goal=happened(chaos, "resumed"))
+    is_left_alone(
+        chaos, KillCoordinator(rank=1, after_s=after_s), nodes=2, goal=happened(chaos, "resumed")
+    )

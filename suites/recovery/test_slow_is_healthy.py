@@ -42,15 +42,21 @@ def test_an_unbroken_run(chaos: Chaos, world: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.promise('Work between steps** that may be slow belongs into `trainer.long_phase("name")`.')
+@pytest.mark.promise(
+    'Work between steps** that may be slow belongs into `trainer.long_phase("name")`.'
+)
 def test_a_long_evaluation(chaos: Chaos) -> None:
     """One rank evaluates for longer than a phase may take, and has declared it; the others wait."""
-    is_left_alone(chaos, job=f"{JOBS}:evaluating", steps=20, options=longer_than_a_phase(chaos), twin=False)
+    is_left_alone(
+        chaos, job=f"{JOBS}:evaluating", steps=20, options=longer_than_a_phase(chaos), twin=False
+    )
 
 
 def test_work_between_two_steps_that_nobody_declared(chaos: Chaos) -> None:
     """Saving, logging: outside of a step the limits are wide."""
-    is_left_alone(chaos, job=f"{JOBS}:saving", steps=20, options=longer_than_a_phase(chaos), twin=False)
+    is_left_alone(
+        chaos, job=f"{JOBS}:saving", steps=20, options=longer_than_a_phase(chaos), twin=False
+    )
 
 
 @pytest.mark.slow
@@ -62,11 +68,15 @@ def test_a_long_compilation_in_the_middle_of_a_step(chaos: Chaos) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.promise("A rank that imports, compiles or is in a declared `trainer.long_phase()` is never called hung.")
+@pytest.mark.promise(
+    "A rank that imports, compiles or is in a declared `trainer.long_phase()` is never called hung."
+)
 def test_a_rank_that_starts_slowly(chaos: Chaos) -> None:
     """The others wait for it before the first step, and do not begin without it."""
     options = longer_than_a_phase(chaos)
-    outcome = is_left_alone(chaos, job=f"{JOBS}:starting_slowly", steps=20, options=options, spares=0, twin=False)
+    outcome = is_left_alone(
+        chaos, job=f"{JOBS}:starting_slowly", steps=20, options=options, spares=0, twin=False
+    )
     assert {point.world for point in outcome.steps} == {3}
 
 
@@ -85,7 +95,9 @@ def test_a_rank_that_is_slow_within_the_limit(chaos: Chaos) -> None:
 @pytest.mark.promise("or the CPU time of the burning thread")
 def test_a_rank_that_shares_its_cpu(chaos: Chaos) -> None:
     """Another thread of the process takes half of a CPU for itself."""
-    fault = Straggle(rank=1, at_step=AT, how="duty", cpu_fraction=0.5, steps=1000)  # until it was seen to burn
+    fault = Straggle(
+        rank=1, at_step=AT, how="duty", cpu_fraction=0.5, steps=1000
+    )  # until it was seen to burn
     is_left_alone(chaos, fault, goal=all_took_effect(chaos, 1))
 
 
@@ -128,4 +140,6 @@ def test_a_hang_on_a_crowded_machine_is_found(chaos: Chaos) -> None:
     """Beside as many processes: what leaves a rank alone that waits for a CPU still finds one that hangs."""
     with crowd(2 * (os.cpu_count() or 1)):
         outcome = survives(chaos, Hang(rank=1, at_step=AT, how="gil"), steps=20, twin=False)
-    assert [(record["rank"], record["cause"]) for record in outcome.records("detected")] == [(1, "hung")]
+    assert [(record["rank"], record["cause"]) for record in outcome.records("detected")] == [
+        (1, "hung")
+    ]

@@ -15,7 +15,9 @@ pytestmark = pytest.mark.chaos(nodes=4, options={"size": "tiny"})
 STEPS = 40
 
 
-@pytest.mark.promise("A rank that imports, compiles or is in a declared `trainer.long_phase()` is never called hung.")
+@pytest.mark.promise(
+    "A rank that imports, compiles or is in a declared `trainer.long_phase()` is never called hung."
+)
 def test_an_unbroken_run_raises_no_alarm(chaos: Chaos) -> None:
     """Nothing is injected, so nothing may be detected; the tests of hangs show that the same limits find one."""
     outcome = chaos.run("gpt", steps=STEPS)
@@ -71,7 +73,9 @@ def test_an_exception_in_one_rank_costs_nothing(chaos: Chaos) -> None:
 def test_two_faults_in_one_run_cost_nothing(chaos: Chaos) -> None:
     """The second fault finds the run as strong as the first one did."""
     outcome = chaos.run(
-        "gpt", steps=STEPS, faults=[Kill(rank=1, at_step=8), NaN(rank=2, at_step=20, parameter="head.weight")]
+        "gpt",
+        steps=STEPS,
+        faults=[Kill(rank=1, at_step=8), NaN(rank=2, at_step=20, parameter="head.weight")],
     )
     assert len(outcome.recoveries) == 2
     outcome.assert_same_losses_as_twin()
@@ -83,7 +87,12 @@ def test_without_a_spare_the_world_shrinks_and_grows_again(chaos: Chaos) -> None
     """Training goes on at once with three ranks, and is back at four when a replacement is warm: same bits."""
     options = {"size": "tiny", "schedule_steps": 100}
     outcome = chaos.run(
-        "gpt", steps=20, until={"world": 4}, spares=0, options=options, faults=[Kill(rank=2, at_step=12)]
+        "gpt",
+        steps=20,
+        until={"world": 4},
+        spares=0,
+        options=options,
+        faults=[Kill(rank=2, at_step=12)],
     )
     assert outcome.recovery.world == 3
     assert outcome.steps[-1].world == 4
@@ -97,6 +106,8 @@ def _costs_nothing(chaos: Chaos, fault: Fault) -> Outcome:
     assert outcome.ledger is not None
     assert outcome.ledger.missing == outcome.ledger.repeated == []
     outcome.assert_same_losses_as_twin()
-    first, *_, last = [{member["worker"] for member in plan["members"]} for plan in outcome.records("plan")]
+    first, *_, last = [
+        {member["worker"] for member in plan["members"]} for plan in outcome.records("plan")
+    ]
     assert len(first - last) == 1, "healthy processes were restarted"
     return outcome

@@ -31,7 +31,11 @@ _LAST = Kill(rank=1, at_step=STEPS - 1)
 
 #: Number and name -> verdict, the fault or None, and how the run is planned.
 RUNTIME: dict[str, tuple[Verdict, Fault | None, dict[str, Any]]] = {
-    "01_scheduler_behind": (Verdict.FAILED, Kill(rank=1, at_step=AT), {"options": {"how": "scheduler_behind"}}),
+    "01_scheduler_behind": (
+        Verdict.FAILED,
+        Kill(rank=1, at_step=AT),
+        {"options": {"how": "scheduler_behind"}},
+    ),
     "02_buffers_behind": (
         Verdict.FAILED,
         Kill(rank=1, at_step=AT),
@@ -42,19 +46,35 @@ RUNTIME: dict[str, tuple[Verdict, Fault | None, dict[str, Any]]] = {
         Kill(rank=1, at_step=AT),
         {"options": {"how": "ends_without_momentum"}, "reduction": "fast"},
     ),
-    "04_fast_twice": (Verdict.FAILED, Kill(rank=1, at_step=AT), {"options": {"how": "twice"}, "reduction": "fast"}),
-    "05_shrunk_momentum": (Verdict.FAILED, _LAST, {"options": {"how": "ends_without_momentum"}, "spares": 0}),
+    "04_fast_twice": (
+        Verdict.FAILED,
+        Kill(rank=1, at_step=AT),
+        {"options": {"how": "twice"}, "reduction": "fast"},
+    ),
+    "05_shrunk_momentum": (
+        Verdict.FAILED,
+        _LAST,
+        {"options": {"how": "ends_without_momentum"}, "spares": 0},
+    ),
     "06_sharded_forgets": (
         Verdict.FAILED,
         _LAST,
-        {"function": "train_sharded", "options": {"how": "forget_when_restored"}, "max_lost_steps": 1},
+        {
+            "function": "train_sharded",
+            "options": {"how": "forget_when_restored"},
+            "max_lost_steps": 1,
+        },
     ),
     "07_buffer_nan": (
         Verdict.FAILED,
         Kill(rank=1, at_step=AT),
         {"options": {"how": "buffer_nan", "norm": True}, "reduction": "fast"},
     ),
-    "08_tells_half": (Verdict.UNKNOWN, Kill(rank=1, at_step=AT), {"options": {"how": "tells_half"}}),
+    "08_tells_half": (
+        Verdict.UNKNOWN,
+        Kill(rank=1, at_step=AT),
+        {"options": {"how": "tells_half"}},
+    ),
     "09_fast_scale": (
         Verdict.FAILED,
         None,
@@ -65,7 +85,11 @@ RUNTIME: dict[str, tuple[Verdict, Fault | None, dict[str, Any]]] = {
         None,
         {"function": "train_sharded", "options": {"how": "scale"}, "reference": "required"},
     ),
-    "11_one_momentum": (Verdict.FAILED, Kill(rank=1, at_step=AT), {"options": {"how": "one_momentum"}}),
+    "11_one_momentum": (
+        Verdict.FAILED,
+        Kill(rank=1, at_step=AT),
+        {"options": {"how": "one_momentum"}},
+    ),
     "26_harmless_slow": (Verdict.PASSED, Kill(rank=1, at_step=AT), {"options": {"how": "slow"}}),
 }
 
@@ -99,7 +123,9 @@ def test_a_mistake_of_the_runtime(chaos: Chaos, name: str) -> None:
 @pytest.mark.parametrize("name", cases(ACTS, MISJUDGED))
 def test_an_act_that_is_another_one(chaos: Chaos, name: str) -> None:
     expected, fault, given = ACTS[name]
-    outcome = chaos.run(f"{JOB}:train", faults=[fault], check=False, **{**_PLAN, "spares": 2, **given})
+    outcome = chaos.run(
+        f"{JOB}:train", faults=[fault], check=False, **{**_PLAN, "spares": 2, **given}
+    )
     check(outcome, expected)
 
 
@@ -110,7 +136,9 @@ def a_run(chaos: Chaos, number: int = 0) -> Path:
     """The directory of a run of this session that passed; all of them have one plan."""
     key = f"run{number}"
     if key not in _runs:
-        _runs[key] = Path(chaos.run(f"{JOB}:train", faults=[Kill(rank=1, at_step=AT)], **_PLAN).directory)
+        _runs[key] = Path(
+            chaos.run(f"{JOB}:train", faults=[Kill(rank=1, at_step=AT)], **_PLAN).directory
+        )
     return _runs[key]
 
 
@@ -187,7 +215,11 @@ def repeats(log: str) -> int:
 COMMANDS: dict[str, tuple[Verdict, str, Callable[[str], bool]]] = {
     "22_command_nan": (Verdict.FAILED, "nan", lambda log: log.count("loss nan") > COMMAND_STEPS),
     "23_command_helper": (Verdict.UNKNOWN, "helper", lambda log: repeats(log) == 0),
-    "24_command_one_rank": (Verdict.UNKNOWN, "one_rank", lambda log: log.count("[rank1] step") < COMMAND_STEPS // 2),
+    "24_command_one_rank": (
+        Verdict.UNKNOWN,
+        "one_rank",
+        lambda log: log.count("[rank1] step") < COMMAND_STEPS // 2,
+    ),
     "27_harmless_command": (Verdict.PASSED, "warns", lambda log: "UserWarning" in log),
 }
 
@@ -201,14 +233,17 @@ def test_a_command(chaos: Chaos, name: str) -> None:
         ranks=2,
         faults=[Kill(rank=1, at_step=COMMAND_AT)],
         max_lost_steps=COMMAND_STEPS,
-        twin=how != "helper",  # an unbroken run with such helpers is refused, as if its ranks had been started again
+        twin=how
+        != "helper",  # an unbroken run with such helpers is refused, as if its ranks had been started again
         check=False,
     )
     require(is_planted(log_of(outcome)))
     check(outcome, expected)
 
 
-@pytest.mark.parametrize(("how", "told"), [("one_rank", "rank 1 never came back"), ("helper", "which of them trained")])
+@pytest.mark.parametrize(
+    ("how", "told"), [("one_rank", "rank 1 never came back"), ("helper", "which of them trained")]
+)
 def test_without_a_twin_the_node_tells_of_the_ranks(chaos: Chaos, how: str, told: str) -> None:
     """Its word alone shows them: no log of an unbroken run has more lines."""
     outcome = chaos.run(

@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.by_a_second_reader_faults import KillAndStop, KillInUpdate, KillOtherNode, LazyKill, NaNElsewhere
+from support.by_a_second_reader_faults import (
+    KillAndStop,
+    KillInUpdate,
+    KillOtherNode,
+    LazyKill,
+    NaNElsewhere,
+)
 from support.readers import cases, check, log_of, require
 
 from chaoskit import Chaos, LogPatterns, Outcome, Verdict, judge_directory
@@ -28,7 +34,10 @@ from faults.base import Fault
 pytestmark = pytest.mark.costly
 
 JOBS = Path(__file__).parents[1] / "jobs"
-JOB, COMMAND = str(JOBS / "wrong" / "by_a_second_reader_job.py"), JOBS / "wrong" / "by_a_second_reader_command.py"
+JOB, COMMAND = (
+    str(JOBS / "wrong" / "by_a_second_reader_job.py"),
+    JOBS / "wrong" / "by_a_second_reader_command.py",
+)
 WATCH = LogPatterns(step=r"step (\d+)", loss=r"loss (\S+)")
 STEPS, AT = 10, 4
 COMMAND_STEPS, COMMAND_AT = 100, 25
@@ -68,8 +77,12 @@ class Case:
     function: str = "train"
 
 
-def _failed(how: str, plan: dict[str, Any] | None = None, function: str = "train", **options: Any) -> Case:
-    return Case(Verdict.FAILED, {"how": how, **options}, {"faults": [_KILL], **(plan or {})}, function)
+def _failed(
+    how: str, plan: dict[str, Any] | None = None, function: str = "train", **options: Any
+) -> Case:
+    return Case(
+        Verdict.FAILED, {"how": how, **options}, {"faults": [_KILL], **(plan or {})}, function
+    )
 
 
 def _sharded(how: str, plan: dict[str, Any], **options: Any) -> Case:
@@ -79,12 +92,16 @@ def _sharded(how: str, plan: dict[str, Any], **options: Any) -> Case:
 #: Number and name -> how the run is planned.
 RUNTIME: dict[str, Case] = {
     "01_fast_schedule": _failed("schedule_when_recovered", {"reduction": "fast"}),
-    "02_grown_schedule": _failed("newcomer_schedule", _GROWS | _UNSEEN | {"reduction": "fast"}, period=1000),
+    "02_grown_schedule": _failed(
+        "newcomer_schedule", _GROWS | _UNSEEN | {"reduction": "fast"}, period=1000
+    ),
     "03_shrunk_schedule": _sharded(
-        "schedule_when_recovered", {"faults": [_LAST], "spares": 0, "replacement_s": 0, "max_lost_steps": 2}
+        "schedule_when_recovered",
+        {"faults": [_LAST], "spares": 0, "replacement_s": 0, "max_lost_steps": 2},
     ),
     "04_followed_schedule": _failed(
-        "schedule_unless_twin", {"nodes": 2, "shards": 8, "elastic": _ELASTIC, "follow": {"rule": "none"}}
+        "schedule_unless_twin",
+        {"nodes": 2, "shards": 8, "elastic": _ELASTIC, "follow": {"rule": "none"}},
     ),
     "05_plain_schedule": _failed("schedule_always", _EVERY_RUN | {"steps": 6}),
     "06_skip_decays": _failed("skip_decays", _EVERY_RUN | {"nonfinite": "skip"}, bad=3),
@@ -113,7 +130,9 @@ def contributed(outcome: Outcome) -> bool:
     """Whether the rank that was struck contributed to the step in which the fault was due."""
     records = journals_of(outcome)
     (struck,) = (one["worker"] for one in records if one.event == Event.INJECTED)
-    return any(one.event == Event.REDUCE and (one.source, one["step"]) == (struck, AT) for one in records)
+    return any(
+        one.event == Event.REDUCE and (one.source, one["step"]) == (struck, AT) for one in records
+    )
 
 
 def lost_nodes(outcome: Outcome) -> set[str]:
@@ -179,14 +198,22 @@ def test_a_mistake_of_the_runtime(chaos: Chaos, name: str) -> None:
 @pytest.mark.parametrize("name", HARMLESS)
 def test_a_harmless_change(chaos: Chaos, name: str) -> None:
     options, plan = HARMLESS[name]
-    check(chaos.run(f"{JOB}:train", options=options, check=False, **{**_PLAN, **plan}), Verdict.PASSED)
+    check(
+        chaos.run(f"{JOB}:train", options=options, check=False, **{**_PLAN, **plan}), Verdict.PASSED
+    )
 
 
 @pytest.mark.parametrize("name", cases(ACTS, MISJUDGED))
 def test_an_act_that_is_another_one(chaos: Chaos, name: str) -> None:
     faults, how, is_planted = ACTS[name]
     try:
-        outcome = chaos.run(f"{JOB}:train", faults=faults, options={"how": how}, check=False, **{**_PLAN, "spares": 2})
+        outcome = chaos.run(
+            f"{JOB}:train",
+            faults=faults,
+            options={"how": how},
+            check=False,
+            **{**_PLAN, "spares": 2},
+        )
         require(is_planted(outcome), (outcome.faults, outcome.reasons, outcome.directory))
     finally:
         for process in KillAndStop.stopped:
@@ -230,7 +257,12 @@ def change(run: Path, name: str, **values: Any) -> None:
 
 
 def reference_cut(run: Path, other: Path) -> None:
-    change(run, "reference.json", losses=json.loads((run / "reference.json").read_text())["losses"][:1], state={})
+    change(
+        run,
+        "reference.json",
+        losses=json.loads((run / "reference.json").read_text())["losses"][:1],
+        state={},
+    )
 
 
 def floor_foreign(run: Path, other: Path) -> None:
@@ -257,7 +289,9 @@ def test_a_mistake_in_what_is_written(chaos: Chaos, tmp_path: Path, name: str) -
     damage, plan = WRITTEN[name]
     run = Path(shutil.copytree(a_run(chaos, **plan), tmp_path / "run"))
     require(judge_directory(run).verdict == Verdict.PASSED, run)
-    damage(run, a_run(chaos, options={"rate": _OTHER_RATE}, **plan) if damage is floor_foreign else run)
+    damage(
+        run, a_run(chaos, options={"rate": _OTHER_RATE}, **plan) if damage is floor_foreign else run
+    )
     check(judge_directory(run), Verdict.UNKNOWN)
 
 
@@ -293,9 +327,16 @@ COMMANDS: dict[str, tuple[Verdict, str, Fault, Callable[[Outcome], bool]]] = {
         Verdict.UNKNOWN,
         "decoy",
         Kill(rank=1, at_step=COMMAND_AT),
-        lambda outcome: shown_by(0, log_of(outcome)) == COMMAND_STEPS and outcome.faults[0].state == "confirmed",
+        lambda outcome: (
+            shown_by(0, log_of(outcome)) == COMMAND_STEPS and outcome.faults[0].state == "confirmed"
+        ),
     ),
-    "30_command_buffered": (Verdict.ERROR, "buffered", Kill(rank=1, at_step=COMMAND_AT), struck_at_the_end),
+    "30_command_buffered": (
+        Verdict.ERROR,
+        "buffered",
+        Kill(rank=1, at_step=COMMAND_AT),
+        struck_at_the_end,
+    ),
     "33_harmless_bursts": (
         Verdict.PASSED,
         "bursts",

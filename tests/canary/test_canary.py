@@ -30,11 +30,17 @@ def harmless_rows() -> list[str]:
 def _cell(mistake: Mistake, cell: str) -> str:
     if check := mistake.found_by.get(cell):
         return f"failed: {check}"
-    return f"passed: {mistake.unseen[cell]}" if cell in mistake.unseen else f"not tried: {mistake.untried[cell]}"
+    return (
+        f"passed: {mistake.unseen[cell]}"
+        if cell in mistake.unseen
+        else f"not tried: {mistake.untried[cell]}"
+    )
 
 
 def test_the_page_names_each_mistake_in_journals() -> None:
-    assert rows_of("Mistakes in journals") == [f"| {damage.name} | {damage.verdict.value} |" for damage in DAMAGES]
+    assert rows_of("Mistakes in journals") == [
+        f"| {damage.name} | {damage.verdict.value} |" for damage in DAMAGES
+    ]
 
 
 def test_the_page_names_each_mistake_of_the_runtime() -> None:
@@ -54,7 +60,9 @@ def test_each_mistake_has_a_name_of_its_own() -> None:
 
 def test_each_mistake_has_something_to_say_of_each_cell() -> None:
     for mistake in MISTAKES:
-        assert sorted([*mistake.found_by, *mistake.unseen, *mistake.untried]) == sorted(CELLS), mistake.name
+        assert sorted([*mistake.found_by, *mistake.unseen, *mistake.untried]) == sorted(CELLS), (
+            mistake.name
+        )
 
 
 def test_each_mistake_of_the_jobs_is_tried() -> None:

@@ -19,7 +19,11 @@ _KEYWORDS = {"sabotage", "wrong_jobs", "wrong_worker", "mistake.json"}
 
 def product() -> list[Path]:
     """Every module of the product: all but suites, tests and benchmarks."""
-    return sorted(path for folder in ("chaoskit", "faults", "fixtures") for path in (ROOT / folder).rglob("*.py"))
+    return sorted(
+        path
+        for folder in ("chaoskit", "faults", "fixtures")
+        for path in (ROOT / folder).rglob("*.py")
+    )
 
 
 def words_of(source: str) -> Iterator[str]:
@@ -39,7 +43,11 @@ def named_in(source: str) -> set[str]:
 
 
 def test_no_module_names_a_mistake() -> None:
-    found = {str(path.relative_to(ROOT)): named for path in product() if (named := named_in(path.read_text()))}
+    found = {
+        str(path.relative_to(ROOT)): named
+        for path in product()
+        if (named := named_in(path.read_text()))
+    }
     assert found == {}
 
 
@@ -57,10 +65,14 @@ def test_a_switch_would_be_found() -> None:
 
 
 def test_the_import_contract_names_every_part_of_the_product() -> None:
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+        "contracts"
+    ]
     (contract,) = [one for one in contracts if one["id"] == "canary"]
     parts = {
-        path.stem for path in (ROOT / "chaoskit").iterdir() if (path / "__init__.py").exists() or path.suffix == ".py"
+        path.stem
+        for path in (ROOT / "chaoskit").iterdir()
+        if (path / "__init__.py").exists() or path.suffix == ".py"
     }
     wanted = {f"chaoskit.{part}" for part in parts - {"__init__"}} | {"chaoskit.fixtures"}
     assert set(contract["source_modules"]) == wanted

@@ -29,7 +29,14 @@ def train(trainer, *, steps: int = 5):
 
 
 def _plan(**changes: object) -> str:
-    plan = {"version": 2, "job": "gpt", "name": "x", "steps": 5, "settings": {"nodes": 2}, "faults": []}
+    plan = {
+        "version": 2,
+        "job": "gpt",
+        "name": "x",
+        "steps": 5,
+        "settings": {"nodes": 2},
+        "faults": [],
+    }
     return json.dumps(plan | changes)
 
 
@@ -328,7 +335,10 @@ run smoke                                            | command run: no such comm
 
 def _cases() -> list[tuple[str, str]]:
     lines = (line for line in _CASES.splitlines() if line)
-    return [(typed.strip(), says.strip()) for typed, _, says in (line.partition(" | ") for line in lines)]
+    return [
+        (typed.strip(), says.strip())
+        for typed, _, says in (line.partition(" | ") for line in lines)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -360,7 +370,9 @@ def test_one_line_names_what_was_typed(
     start, _, end = says.partition("%")
     assert said.startswith(f"chaoskit: {start}"), said
     assert end.strip() in said
-    assert {path for path in folder.iterdir() if path.name != "state"} == before, "something was written"
+    assert {path for path in folder.iterdir() if path.name != "state"} == before, (
+        "something was written"
+    )
 
 
 # -- in tests -----------------------------------------------------------------------------------------------------
@@ -424,16 +436,26 @@ def test_a_test_fails_with_one_line(pytester: pytest.Pytester) -> None:
     assert "Traceback" not in said
     lines = [line for line in said.splitlines() if line.startswith("bad input: ")]
     assert len(lines) == len(_MARKERS), said
-    missed = [(line, says) for line, says in zip(lines, _MARKERS.values(), strict=True) if says not in line]
+    missed = [
+        (line, says)
+        for line, says in zip(lines, _MARKERS.values(), strict=True)
+        if says not in line
+    ]
     assert missed == []
-    places = [f"(test_a_test_fails_with_one_line.py:{5 + 2 * number})" for number in range(len(_MARKERS))]
+    places = [
+        f"(test_a_test_fails_with_one_line.py:{5 + 2 * number})" for number in range(len(_MARKERS))
+    ]
     assert [line.rpartition(" ")[2] for line in lines] == places
 
 
 @pytest.mark.parametrize(
     ("arguments", "ini", "says"),
     [
-        (["--chaos-substrate", "moon"], "", "chaos_substrate='moon': use one of local, netns, docker, kubernetes, or"),
+        (
+            ["--chaos-substrate", "moon"],
+            "",
+            "chaos_substrate='moon': use one of local, netns, docker, kubernetes, or",
+        ),
         (["--chaos-report", ""], "", "--chaos-report='': give it a value, or leave it out"),
         (["--chaos-save", ""], "", "--chaos-save='': give it a value, or leave it out"),
         (["--chaos-seed", "x"], "", "argument --chaos-seed: invalid int value: 'x'"),
@@ -449,7 +471,9 @@ def test_a_test_fails_with_one_line(pytester: pytest.Pytester) -> None:
         ([], "chaos_report = /proc/nowhere", "choose a directory that can be written"),
     ],
 )
-def test_an_option_of_pytest_is_refused(pytester: pytest.Pytester, arguments: list[str], ini: str, says: str) -> None:
+def test_an_option_of_pytest_is_refused(
+    pytester: pytest.Pytester, arguments: list[str], ini: str, says: str
+) -> None:
     pytester.makepyfile("def test_nothing(): pass")
     pytester.makeini(f"[pytest]\n{ini}\n")
     done = pytester.runpytest_subprocess("-p", "no:cacheprovider", *arguments)
@@ -473,8 +497,12 @@ def test_an_option_of_pytest_is_refused(pytester: pytest.Pytester, arguments: li
         ("detection='keen'", "detection='keen': use one of production, relaxed"),
     ],
 )
-def test_a_marker_is_refused_at_collection(pytester: pytest.Pytester, marker: str, says: str) -> None:
-    pytester.makepyfile(f"import pytest\n@pytest.mark.chaos({marker})\ndef test_nothing(chaos): pass")
+def test_a_marker_is_refused_at_collection(
+    pytester: pytest.Pytester, marker: str, says: str
+) -> None:
+    pytester.makepyfile(
+        f"import pytest\n@pytest.mark.chaos({marker})\ndef test_nothing(chaos): pass"
+    )
     done = pytester.runpytest_subprocess("-p", "no:cacheprovider")
     assert done.ret == 2
     assert f"marker chaos: {says}" in done.stdout.str()

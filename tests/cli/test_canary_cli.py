@@ -25,10 +25,20 @@ runs.order = lambda directory, mistake, when: None
 
 def canary(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The command, in a directory of its own."""
-    environment = {**os.environ, "PYTHONPATH": str(directory), "XDG_CACHE_HOME": str(directory / "cache")}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(directory),
+        "XDG_CACHE_HOME": str(directory / "cache"),
+    }
     command = [sys.executable, "-m", "chaoskit", "canary", *arguments]
     return subprocess.run(
-        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        command,
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
     )
 
 
@@ -75,8 +85,16 @@ def test_only_a_mistake_may_not_pass() -> None:
     def is_wrong(verdict: str, kind: str) -> bool:
         return Tried("", "", "", verdict, kind).is_wrong
 
-    assert [is_wrong("passed", kind) for kind in ("mistake", "limit", "harmless")] == [True, False, False]
-    assert [is_wrong("failed", kind) for kind in ("mistake", "limit", "harmless")] == [False, True, True]
+    assert [is_wrong("passed", kind) for kind in ("mistake", "limit", "harmless")] == [
+        True,
+        False,
+        False,
+    ]
+    assert [is_wrong("failed", kind) for kind in ("mistake", "limit", "harmless")] == [
+        False,
+        True,
+        True,
+    ]
 
 
 def test_a_report_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
@@ -90,7 +108,9 @@ def test_a_report_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
 def test_tests_that_try_nothing_are_no_rows(tmp_path: Path) -> None:
     path = tmp_path / "report.xml"
     told = {"what": "w", "cell": "exact", "check": "c", "verdict": "failed", "kind": "mistake"}
-    rows = "".join(f'<property name="canary.{name}" value="{value}"/>' for name, value in told.items())
+    rows = "".join(
+        f'<property name="canary.{name}" value="{value}"/>' for name, value in told.items()
+    )
     path.write_text(
         f"<testsuites><testsuite><testcase name='one'/><testcase name='two'><properties>{rows}</properties></testcase>"
         "</testsuite></testsuites>"

@@ -15,7 +15,12 @@ import torch
 from chaoskit.checkpoint import DiskTier, RemoteTier, Retention, Snapshot
 from chaoskit.checkpoint.disk.dcp_metadata import encode_metadata
 from chaoskit.checkpoint.disk.files import write_file
-from chaoskit.checkpoint.layout.manifest import FILE_CHUNK_BYTES, FileEntry, Manifest, decode_manifest
+from chaoskit.checkpoint.layout.manifest import (
+    FILE_CHUNK_BYTES,
+    FileEntry,
+    Manifest,
+    decode_manifest,
+)
 from chaoskit.checkpoint.remote.source import DirectorySource
 from chaoskit.cli.app import run
 from chaoskit.fixtures.s3_server import S3Server
@@ -69,7 +74,9 @@ def test_list_and_verify(command: Command, root: Path) -> None:
     ]
     assert command.told("list", root)["snapshots"][0]["tensors"] == 4
     assert "step-000000020.g0  whole" in command.run("verify", root, "--step", 20)
-    assert "step-000000030.g0  damaged: __0_0.distcp is not what was written" in command.run("verify", root, code=1)
+    assert "step-000000030.g0  damaged: __0_0.distcp is not what was written" in command.run(
+        "verify", root, code=1
+    )
     found = command.told("verify", root, "--quarantine", code=1)
     assert found["verdict"] == "failed"
     assert [bool(one["damage"]) for one in found["snapshots"]] == [True, False, False]
@@ -83,8 +90,15 @@ def test_list_and_verify(command: Command, root: Path) -> None:
 def test_a_drill_proves_that_it_restores(command: Command, root: Path) -> None:
     assert "does not restore: __0_0.distcp" in command.run("restore-drill", root, code=1)
     found = command.told("restore-drill", root, "--step", 20)
-    assert (found["verdict"], found["tensors"], found["objects"], found["differ"]) == ("passed", 4, 1, [])
-    assert "step-000000010.g0 restores: 4 tensors and 1 objects" in command.run("restore-drill", root, "--step", 10)
+    assert (found["verdict"], found["tensors"], found["objects"], found["differ"]) == (
+        "passed",
+        4,
+        1,
+        [],
+    )
+    assert "step-000000010.g0 restores: 4 tensors and 1 objects" in command.run(
+        "restore-drill", root, "--step", 10
+    )
 
 
 @pytest.mark.costly
@@ -99,7 +113,9 @@ def test_a_drill_finds_what_torch_reads_differently(command: Command, root: Path
     ]
     for name in (".metadata", "manifest.json"):
         (path / name).unlink()
-    entry = write_file(path / ".metadata", encode_metadata(msgspec.structs.replace(manifest, items=tuple(lie))))
+    entry = write_file(
+        path / ".metadata", encode_metadata(msgspec.structs.replace(manifest, items=tuple(lie)))
+    )
     files = (*manifest.files[:-1], entry)
     write_file(path / "manifest.json", msgspec.structs.replace(manifest, files=files).encode())
     Snapshot.open(path).verify()
@@ -107,7 +123,9 @@ def test_a_drill_finds_what_torch_reads_differently(command: Command, root: Path
 
 
 def test_prune(command: Command, root: Path) -> None:
-    assert command.run("prune", root, "--keep-last", 1, "--dry-run").splitlines() == ["would delete step-000000010.g0"]
+    assert command.run("prune", root, "--keep-last", 1, "--dry-run").splitlines() == [
+        "would delete step-000000010.g0"
+    ]
     assert command.told("prune", root, "--keep-last", 1)["deleted"] == ["step-000000010.g0"]
     assert command.run("prune", root, "--keep-last", 1).strip() == "nothing to delete"
     assert [one["step"] for one in command.told("list", root)["snapshots"]] == [
@@ -171,28 +189,45 @@ def behind(request: pytest.FixtureRequest, root: Path, tmp_path: Path) -> Iterat
 
 
 @pytest.mark.slow(behind="s3")
-@pytest.mark.promise("a drill downloads the snapshot, verified, into a directory below `$TMPDIR` that it removes")
+@pytest.mark.promise(
+    "a drill downloads the snapshot, verified, into a directory below `$TMPDIR` that it removes"
+)
 @pytest.mark.costly
-def test_behind_a_url(command: Command, behind: Behind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_behind_a_url(
+    command: Command, behind: Behind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same commands say the same, and what they set aside is set aside for every restore."""
     steps = [30, 20, 10]
     names = [f"step-{step:09}.g0" for step in steps]
-    assert [line.split()[0] for line in command.run(*behind.arguments("list")).splitlines()[1:]] == names
+    assert [
+        line.split()[0] for line in command.run(*behind.arguments("list")).splitlines()[1:]
+    ] == names
     found = command.told(*behind.arguments("verify"), code=1)
     assert [(one["path"], bool(one["damage"])) for one in found["snapshots"]] == [
         (f"{behind.url}/{name}", name == names[0]) for name in names
     ]
     (tmp_path / "place").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "place"))
-    assert "does not restore: chunk 0 of __0_0.distcp" in command.run(*behind.arguments("restore-drill"), code=1)
+    assert "does not restore: chunk 0 of __0_0.distcp" in command.run(
+        *behind.arguments("restore-drill"), code=1
+    )
     drill = command.told(*behind.arguments("restore-drill", "--step", 20))
-    assert (drill["verdict"], drill["tensors"], drill["objects"], drill["download_s"] > 0) == ("passed", 4, 1, True)
+    assert (drill["verdict"], drill["tensors"], drill["objects"], drill["download_s"] > 0) == (
+        "passed",
+        4,
+        1,
+        True,
+    )
     assert not list((tmp_path / "place").iterdir()), "nothing of the download is left"
 
     pruning = behind.arguments("prune", "--keep-last", 1)
-    assert command.told(*pruning, "--dry-run")["deleted"] == names[2:], "the newest that is whole stays, too"
+    assert command.told(*pruning, "--dry-run")["deleted"] == names[2:], (
+        "the newest that is whole stays, too"
+    )
     assert behind.tier.names() == names
-    assert "damaged: chunk 0" in command.run(*behind.arguments("verify", "--step", 30, "--quarantine"), code=1)
+    assert "damaged: chunk 0" in command.run(
+        *behind.arguments("verify", "--step", 30, "--quarantine"), code=1
+    )
     assert behind.tier.names() == names[1:]
     behind.tier.store.put("step-000000040.g0/__0_0.distcp", b"an upload that broke off")
     listed = command.told(*behind.arguments("list"))
@@ -208,8 +243,12 @@ def test_behind_a_url(command: Command, behind: Behind, tmp_path: Path, monkeypa
 
 def test_urls_that_cannot_be_used(command: Command, tmp_path: Path) -> None:
     assert "name a directory" in command.run("list", f"file://{tmp_path}/nowhere", code=2)
-    assert "leave it out" in command.run("list", f"file://{tmp_path}", "--endpoint", "http://minio", code=2)
-    assert "write http://HOST:PORT" in command.run("list", "s3://bucket/run", "--endpoint", "minio:9000", code=2)
+    assert "leave it out" in command.run(
+        "list", f"file://{tmp_path}", "--endpoint", "http://minio", code=2
+    )
+    assert "write http://HOST:PORT" in command.run(
+        "list", "s3://bucket/run", "--endpoint", "minio:9000", code=2
+    )
     assert command.told("prune", "nonsense://x/y", code=2)["error"]["field"] == "url"
     assert "no snapshots" in command.run("list", f"file://{tmp_path}")
     assert "nothing to restore" in command.run("restore-drill", f"file://{tmp_path}", code=10)
@@ -226,7 +265,9 @@ def test_a_store_that_does_not_do_it(
     assert (told["error"]["field"], told["error"]["value"]) == ("root", "s3://no-such-bucket/run")
     nobody = ["--endpoint", "http://127.0.0.1:9", "--deadline-s", "0.2"]
     for action in ("list", "verify", "restore-drill", "prune"):
-        assert "cannot list snapshots, tried" in command.run(action, "s3://bucket/run", *nobody, code=2)
+        assert "cannot list snapshots, tried" in command.run(
+            action, "s3://bucket/run", *nobody, code=2
+        )
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -246,7 +287,9 @@ def test_what_may_not_be_set_aside_is_said(
     s3_proxy.impose(Reply(403, methods=("PUT",)))
     verify = ["verify", f"s3://{bucket}/run", "--endpoint", s3_proxy.url, "--step", 30]
     assert "damaged: chunk 0" in command.run(*verify, code=1)
-    assert "check the credentials" in command.told(*verify, "--quarantine", code=2)["error"]["remedy"]
+    assert (
+        "check the credentials" in command.told(*verify, "--quarantine", code=2)["error"]["remedy"]
+    )
 
 
 def test_a_drill_asks_for_room_before_it_downloads(command: Command, tmp_path: Path) -> None:
@@ -255,4 +298,7 @@ def test_a_drill_asks_for_room_before_it_downloads(command: Command, tmp_path: P
     store = tmp_path / "store" / "step-000000001.g0"
     store.mkdir(parents=True)
     (store / "manifest.json").write_bytes(Manifest(step=1, files=(file,), items=()).encode())
-    assert command.told("restore-drill", f"file://{store.parent}", code=2)["error"]["field"] == "TMPDIR"
+    assert (
+        command.told("restore-drill", f"file://{store.parent}", code=2)["error"]["field"]
+        == "TMPDIR"
+    )

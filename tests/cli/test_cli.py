@@ -26,7 +26,16 @@ from chaoskit.config import RunConfig
 from chaoskit.job import JobSpec
 from chaoskit.launcher.progress import Progress
 from chaoskit.process.linux import start_ticks
-from chaoskit.wire.messages import Beat, Endpoint, Heartbeat, Member, Plan, Snapshot, Welcome, WorkerLost
+from chaoskit.wire.messages import (
+    Beat,
+    Endpoint,
+    Heartbeat,
+    Member,
+    Plan,
+    Snapshot,
+    Welcome,
+    WorkerLost,
+)
 
 LIMIT_S = 300.0  # of a command, which may be a whole experiment
 STEPS = 40
@@ -62,8 +71,16 @@ class Workplace:
         self.directory, self.state = directory, directory / "state"
         self.mark = f"CHAOSKIT_TEST_MARK={uuid.uuid4()}"
         name, _, value = self.mark.partition("=")
-        directories = {"XDG_STATE_HOME": self.state, "XDG_RUNTIME_DIR": self.state, "XDG_CACHE_HOME": cache}
-        self.environment = {**os.environ, **{key: str(path) for key, path in directories.items()}, name: value}
+        directories = {
+            "XDG_STATE_HOME": self.state,
+            "XDG_RUNTIME_DIR": self.state,
+            "XDG_CACHE_HOME": cache,
+        }
+        self.environment = {
+            **os.environ,
+            **{key: str(path) for key, path in directories.items()},
+            name: value,
+        }
         (directory / "train.py").write_text(SCRIPT)
 
     def command(self, *arguments: str) -> list[str]:
@@ -81,7 +98,9 @@ class Workplace:
         )
 
     def start(self, *arguments: str, **how: Any) -> subprocess.Popen[str]:
-        return subprocess.Popen(self.command(*arguments), cwd=self.directory, env=self.environment, text=True, **how)
+        return subprocess.Popen(
+            self.command(*arguments), cwd=self.directory, env=self.environment, text=True, **how
+        )
 
     def processes(self) -> list[int]:
         """Every living process that a command of this workplace started."""
@@ -95,7 +114,9 @@ class Workplace:
         return found
 
     def await_silence(self) -> None:
-        wait_until(lambda: not self.processes(), "the end of all processes of the workplace", poll_s=0.05)
+        wait_until(
+            lambda: not self.processes(), "the end of all processes of the workplace", poll_s=0.05
+        )
 
     def records(self, directory: str, source: str) -> list[dict[str, Any]]:
         path = self.directory / directory / "journal" / f"{source}.jsonl"
@@ -117,7 +138,11 @@ class Workplace:
         """Steps committed by the rank that has most; which worker is the spare is decided by which is ready first."""
         sources = [path.stem for path in (self.directory / directory / "journal").glob("*.*.jsonl")]
         return max(
-            (sum(one["event"] == "commit" for one in self.records(directory, name)) for name in sources), default=0
+            (
+                sum(one["event"] == "commit" for one in self.records(directory, name))
+                for name in sources
+            ),
+            default=0,
         )
 
 
@@ -149,13 +174,19 @@ def test_a_killed_rank_changes_nothing(workplace: Workplace) -> None:
     assert 0 < unbroken["loss"] < 1
     assert "a worker speaks" in (workplace.directory / unbroken["logs"] / "node0.0.log").read_text()
 
-    launcher = workplace.start("launch", "train.py", *options, "--set", "pause=0.05", "--report", "hit", stdout=-1)
+    launcher = workplace.start(
+        "launch", "train.py", *options, "--set", "pause=0.05", "--report", "hit", stdout=-1
+    )
     wait_until(lambda: workplace.commits("hit") > 5, "the first steps")
     os.kill(workplace.pid_of_rank("hit", 1), signal.SIGKILL)
     stdout, _ = launcher.communicate(timeout=LIMIT_S)
     assert launcher.returncode == 0
     broken = json.loads(stdout)
-    assert (broken["steps"], broken["generation"] > 1, len(broken["recoveries"])) == (STEPS, True, 1)
+    assert (broken["steps"], broken["generation"] > 1, len(broken["recoveries"])) == (
+        STEPS,
+        True,
+        1,
+    )
     assert broken["loss"] == unbroken["loss"]
     assert broken["weights_digest"] == unbroken["weights_digest"] != ""
     assert broken["cut_short_by"] == unbroken["cut_short_by"] == ""
@@ -168,7 +199,9 @@ def test_the_first_of_two_ranks_to_return_is_named(workplace: Workplace) -> None
     options = ["--nodes", "2", "--spares", "0", "--set", "early=7", "--report", "run", "--json"]
     done = workplace.run("launch", "train.py", *options)
     told = json.loads(done.stdout)
-    members = [one for one in workplace.records("run", "coordinator") if one["event"] == "plan"][-1]["members"]
+    members = [one for one in workplace.records("run", "coordinator") if one["event"] == "plan"][
+        -1
+    ]["members"]
     (early,) = [member["worker"] for member in members if member["rank"] == 1]
     assert (told["ok"], told["steps"], told["cut_short_by"]) == (True, 7, early)
 
@@ -178,7 +211,9 @@ def test_the_first_of_two_ranks_to_return_is_named(workplace: Workplace) -> None
 @pytest.mark.costly
 def test_a_rank_that_returns_early_ends_the_run_and_that_is_said(workplace: Workplace) -> None:
     """A rank that returns early ends the run, and the launch says so: the run did not take all its steps."""
-    done = workplace.run("launch", "train.py", "--nodes", "3", "--shards", "4", "--set", "early=7", "--report", "run")
+    done = workplace.run(
+        "launch", "train.py", "--nodes", "3", "--shards", "4", "--set", "early=7", "--report", "run"
+    )
     assert done.returncode == 0, done.stdout
     journals = (workplace.directory / "run" / "journal").glob("*.*.jsonl")
     finished = {  # by worker; the spare did not
@@ -216,7 +251,18 @@ def test_ctrl_c_on_a_terminal_ends_everything(workplace: Workplace) -> None:
     """Ctrl-C ends the job and all its processes, with status 130 and nothing left to undo."""
     master, slave = pty.openpty()
     launcher = workplace.start(
-        *("launch", "train.py", "--nodes", "2", "--set", "steps=100000", "--set", "pause=0.02", "--report", "run"),
+        *(
+            "launch",
+            "train.py",
+            "--nodes",
+            "2",
+            "--set",
+            "steps=100000",
+            "--set",
+            "pause=0.02",
+            "--report",
+            "run",
+        ),
         stdin=slave,
         stdout=slave,
         stderr=slave,
@@ -251,9 +297,12 @@ def _read_all(descriptor: int, into: bytearray) -> None:
 @pytest.mark.costly
 def test_killing_the_launcher_ends_everything(workplace: Workplace) -> None:
     """A launcher that is killed leaves no process, and nothing to clean up."""
-    before = workplace.run("cleanup").stdout  # what others left on this machine, and cannot be put back
+    before = workplace.run(
+        "cleanup"
+    ).stdout  # what others left on this machine, and cannot be put back
     launcher = workplace.start(
-        *("launch", "train.py", "--nodes", "2", "--set", "steps=100000", "--report", "run"), stdout=subprocess.DEVNULL
+        *("launch", "train.py", "--nodes", "2", "--set", "steps=100000", "--report", "run"),
+        stdout=subprocess.DEVNULL,
     )
     wait_until(lambda: workplace.commits("run") > 0, "the first step")
     workers = [workplace.pid_of_rank("run", rank) for rank in range(2)]
@@ -278,7 +327,11 @@ BAD_INPUTS = [
     ([*LAUNCH, "--setting", "hang_steps"], "--setting hang_steps", "write NAME=VALUE"),
     ([*LAUNCH, "--setting", "hang_stepz=5"], "--setting hang_stepz=5", "write hang_steps"),
     ([*LAUNCH, "--setting", "hang_steps=0.5"], "--setting hang_steps=0.5", "use 1 or more"),
-    ([*LAUNCH, "--setting", "startup_s=Infinity"], "--setting startup_s=Infinity", "use a finite number"),
+    (
+        [*LAUNCH, "--setting", "startup_s=Infinity"],
+        "--setting startup_s=Infinity",
+        "use a finite number",
+    ),
     ([*LAUNCH, "--setting", "nodes=3"], "--setting nodes=3", "--nodes gives this setting"),
     ([*LAUNCH, "--setting", "deadline_s=3"], "--setting deadline_s=3", "there is no such setting"),
     ([*LAUNCH, "--setting", "disk.keep=3"], "--setting disk.keep=3", "use"),
@@ -286,11 +339,23 @@ BAD_INPUTS = [
     ([*LAUNCH, "--shards", "1"], "--shards 1", "use at least nodes=2"),
     ([*LAUNCH, "--device=tpu"], "--device=tpu", "use one of cpu, cuda"),
     ([*LAUNCH, "--port", "70000"], "--port 70000", "choose a"),
-    ([*LAUNCH, "--checkpoints", "/proc/nowhere"], "--checkpoints /proc/nowhere", "choose a directory"),
+    (
+        [*LAUNCH, "--checkpoints", "/proc/nowhere"],
+        "--checkpoints /proc/nowhere",
+        "choose a directory",
+    ),
     ([*LAUNCH, "--checkpoints", "kept", "--keep", "-1"], "--keep -1", "use 0 or more"),
-    ([*LAUNCH, "--checkpoints", "kept", "--checkpoint-every", "0"], "--checkpoint-every 0", "use 1 or more"),
+    (
+        [*LAUNCH, "--checkpoints", "kept", "--checkpoint-every", "0"],
+        "--checkpoint-every 0",
+        "use 1 or more",
+    ),
     ([*LAUNCH, "--remote", "s3://bucket/run"], "--remote s3://bucket/run", "--checkpoints"),
-    ([*LAUNCH, "--spare", "1"], "--spare", "there is no such option, write --spares; see chaoskit launch --help"),
+    (
+        [*LAUNCH, "--spare", "1"],
+        "--spare",
+        "there is no such option, write --spares; see chaoskit launch --help",
+    ),
     (["launch", "train.py", "--nodes", "two"], "--nodes two", "use a valid integer"),
     (["launch"], "SCRIPT", "it is missing; see chaoskit launch --help"),
     (["lunch"], "command lunch", "write chaoskit launch"),
@@ -319,7 +384,9 @@ def test_bad_input_is_one_line_and_starts_nothing(
     workplace.await_silence()
 
 
-def _assert_refused(done: subprocess.CompletedProcess[str], field_and_value: str, remedy: str) -> None:
+def _assert_refused(
+    done: subprocess.CompletedProcess[str], field_and_value: str, remedy: str
+) -> None:
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith(f"chaoskit: {field_and_value}: ")
     assert done.stderr.count("\n") == 1
@@ -342,7 +409,9 @@ def test_a_dataset_shorter_than_a_batch_is_bad_input(workplace: Workplace) -> No
     """Bad input that only a worker finds is told as any other."""
     done = workplace.run(*LAUNCH, "--set", "size=4", "--json")
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("chaoskit: dataset=4: use a dataset of at least one global batch")
+    assert done.stderr.splitlines()[-1].startswith(
+        "chaoskit: dataset=4: use a dataset of at least one global batch"
+    )
     assert json.loads(done.stdout)["error"]["field"] == "dataset"
     workplace.await_silence()
 
@@ -382,7 +451,14 @@ def test_the_demonstration_passes_and_can_be_reported(workplace: Workplace) -> N
 def test_a_plan_is_run_again_and_again(workplace: Workplace) -> None:
     """A plan runs as often as asked for; the status is the worst verdict; every run leaves its plan and outcome."""
     kill = {"kind": "Kill", "rank": 1, "at_step": 5}
-    plan = {"version": 2, "job": "train.py", "name": "mine", "steps": 20, "settings": {"nodes": 2}, "faults": [kill]}
+    plan = {
+        "version": 2,
+        "job": "train.py",
+        "name": "mine",
+        "steps": 20,
+        "settings": {"nodes": 2},
+        "faults": [kill],
+    }
     (workplace.directory / "plan.json").write_text(json.dumps(plan))
     done = workplace.run("replay", "plan.json", "--times", "2", "--json", "--report", "runs")
     assert done.returncode == 0, done.stderr
@@ -421,11 +497,22 @@ def train(trainer, *, steps: int = 40):
 def test_of_three_runs_the_one_that_fails_decides_the_status(workplace: Workplace) -> None:
     """The status is that of the second run, which fails, and neither of the first nor of the last one."""
     (workplace.directory / "second.py").write_text(FAILS_THE_SECOND_TIME)
-    plan = {"version": 2, "job": "second.py", "name": "mine", "steps": 10, "settings": {"nodes": 2}, "faults": []}
+    plan = {
+        "version": 2,
+        "job": "second.py",
+        "name": "mine",
+        "steps": 10,
+        "settings": {"nodes": 2},
+        "faults": [],
+    }
     (workplace.directory / "plan.json").write_text(json.dumps(plan))
-    done = workplace.run("replay", "plan.json", "--times", "3", "--no-twin", "--json", "--report", "runs")
+    done = workplace.run(
+        "replay", "plan.json", "--times", "3", "--no-twin", "--json", "--report", "runs"
+    )
     told = json.loads(done.stdout)
-    assert [outcome["verdict"] for outcome in told["outcomes"]] == ["passed", "failed", "passed"], done.stderr
+    assert [outcome["verdict"] for outcome in told["outcomes"]] == ["passed", "failed", "passed"], (
+        done.stderr
+    )
     assert (done.returncode, told["verdict"]) == (1, "failed")
     workplace.await_silence()
 
@@ -433,16 +520,27 @@ def test_of_three_runs_the_one_that_fails_decides_the_status(workplace: Workplac
 @pytest.mark.costly
 def test_a_suite_run_tells_its_verdict(workplace: Workplace) -> None:
     """The status of ``chaoskit test`` is that of the tests."""
-    (workplace.directory / "test_two.py").write_text("def test_one(): pass\ndef test_two(): assert False\n")
+    (workplace.directory / "test_two.py").write_text(
+        "def test_one(): pass\ndef test_two(): assert False\n"
+    )
     selections = ("one", "two", "no")
     with ThreadPoolExecutor() as pool:
-        runs = pool.map(lambda selection: workplace.run("test", "test_two.py", "-k", selection, "--json"), selections)
+        runs = pool.map(
+            lambda selection: workplace.run("test", "test_two.py", "-k", selection, "--json"),
+            selections,
+        )
     codes = dict(zip(selections, runs, strict=True))
-    assert {selection: done.returncode for selection, done in codes.items()} == {"one": 0, "two": 1, "no": 2}
+    assert {selection: done.returncode for selection, done in codes.items()} == {
+        "one": 0,
+        "two": 1,
+        "no": 2,
+    }
     assert json.loads(codes["two"].stdout)["outcomes"] == []
 
 
-@pytest.mark.parametrize("command", [["-m", "chaoskit", "cleanup"], ["-m", "chaoskit.substrate.undo"]])
+@pytest.mark.parametrize(
+    "command", [["-m", "chaoskit", "cleanup"], ["-m", "chaoskit.substrate.undo"]]
+)
 def test_cleanup_ends_what_a_dead_launcher_left(workplace: Workplace, command: list[str]) -> None:
     """Cleanup ends a process that a dead launcher wrote down, whose guard is dead, too."""
     left = subprocess.Popen(["sleep", "600"])
@@ -452,7 +550,9 @@ def test_cleanup_ends_what_a_dead_launcher_left(workplace: Workplace, command: l
         "os.kill(undo.guard_pid, signal.SIGKILL); os.waitpid(undo.guard_pid, 0); os._exit(9)"
     )
     how: dict[str, Any] = {"env": workplace.environment, "capture_output": True, "text": True}
-    before = subprocess.run([sys.executable, *command], **how, check=False)  # what others left may not be put back
+    before = subprocess.run(
+        [sys.executable, *command], **how, check=False
+    )  # what others left may not be put back
     subprocess.run([sys.executable, "-c", code], **how, check=False)
     done = subprocess.run([sys.executable, *command], **how, check=False)
     assert done.returncode == before.returncode, done.stderr
@@ -462,7 +562,10 @@ def test_cleanup_ends_what_a_dead_launcher_left(workplace: Workplace, command: l
 
 def test_the_catalogue_tells_parameters(workplace: Workplace) -> None:
     """The catalogue lists every fault with its parameters."""
-    faults = {entry["name"]: entry for entry in json.loads(workplace.run("faults", "--json").stdout)["faults"]}
+    faults = {
+        entry["name"]: entry
+        for entry in json.loads(workplace.run("faults", "--json").stdout)["faults"]
+    }
     assert {"Kill", "Hang", "NaN", "Raise"} <= set(faults)
     parameters = {one["name"]: one for one in faults["Hang"]["parameters"]}
     assert parameters["rank"]["required"]
@@ -475,7 +578,12 @@ def test_the_catalogue_tells_parameters(workplace: Workplace) -> None:
 def test_one_fault_is_told_whole(workplace: Workplace) -> None:
     """One fault is shown with what it imitates and whether it works here; an unknown name is refused."""
     shown = " ".join(workplace.run("faults", "straggle").stdout.split())
-    for said in ("effective", "ByteRobust: CPU overload, 6,095 (11.0 %)", "delay_ms=20.0", "faults=[Straggle("):
+    for said in (
+        "effective",
+        "ByteRobust: CPU overload, 6,095 (11.0 %)",
+        "delay_ms=20.0",
+        "faults=[Straggle(",
+    ):
         assert said in shown
     (alone,) = json.loads(workplace.run("faults", "Straggle", "--json").stdout)["faults"]
     assert (alone["name"], alone["here"]["state"] in ("yes", "in part")) == ("Straggle", True)
@@ -501,7 +609,11 @@ def test_a_doctor_without_torch(workplace: Workplace) -> None:
     code = "import sys; sys.modules['torch'] = None; sys.argv[1:] = ['doctor', '--json']\n"
     code += "from chaoskit.cli.app import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", code], env=workplace.environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code],
+        env=workplace.environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     findings = {one["name"]: one for one in json.loads(done.stdout)["findings"]}
     assert done.returncode == 1, done.stderr
@@ -547,7 +659,9 @@ class Story:
         return self.tell(Plan(generation, tuple(members), True))
 
     def beat(self, worker: str, generation: int, step: int) -> list[str]:
-        return self.tell(Heartbeat(worker[:-2], (Beat(worker, generation, 0, step, 3, 1.0, 0.0, step, 0.5),)))
+        return self.tell(
+            Heartbeat(worker[:-2], (Beat(worker, generation, 0, step, 3, 1.0, 0.0, step, 0.5),))
+        )
 
     def lose(self, worker: str) -> list[str]:
         return self.tell(WorkerLost(worker, worker[:-2], "killed", "killed by SIGKILL", 0))
@@ -560,7 +674,9 @@ def test_a_recovery_ends_with_a_step_that_is_certainly_new() -> None:
     story.beat("node0.0", 1, 7)
     assert story.lose("node1.0") == ["rank 1 (node1.0) lost: killed by SIGKILL"]
     story.plan(2, "node0.0", "node0.1")
-    assert story.beat("node0.0", 2, 8) == []  # may have been committed before the loss: heartbeats lag behind
+    assert (
+        story.beat("node0.0", 2, 8) == []
+    )  # may have been committed before the loss: heartbeats lag behind
     assert story.beat("node0.0", 2, 9) == ["step 9 committed, at full strength, 3 s after the loss"]
     assert story.progress.recoveries == [3.0]
 
@@ -568,9 +684,13 @@ def test_a_recovery_ends_with_a_step_that_is_certainly_new() -> None:
 def test_a_resumed_run_says_from_where() -> None:
     """The first line names the step and the snapshot; the rate at the end counts only what was trained."""
     story = Story()
-    stored = Snapshot("", "", 200, 1, 10, "", Endpoint("", "", 0, 0, -1), tier="disk", path="ck/step-200")
+    stored = Snapshot(
+        "", "", 200, 1, 10, "", Endpoint("", "", 0, 0, -1), tier="disk", path="ck/step-200"
+    )
     member = Member(0, "node0.0", "node0", Endpoint("", "", 0, 0, -1), (0,))
-    assert story.tell(Plan(1, (member,), True, restore=(stored,))) == ["1 rank train, from step 200 on: ck/step-200"]
+    assert story.tell(Plan(1, (member,), True, restore=(stored,))) == [
+        "1 rank train, from step 200 on: ck/step-200"
+    ]
     assert story.progress.resumed_from == 200
 
 

@@ -43,17 +43,30 @@ def left_behind(scratch: Path) -> list[Path]:
 
 @pytest.mark.costly
 @pytest.mark.slow
-@pytest.mark.promise("Both versions are checked out into directories of their own, and their chaos tests run in turns")
+@pytest.mark.promise(
+    "Both versions are checked out into directories of their own, and their chaos tests run in turns"
+)
 @pytest.mark.promise("**The phase that grew is named** where recoveries take longer")
 @pytest.mark.promise("**What looks worse is run again** in a second session")
 def test_a_version_that_recovers_slower_is_found(project: Project) -> None:
     project.write(**{"pauses.py": "IN_FIRST_STEP_S = 0.1\n"})
     done = project.compare(
-        "HEAD", ".", "test_it.py", "--number", "recovery", "--summary", "told.md", "--history", "kept"
+        "HEAD",
+        ".",
+        "test_it.py",
+        "--number",
+        "recovery",
+        "--summary",
+        "told.md",
+        "--history",
+        "kept",
     )
     assert done.returncode == 1, done.stderr
     assert "the phase first_good_step grew" in done.stdout
-    assert "1 test of both versions in turns, 14 to 56 runs each; what looks worse is run again" in done.stderr
+    assert (
+        "1 test of both versions in turns, 14 to 56 runs each; what looks worse is run again"
+        in done.stderr
+    )
     assert "about " in done.stderr
     assert "❌ | test_it.py::test_kill | recovery" in (project.path / "told.md").read_text()
     kept = read(str(project.path / "kept")).runs
@@ -67,7 +80,11 @@ def test_a_version_that_recovers_slower_is_found(project: Project) -> None:
 def test_a_comparison_leaves_no_trace(project: Project, scratch: Path) -> None:
     project.write(**{"new.py": "", "pauses.py": "IN_FIRST_STEP_S = 0.0  # changed\n"})
     objects = sorted((project.path / ".git").rglob("*"))
-    told = [project.git("status", "--porcelain"), project.git("branch", "--all"), project.git("worktree", "list")]
+    told = [
+        project.git("status", "--porcelain"),
+        project.git("branch", "--all"),
+        project.git("worktree", "list"),
+    ]
     status, findings = project.findings("HEAD", ".", "test_it.py", "--budget", "1s")
     assert status == 10
     assert [one["reason"] for one in findings] == ["the budget is spent after 0 runs a side"]
@@ -81,10 +98,14 @@ def test_a_comparison_leaves_no_trace(project: Project, scratch: Path) -> None:
 
 
 @pytest.mark.costly
-def test_a_killed_comparison_leaves_no_process_and_no_directory(project: Project, scratch: Path) -> None:
+def test_a_killed_comparison_leaves_no_process_and_no_directory(
+    project: Project, scratch: Path
+) -> None:
     command = [sys.executable, "-m", "chaoskit", "compare", "HEAD", ".", "test_it.py"]
     project.write(**{"new.py": ""})
-    process = subprocess.Popen(command, cwd=project.path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=project.path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert process.stderr is not None
     assert any("runs each" in line for line in process.stderr)
     below = descendants(process.pid)
@@ -117,7 +138,9 @@ def test_a_version_that_does_not_start_is_incomparable(project: Project) -> None
 
 
 @pytest.mark.costly
-@pytest.mark.promise("*Incomparable* is a test that makes no run in one of the versions, with what it said")
+@pytest.mark.promise(
+    "*Incomparable* is a test that makes no run in one of the versions, with what it said"
+)
 def test_a_test_that_makes_no_run_is_incomparable(project: Project) -> None:
     base = project.git("rev-parse", "HEAD")
     project.write(**{"train.py": "import a_module_that_is_not_there\n"})
@@ -145,12 +168,16 @@ def test_a_test_that_is_another_experiment_is_incomparable(project: Project) -> 
     project.write(**{"test_it.py": TESTS.replace("steps=10", "steps=11")})
     status, findings = project.findings(base, project.commit(), "test_it.py")
     assert status == 10
-    assert [one["reason"] for one in findings] == ["it is another experiment now: options, faults or settings differ"]
+    assert [one["reason"] for one in findings] == [
+        "it is another experiment now: options, faults or settings differ"
+    ]
 
 
 @pytest.mark.costly
 @pytest.mark.slow
-@pytest.mark.promise("Where a rank has imported a file of the repository from elsewhere, the test is *incomparable*")
+@pytest.mark.promise(
+    "Where a rank has imported a file of the repository from elsewhere, the test is *incomparable*"
+)
 def test_code_of_another_version_is_noticed(project: Project) -> None:
     base = project.git("rev-parse", "HEAD")
     project.write(**{"train.py": f"import sys\nsys.path.insert(0, {str(project.path)!r})\n{JOB}"})
@@ -176,12 +203,20 @@ def test_a_budget_that_cannot_do_is_said_and_is_no_success(project: Project) -> 
 def test_packages_that_are_installed_are_imported_from_the_version(project: Project) -> None:
     """As of an editable installation: the path of the package is on PYTHONPATH, or in a .pth file."""
     project.write(**{"src/mine/__init__.py": "VERSION = 1\n", "train.py": f"import mine\n{JOB}"})
-    project.write(**{"test_it.py": f"import mine\nassert 'chaoskit-compare' in mine.__file__, mine.__file__\n{TESTS}"})
+    project.write(
+        **{
+            "test_it.py": f"import mine\nassert 'chaoskit-compare' in mine.__file__, mine.__file__\n{TESTS}"
+        }
+    )
     base = project.commit()
     project.write(**{"src/mine/__init__.py": "VERSION = 2\n"})
     later = project.commit()
-    done = project.compare(base, later, "test_it.py", "--budget", "1s", "--json", PYTHONPATH=str(project.path / "src"))
-    assert [one["reason"] for one in json.loads(done.stdout)["findings"]] == ["the budget is spent after 0 runs a side"]
+    done = project.compare(
+        base, later, "test_it.py", "--budget", "1s", "--json", PYTHONPATH=str(project.path / "src")
+    )
+    assert [one["reason"] for one in json.loads(done.stdout)["findings"]] == [
+        "the budget is spent after 0 runs a side"
+    ]
 
 
 @pytest.mark.costly
@@ -194,9 +229,17 @@ def test_a_version_is_prepared_first(project: Project) -> None:
     later = project.commit()
     prepare = ["--prepare", "git rev-parse HEAD > made.py && sed -i 's/.*/COMMIT = \"&\"/' made.py"]
     status, findings = project.findings(base, later, "test_it.py", "--budget", "1s", *prepare)
-    assert (status, [one["reason"] for one in findings]) == (10, ["the budget is spent after 0 runs a side"])
-    status, findings = project.findings(base, later, "test_it.py", "--prepare", "echo no compiler; exit 3")
-    assert (status, [one["reason"] for one in findings]) == (10, ["before: it cannot be prepared: no compiler"])
+    assert (status, [one["reason"] for one in findings]) == (
+        10,
+        ["the budget is spent after 0 runs a side"],
+    )
+    status, findings = project.findings(
+        base, later, "test_it.py", "--prepare", "echo no compiler; exit 3"
+    )
+    assert (status, [one["reason"] for one in findings]) == (
+        10,
+        ["before: it cannot be prepared: no compiler"],
+    )
 
 
 @pytest.mark.costly
@@ -212,8 +255,12 @@ def test_two_environments_are_compared(project: Project) -> None:
 class TestVersions:
     """What names a version, and what is refused before anything is started."""
 
-    def test_the_working_tree_is_all_files_but_ignored_ones(self, project: Project, tmp_path: Path) -> None:
-        project.write(**{"data": "large", "new.py": "NEW = 1\n", "pauses.py": "IN_FIRST_STEP_S = 2.0\n"})
+    def test_the_working_tree_is_all_files_but_ignored_ones(
+        self, project: Project, tmp_path: Path
+    ) -> None:
+        project.write(
+            **{"data": "large", "new.py": "NEW = 1\n", "pauses.py": "IN_FIRST_STEP_S = 2.0\n"}
+        )
         index = (project.path / ".git" / "index").read_bytes()
         repository = Repository(project.path, tmp_path)
         commit = repository.commit_of(".")
@@ -246,14 +293,19 @@ class TestVersions:
         assert repository.commit_of("merge-base") == tip
         monkeypatch.delenv("CI_MERGE_REQUEST_DIFF_BASE_SHA")
         monkeypatch.setenv("GITHUB_BASE_REF", "release")
-        with pytest.raises(BadInput, match=r"fetch release with its history \(actions/checkout: fetch-depth: 0\)"):
+        with pytest.raises(
+            BadInput, match=r"fetch release with its history \(actions/checkout: fetch-depth: 0\)"
+        ):
             repository.commit_of("merge-base")
 
     def test_a_shallow_clone_can_be_compared(self, project: Project, tmp_path: Path) -> None:
         project.write(**{"a.py": ""})
         project.commit()
         shallow = tmp_path / "shallow"
-        subprocess.run(["git", "clone", "-q", "--depth", "1", f"file://{project.path}", str(shallow)], check=True)
+        subprocess.run(
+            ["git", "clone", "-q", "--depth", "1", f"file://{project.path}", str(shallow)],
+            check=True,
+        )
         repository = Repository(shallow, tmp_path)
         repository.check_out(repository.commit_of("HEAD"), tmp_path / "out")
         assert (tmp_path / "out" / "a.py").is_file()
@@ -274,7 +326,9 @@ class TestVersions:
             (["--output=/tmp/x", "."], "BEFORE --output=/tmp/x: name a commit"),
         ],
     )
-    def test_what_is_no_version_is_refused(self, project: Project, arguments: list[str], told: str) -> None:
+    def test_what_is_no_version_is_refused(
+        self, project: Project, arguments: list[str], told: str
+    ) -> None:
         environment = {"GITHUB_BASE_REF": "", "CI_MERGE_REQUEST_DIFF_BASE_SHA": ""}
         done = project.compare(*arguments, **environment)
         assert done.returncode == 2, done.stderr
@@ -320,7 +374,9 @@ def test_commits_of_a_history_are_compared(tmp_path: Path) -> None:
 def test_what_was_accepted_is_shown_and_no_failure(tmp_path: Path) -> None:
     keep(tmp_path / "kept", {"aaaa": 0.05, "cccc": 0.10})
     now = [f"{tmp_path}/kept@aaaa", f"{tmp_path}/kept@cccc"]
-    accepted = chaoskit("accept", f"{tmp_path}/kept", "test_kill", "--reason", "sums", "--until", "2999-01-01")
+    accepted = chaoskit(
+        "accept", f"{tmp_path}/kept", "test_kill", "--reason", "sums", "--until", "2999-01-01"
+    )
     assert accepted.returncode == 0, accepted.stderr
     done = chaoskit("compare", *now)
     assert done.returncode == 0
@@ -335,7 +391,10 @@ def test_what_was_accepted_is_shown_and_no_failure(tmp_path: Path) -> None:
         (["test_kill", "--reason", "x", "--until", "2020-01-01"], "give a day that is not over"),
         (["test_kill", "--reason", " ", "--until", "2999-01-01"], "say why"),
         (["nothing", "--reason", "x", "--until", "2999-01-01"], "name one of"),
-        (["test_kill", "--reason", "x", "--until", "2999-01-01", "--number", "speed"], "use one of"),
+        (
+            ["test_kill", "--reason", "x", "--until", "2999-01-01", "--number", "speed"],
+            "use one of",
+        ),
     ],
 )
 def test_what_accepts_nothing_is_refused(tmp_path: Path, arguments: list[str], told: str) -> None:

@@ -46,7 +46,9 @@ class Launcher:
         self.requests, self.sent = Requests(), list[Message]()
         self.directory, self.answers, self.accepts = directory, True, True
         elastic = ElasticPolicy(min_replicas=1, max_replicas=4)
-        self.requests.hear(Welcome(RunConfig(job=JobSpec("job.py"), nodes=2, elastic=elastic), 1, os.getpid()))
+        self.requests.hear(
+            Welcome(RunConfig(job=JobSpec("job.py"), nodes=2, elastic=elastic), 1, os.getpid())
+        )
         self.requests.hear(Heartbeat("node1", ()))
 
     @contextlib.contextmanager
@@ -66,11 +68,16 @@ class Launcher:
             for message in self.requests.take():
                 self.sent.append(message)
                 if self.answers and isinstance(message, ScaleTo | LendNodes):
-                    self.requests.hear(Answered(message.request, self.accepts, "as you like", ("node1",)))
+                    self.requests.hear(
+                        Answered(message.request, self.accepts, "as you like", ("node1",))
+                    )
 
     def asked(self) -> list[Message]:
         """Without the numbers of requests, which are drawn."""
-        return [msgspec.structs.replace(one, request="") if hasattr(one, "request") else one for one in self.sent]
+        return [
+            msgspec.structs.replace(one, request="") if hasattr(one, "request") else one
+            for one in self.sent
+        ]
 
 
 @pytest.fixture
@@ -101,7 +108,9 @@ def test_who_was_refused_nodes_has_none_to_give_back(launcher: Launcher) -> None
     with launcher.listening():
         run, launcher.accepts = RunClient(launcher.directory), False
         assert not run.lend(2, "urgent", 7.5).accepted
-        assert run.return_nodes("urgent") == RequestReply(False, "'urgent' has no nodes of this run")
+        assert run.return_nodes("urgent") == RequestReply(
+            False, "'urgent' has no nodes of this run"
+        )
         launcher.answers = False
         assert "may still do" in launcher.requests.lend("unheard", 2, 7.5, timeout_s=0.01).reason
         assert run.return_nodes("unheard").accepted
@@ -203,7 +212,8 @@ def test_an_answer_of_a_stranger_is_none(tmp_path: Path, answer: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["nowhere", "http://127.0.0.1:99999999", "http://[", "http://127.0.0.1:1", "ftp://127.0.0.1:1"]
+    "url",
+    ["nowhere", "http://127.0.0.1:99999999", "http://[", "http://127.0.0.1:1", "ftp://127.0.0.1:1"],
 )
 def test_an_address_that_is_none_does_not_answer(tmp_path: Path, url: str) -> None:
     """A file that is whole and says nonsense is no other case than a launcher that is gone."""
@@ -226,7 +236,9 @@ DAMAGED = {
 def test_a_damaged_address_is_bad_input(tmp_path: Path, content: bytes) -> None:
     """The file is named, with what is wrong about it."""
     (tmp_path / DOOR).write_bytes(content)
-    with pytest.raises(BadInput, match=r"control\.json.*it is damaged .*name the directory of another run"):
+    with pytest.raises(
+        BadInput, match=r"control\.json.*it is damaged .*name the directory of another run"
+    ):
         RunClient(tmp_path)
 
 
@@ -241,13 +253,17 @@ def test_an_address_that_cannot_be_read_is_bad_input(tmp_path: Path) -> None:
         RunClient(tmp_path)
 
 
-@pytest.mark.parametrize("arguments", [("scale", "2"), ("node", "drain", "node1", "--grace-s", "5")])
+@pytest.mark.parametrize(
+    "arguments", [("scale", "2"), ("node", "drain", "node1", "--grace-s", "5")]
+)
 def test_commands_end_in_one_line(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     """A damaged address is bad input; a stranger is an error of the run. Neither is a traceback."""
     command = [sys.executable, "-m", "chaoskit", *arguments, "--run", str(tmp_path)]
     with answering(STRANGERS["a page"]) as url:
         open_door(tmp_path, Door(url, "token", os.getpid()))
-        strange = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        strange = subprocess.run(
+            command, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
     (tmp_path / DOOR).write_text("")
     damaged = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert (strange.returncode, damaged.returncode) == (11, 2)
@@ -274,7 +290,9 @@ def test_what_makes_no_sense_is_refused_and_told_to_nobody(
     with launcher.listening() as found:
         headers = {"Authorization": f"Bearer {found.token}"}
         with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(urllib.request.Request(f"{found.url}/{path}", data, headers), timeout=LIMIT_S)
+            urllib.request.urlopen(
+                urllib.request.Request(f"{found.url}/{path}", data, headers), timeout=LIMIT_S
+            )
     assert refused.value.code == status
     assert launcher.sent == []
 

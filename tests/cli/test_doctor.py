@@ -103,7 +103,9 @@ def test_cores_and_memory_are_the_machine_s() -> None:
 
 def test_limits_are_the_shell_s() -> None:
     """The limit of open files is the one that a shell reports."""
-    soft = subprocess.run(["sh", "-c", "ulimit -n"], capture_output=True, text=True, check=True).stdout.strip()
+    soft = subprocess.run(
+        ["sh", "-c", "ulimit -n"], capture_output=True, text=True, check=True
+    ).stdout.strip()
     assert f"at most {soft} " in found(probes.open_files)["open files"].found
 
 
@@ -115,7 +117,9 @@ def test_control_groups_that_can_be_made_are_made(controller: str) -> None:
     seen = found(probes.control_groups)[f"cgroup {controller}"]
     if seen.state != "ok":
         pytest.skip(seen.found)
-    place = find_place(controller, Path("/proc/self/mounts").read_text(), Path("/proc/self/cgroup").read_text())
+    place = find_place(
+        controller, Path("/proc/self/mounts").read_text(), Path("/proc/self/cgroup").read_text()
+    )
     assert place is not None
     assert seen.found.startswith(f"v{place.version}, ")
     group = place.parent / f"chaoskit-{os.getpid()}-doctor"
@@ -128,7 +132,9 @@ def test_the_compiler_compiles(tmp_path: Path) -> None:
     seen = found(probes.compiler)["compiler"]
     if seen.state != "ok":
         pytest.skip(seen.found)
-    (tmp_path / "one.cpp").write_text("#include <vector>\nint main() { return std::vector<int>(3, 1)[2] - 1; }\n")
+    (tmp_path / "one.cpp").write_text(
+        "#include <vector>\nint main() { return std::vector<int>(3, 1)[2] - 1; }\n"
+    )
     subprocess.run([seen.found.partition(",")[0], "-o", "one", "one.cpp"], cwd=tmp_path, check=True)
     subprocess.run([tmp_path / "one"], check=True)
 
@@ -177,7 +183,10 @@ def test_few_open_files() -> None:
         "found": "at most 300 (could be raised to 4096)",
         "remedy": "ulimit -n 1024",
     }
-    assert limited("resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))", "open_files()")["state"] == "missing"
+    assert (
+        limited("resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))", "open_files()")["state"]
+        == "missing"
+    )
 
 
 def test_few_processes() -> None:
@@ -216,7 +225,9 @@ def test_no_compiler() -> None:
 def test_networks_without_util_linux() -> None:
     """The doctor names the commands that are missing to make networks, and what installs them."""
     told = without("unshare", "nsenter")
-    assert told == {"network namespaces": ["limited", "unshare and nsenter not found: install util-linux"]}
+    assert told == {
+        "network namespaces": ["limited", "unshare and nsenter not found: install util-linux"]
+    }
 
 
 def test_networks_that_the_kernel_refuses() -> None:
@@ -238,23 +249,34 @@ def test_networks_that_cannot_be_broken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "probe", "below"), [("XDG_STATE_HOME", "state", ""), ("XDG_CACHE_HOME", "cache", "/twins")]
+    ("variable", "probe", "below"),
+    [("XDG_STATE_HOME", "state", ""), ("XDG_CACHE_HOME", "cache", "/twins")],
 )
-def test_a_directory_of_the_user_that_is_a_file(tmp_path: Path, variable: str, probe: str, below: str) -> None:
+def test_a_directory_of_the_user_that_is_a_file(
+    tmp_path: Path, variable: str, probe: str, below: str
+) -> None:
     """Without a state directory no node is kept out, without a cache no twin is kept; one that can be made is good."""
     (tmp_path / "chaoskit").write_text("not a directory")
     finding = limited(f"os.environ[{variable!r}] = {str(tmp_path)!r}", f"{probe}_directory()")
     assert finding["state"] == "limited"
     assert variable in finding["remedy"]
-    finding = limited(f"os.environ[{variable!r}] = {str(tmp_path / 'new')!r}", f"{probe}_directory()")
-    assert (finding["state"], finding["found"]) == ("ok", f"{tmp_path / 'new' / 'chaoskit'}{below} can be made")
+    finding = limited(
+        f"os.environ[{variable!r}] = {str(tmp_path / 'new')!r}", f"{probe}_directory()"
+    )
+    assert (finding["state"], finding["found"]) == (
+        "ok",
+        f"{tmp_path / 'new' / 'chaoskit'}{below} can be made",
+    )
 
 
 def test_nothing_may_be_broken_without_a_place_for_undo(tmp_path: Path) -> None:
     """Where no directory can be made in which undo is written ahead, that is named as missing, with each reason."""
     (tmp_path / "file").write_text("not a directory")
     nowhere = {"XDG_RUNTIME_DIR": str(tmp_path / "file"), "TMPDIR": str(tmp_path / "file")}
-    told = limited(f"import os; os.environ.update({nowhere!r}); os.geteuid = lambda: 12345", "runtime_directory()")
+    told = limited(
+        f"import os; os.environ.update({nowhere!r}); os.geteuid = lambda: 12345",
+        "runtime_directory()",
+    )
     assert told["state"] == "missing"
     assert str(tmp_path / "file") in told["found"]
     assert "XDG_RUNTIME_DIR" in told["remedy"]
@@ -269,7 +291,9 @@ def test_users_are_not_told_to_install_tools_of_developers() -> None:
     assert "dev" not in groups
 
 
-def test_what_a_killed_launcher_left_is_told_and_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_killed_launcher_left_is_told_and_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What a killed launcher wrote down to be undone is found; the doctor repairs nothing, the janitor does."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     stopped = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
@@ -281,7 +305,9 @@ def test_what_a_killed_launcher_left_is_told_and_left_alone(tmp_path: Path, monk
             "os.kill(undo.guard_pid, signal.SIGKILL)\nos.waitpid(undo.guard_pid, 0)\n"
             "os.kill(os.getpid(), signal.SIGKILL)"
         )
-        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
+        assert (
+            subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
+        )
         live = UndoLog()
         live.plan(ContinueEntry(os.getpid(), start_ticks(os.getpid())))  # of a launcher that lives
         seen = found(probes.left_behind)["undo"]
@@ -310,4 +336,6 @@ def test_faults_that_lack_the_same_thing_share_one_line() -> None:
     reasons = {found["reason"] for kind in kinds() if (found := here(kind))["state"] != "yes"}
     file = io.StringIO()
     Terminal(file=file, width=2000).print(doctor.render([]))
-    assert {reason: file.getvalue().count(f"→ {reason}") for reason in reasons} == dict.fromkeys(reasons, 1)
+    assert {reason: file.getvalue().count(f"→ {reason}") for reason in reasons} == dict.fromkeys(
+        reasons, 1
+    )

@@ -16,7 +16,9 @@ from chaoskit.report.store import write_outcome
 from chaoskit.vocabulary import Verdict
 
 
-def command(directory: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def command(
+    directory: Path, *arguments: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
     state = {"XDG_STATE_HOME": str(directory / "state"), "PYTHONPATH": str(directory / "modules")}
     return subprocess.run(
         [sys.executable, "-m", *arguments],
@@ -42,11 +44,24 @@ def test_the_plugin_slows_no_other_suite(tmp_path: Path) -> None:
     """A session that asks for nothing of chaoskit loads none of its dependencies but msgspec, and no harness."""
     (tmp_path / "test_empty.py").write_text("")
     (tmp_path / "conftest.py").write_text(SEEN)
-    ended = command(tmp_path, "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "test_empty.py")
+    ended = command(
+        tmp_path, "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "test_empty.py"
+    )
     (line,) = [line for line in ended.stdout.splitlines() if line.startswith("seen: ")]
     seen = set(line.split()[1:])
     assert {"chaoskit.pytest_plugin", "msgspec"} <= seen
-    heavy = {"torch", "numpy", "hypothesis", "jinja2", "rich", "typer", "psutil", "docker", "pyroute2", "mfusepy"}
+    heavy = {
+        "torch",
+        "numpy",
+        "hypothesis",
+        "jinja2",
+        "rich",
+        "typer",
+        "psutil",
+        "docker",
+        "pyroute2",
+        "mfusepy",
+    }
     assert not seen & heavy
     assert not [
         name
@@ -114,11 +129,22 @@ def test_fails():
 
 def test_a_suite_tells_of_its_own_runs(tmp_path: Path) -> None:
     """With --json: outcomes that were in the directory before are left out, and pytest's words go elsewhere."""
-    write_outcome(outcome("old", injected=(4.3,), verdict=Verdict.FAILED), tmp_path / "report" / "runs" / "001-old")
+    write_outcome(
+        outcome("old", injected=(4.3,), verdict=Verdict.FAILED),
+        tmp_path / "report" / "runs" / "001-old",
+    )
     write_outcome(outcome("new", injected=(4.3,)), tmp_path / "prepared")
     (tmp_path / "test_suite.py").write_text(SUITE)
     ended = command(
-        tmp_path, "chaoskit", "test", "test_suite.py", "--report", "report", "--json", "-p", "no:cacheprovider"
+        tmp_path,
+        "chaoskit",
+        "test",
+        "test_suite.py",
+        "--report",
+        "report",
+        "--json",
+        "-p",
+        "no:cacheprovider",
     )
     told = json.loads(ended.stdout)
     assert ended.returncode == told["exit_code"] == 1

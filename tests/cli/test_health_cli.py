@@ -34,7 +34,9 @@ class Command:
 
 
 @pytest.fixture
-def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
+def command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Command:
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.delenv("CHAOSKIT_HEALTH_TOKEN", raising=False)
@@ -56,9 +58,13 @@ def test_everything_is_examined(command: Command, tmp_path: Path) -> None:
     """Without a GPU, a driver or NVML's binding that is said, and is no error."""
     generous = ("--limit", "disk_free_bytes_min=1", "--limit", "memory_available_bytes_min=1")
     found = command.told("node", "check", "--directory", tmp_path, *generous, code=0)["findings"]
-    assert {"gpu.count", "clock.step_ms", "disk.intact", "memory.available_bytes", "compute.floats"} <= {
-        one["what"] for one in found
-    }
+    assert {
+        "gpu.count",
+        "clock.step_ms",
+        "disk.intact",
+        "memory.available_bytes",
+        "compute.floats",
+    } <= {one["what"] for one in found}
 
 
 def test_an_unfit_machine_is_refused_with_the_reason(command: Command) -> None:
@@ -88,16 +94,33 @@ def test_bad_input_is_refused(command: Command, arguments: tuple[str, ...], says
 
 def test_the_list_of_nodes_that_are_kept_out(command: Command) -> None:
     assert command.run("node", "list", code=0) == "no cordoned nodes\n"
-    command.run("node", "cordon", "node3", "--reason", "falls off the bus", "--evidence", "XID 79", code=0)
+    command.run(
+        "node", "cordon", "node3", "--reason", "falls off the bus", "--evidence", "XID 79", code=0
+    )
     (entry,) = command.told("node", "list", code=0)["entries"]
-    assert (entry["node"], entry["reason"], entry["evidence"]) == ("node3", "falls off the bus", ["XID 79"])
+    assert (entry["node"], entry["reason"], entry["evidence"]) == (
+        "node3",
+        "falls off the bus",
+        ["XID 79"],
+    )
     assert "XID 79" in command.run("node", "list", code=0)
     assert "node3" in command.run("node", "uncordon", "node4", "--reason", "no", code=2)
-    assert "must prove itself" in command.run("node", "uncordon", "node3", "--reason", "GPU replaced", code=0)
+    assert "must prove itself" in command.run(
+        "node", "uncordon", "node3", "--reason", "GPU replaced", code=0
+    )
 
 
 def test_a_released_node_proves_itself_by_passing_whole(command: Command, tmp_path: Path) -> None:
-    examine = ("node", "check", "--node", "node3", "--directory", tmp_path, "--limit", "disk_free_bytes_min=1")
+    examine = (
+        "node",
+        "check",
+        "--node",
+        "node3",
+        "--directory",
+        tmp_path,
+        "--limit",
+        "disk_free_bytes_min=1",
+    )
     examine = (*examine, "--limit", "memory_available_bytes_min=1")
     command.run("node", "cordon", "node3", "--reason", "hot", code=0)
     kept_out = command.told(*examine, code=1)
@@ -111,7 +134,9 @@ def test_a_released_node_proves_itself_by_passing_whole(command: Command, tmp_pa
     assert command.told("node", "list", code=0)["entries"] == []
 
 
-def test_two_machines_test_the_network_between_them(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_machines_test_the_network_between_them(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The one that serves is a process as a user starts it, and ends with Ctrl-C."""
     serve = [sys.executable, "-m", "chaoskit", "node", "serve-check"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
@@ -123,7 +148,10 @@ def test_two_machines_test_the_network_between_them(command: Command, monkeypatc
             generous = ("--limit", "pair_throughput_min_mb_s=0", "--limit", "pair_rtt_max_ms=10000")
             generous = (*FIT, "--against", address, *generous)
             monkeypatch.setenv("CHAOSKIT_HEALTH_TOKEN", token)
-            found = {one["what"]: one for one in command.told("node", "check", *generous, code=0)["findings"]}
+            found = {
+                one["what"]: one
+                for one in command.told("node", "check", *generous, code=0)["findings"]
+            }
             assert found["pair.intact"]["value"] == "yes"
             assert found["pair.rtt_ms"]["value"] > 0
             monkeypatch.setenv("CHAOSKIT_HEALTH_TOKEN", TOKEN)

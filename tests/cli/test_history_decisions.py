@@ -34,7 +34,14 @@ from chaoskit.history.faces import markdown, ratio_text, sparkline, told_first, 
 from chaoskit.history.finding import NumberChange, NumberFinding
 from chaoskit.history.place import Sources, covariates_of, machine_of, sources_at
 from chaoskit.history.ranks import EXACT_MOST, RatioEstimate, estimate_ratio
-from chaoskit.history.record import AcceptedRecord, Metric, NightRecord, RunRecord, came_back, metrics_of
+from chaoskit.history.record import (
+    AcceptedRecord,
+    Metric,
+    NightRecord,
+    RunRecord,
+    came_back,
+    metrics_of,
+)
 from chaoskit.history.record import passed as run_passed
 from chaoskit.history.series import series_of
 from chaoskit.history.session import SessionRecords, lines_of, read, records_of
@@ -52,14 +59,21 @@ TODAY = date(2026, 11, 28)
 
 def _account(**seconds: float) -> TimeAccount:
     """Return the account of a run in which nothing else took time."""
-    fields = {name: seconds.get(name, 0.0) for name in TimeAccount.__struct_fields__ if name.endswith("_s")}
+    fields = {
+        name: seconds.get(name, 0.0)
+        for name in TimeAccount.__struct_fields__
+        if name.endswith("_s")
+    }
     return TimeAccount(**fields | {"recovery_s": {}, "lost_s": {}}, failures=0, steps=1)
 
 
 def test_numbers_of_a_run_that_recovered() -> None:
     made = passed()
     made.checks.append(Check(name="losses equal the twin's", verdict=Verdict.PASSED, detail=""))
-    made.exposures = [Exposure(fault=None, begun_s=1.0, seconds=seconds, pieces=[]) for seconds in (0.5, None, 2.5)]
+    made.exposures = [
+        Exposure(fault=None, begun_s=1.0, seconds=seconds, pieces=[])
+        for seconds in (0.5, None, 2.5)
+    ]
     made.account = _account(wall_s=10.0, productive_s=6.0, stalled_s=1.5)
     slowest = max(made.recoveries, key=lambda recovery: recovery.seconds)
     values = {name: metric.value for name, metric in metrics_of(made).items()}
@@ -108,15 +122,25 @@ def test_whether_a_run_passed_is_known_of_a_verdict_alone(
     assert (found.value if found else None) == number
 
 
-@pytest.mark.parametrize(("verdict", "number"), [(Verdict.PASSED, 1.0), (Verdict.FAILED, 0.0), (Verdict.UNKNOWN, None)])
-def test_losses_that_were_not_compared_are_no_number(verdict: Verdict, number: float | None) -> None:
+@pytest.mark.parametrize(
+    ("verdict", "number"), [(Verdict.PASSED, 1.0), (Verdict.FAILED, 0.0), (Verdict.UNKNOWN, None)]
+)
+def test_losses_that_were_not_compared_are_no_number(
+    verdict: Verdict, number: float | None
+) -> None:
     made = outcome("x", checks=[Check(name="losses equal the twin's", verdict=verdict, detail="")])
     found = metrics_of(made).get("losses_equal")
     assert (found.value if found else None) == number
 
 
 def _planned(made: Outcome, directory: Path) -> Outcome:
-    plan = {"version": 2, "job": "gpt", "steps": 5, "settings": {"nodes": 2}, "faults": [{"kind": "Kill", "rank": 1}]}
+    plan = {
+        "version": 2,
+        "job": "gpt",
+        "steps": 5,
+        "settings": {"nodes": 2},
+        "faults": [{"kind": "Kill", "rank": 1}],
+    }
     (directory / "plan.json").write_text(json.dumps(plan))
     made.directory = str(directory)
     return made
@@ -135,8 +159,15 @@ def test_a_record_tells_of_the_run_and_of_its_test(tmp_path: Path) -> None:
     made.test = TestResult(nodeid="b.py::test_y", failed=True)
     made.started = "no time"
     record, _ = records_of(made, sources)
-    assert (record.test_failed, record.title, record.started_unix_ns) == (True, "b.py::test_y #2", 0)
-    assert [json.loads(line)["kind"] for line in lines_of([made], sources, "x")] == ["run", "series"]
+    assert (record.test_failed, record.title, record.started_unix_ns) == (
+        True,
+        "b.py::test_y #2",
+        0,
+    )
+    assert [json.loads(line)["kind"] for line in lines_of([made], sources, "x")] == [
+        "run",
+        "series",
+    ]
     assert lines_of([outcome("without a plan")], sources, "x") == []
 
 
@@ -179,11 +210,15 @@ def test_a_directory_has_the_commit_of_its_repository_if_there_is_one(tmp_path: 
         ({"verdict": Verdict.UNKNOWN}, False, False),
     ],
 )
-def test_records_of_earlier_versions_say_less(more: dict[str, Any], is_back: bool, is_passed: bool) -> None:
+def test_records_of_earlier_versions_say_less(
+    more: dict[str, Any], is_back: bool, is_passed: bool
+) -> None:
     made = run(**more)
     assert came_back(made) is is_back
     assert run_passed(made) is is_passed
-    counted = msgspec.structs.replace(made, metrics={**made.metrics, "passed": Metric(0.0, "count", "higher")})
+    counted = msgspec.structs.replace(
+        made, metrics={**made.metrics, "passed": Metric(0.0, "count", "higher")}
+    )
     assert run_passed(counted) is False
 
 
@@ -228,18 +263,26 @@ def test_equal_values_and_few_values_show_nothing() -> None:
     assert equal.greater == equal.smaller > 0.4
     two, three = ([1.0 + 0.01 * number for number in range(count)] for count in (2, 3))
     assert (estimate_ratio(two, two, 0.9).low, estimate_ratio(two, two, 0.9).high) == (0, inf)
-    bounded = estimate_ratio(three, three, 0.9)  # with three a side only the outermost pairs can bound it
+    bounded = estimate_ratio(
+        three, three, 0.9
+    )  # with three a side only the outermost pairs can bound it
     assert (bounded.low, bounded.high) == (pytest.approx(1 / 1.02), pytest.approx(1.02))
 
 
-@pytest.mark.parametrize(("early", "late"), [([], [1.0]), ([1.0], []), ([0.0], [1.0]), ([1.0], [inf])])
+@pytest.mark.parametrize(
+    ("early", "late"), [([], [1.0]), ([1.0], []), ([0.0], [1.0]), ([1.0], [inf])]
+)
 def test_samples_that_cannot_be_compared_are_refused(early: list[float], late: list[float]) -> None:
     with pytest.raises(ValueError, match=r"sample is empty|above 0"):
         estimate_ratio(early, late)
 
 
-def _ratio(value: float, *, greater: float = 0.5, smaller: float = 0.5, high: float = 9.0) -> RatioEstimate:
-    return RatioEstimate(ratio=value, low=0.1, high=high, greater=greater, smaller=smaller, before=9, after=9)
+def _ratio(
+    value: float, *, greater: float = 0.5, smaller: float = 0.5, high: float = 9.0
+) -> RatioEstimate:
+    return RatioEstimate(
+        ratio=value, low=0.1, high=high, greater=greater, smaller=smaller, before=9, after=9
+    )
 
 
 @pytest.mark.parametrize(
@@ -265,13 +308,27 @@ def test_a_ratio_is_judged_at_its_edges(ratio: RatioEstimate, change: NumberChan
 
 def _finding(change: NumberChange = NumberChange.REGRESSED, **more: Any) -> NumberFinding:
     return NumberFinding(
-        **{"series": "one", "title": "test_kill", "metric": "recovery", "unit": "s", "change": change, **more}
+        **{
+            "series": "one",
+            "title": "test_kill",
+            "metric": "recovery",
+            "unit": "s",
+            "change": change,
+            **more,
+        }
     )
 
 
 def _accepted(**more: Any) -> AcceptedRecord:
     return AcceptedRecord(
-        **{"series": "one", "metric": "", "reason": "known", "until": TODAY, "by": "ann@host", **more}
+        **{
+            "series": "one",
+            "metric": "",
+            "reason": "known",
+            "until": TODAY,
+            "by": "ann@host",
+            **more,
+        }
     )
 
 
@@ -284,10 +341,15 @@ def _accepted(**more: Any) -> AcceptedRecord:
         ([_accepted(metric="step")], ""),
         ([_accepted(series="two")], ""),
         ([_accepted(until=TODAY - timedelta(days=1))], ""),
-        ([_accepted(), _accepted(until=date(2027, 1, 1), reason="later")], "accepted until 2027-01-01: later"),
+        (
+            [_accepted(), _accepted(until=date(2027, 1, 1), reason="later")],
+            "accepted until 2027-01-01: later",
+        ),
     ],
 )
-def test_what_is_worse_may_be_accepted_until_a_day(accepted: list[AcceptedRecord], note: str) -> None:
+def test_what_is_worse_may_be_accepted_until_a_day(
+    accepted: list[AcceptedRecord], note: str
+) -> None:
     better = _finding(NumberChange.BETTER)
     comparison = RunComparison(findings=[_finding(), better], absent=["test_gone"])
     noted = with_accepted(comparison, accepted, TODAY)
@@ -354,17 +416,27 @@ def test_a_count_that_is_new_has_no_reference() -> None:
     early = [without("false_alarms", run())]
     (new,) = [found for found in compare(early, [run()]).findings if found.metric == "false_alarms"]
     assert (new.change, new.after) == (NumberChange.NO_REFERENCE, 0.0)
-    (gone,) = [found for found in compare([run()], early).findings if found.metric == "false_alarms"]
-    assert (gone.change, gone.reason) == (NumberChange.UNDECIDED, "not measured any more: 1 runs before have it")
+    (gone,) = [
+        found for found in compare([run()], early).findings if found.metric == "false_alarms"
+    ]
+    assert (gone.change, gone.reason) == (
+        NumberChange.UNDECIDED,
+        "not measured any more: 1 runs before have it",
+    )
 
 
-@pytest.mark.parametrize(("by", "is_said"), [(1.0, False), (1.04, False), (1.06, True), (0.94, True)])
+@pytest.mark.parametrize(
+    ("by", "is_said"), [(1.0, False), (1.04, False), (1.06, True), (0.94, True)]
+)
 def test_seconds_of_a_machine_that_was_not_as_fast_decide_nothing(by: float, is_said: bool) -> None:
     assert 0.04 < CONTROL < 0.06
     early, late = [run(step_s=1.0)] * 9, [run(step_s=by)] * 9
     (found,) = compare_number(early, late, "recovery")
     assert (found.change is NumberChange.INCOMPARABLE) is is_said
-    assert ("slower" in found.reason, "faster" in found.reason) == (is_said and by > 1, is_said and by < 1)
+    assert ("slower" in found.reason, "faster" in found.reason) == (
+        is_said and by > 1,
+        is_said and by < 1,
+    )
 
 
 def test_values_are_those_of_runs_that_came_back() -> None:
@@ -378,7 +450,9 @@ def test_values_are_those_of_runs_that_came_back() -> None:
     ("more", "says_something"),
     [({}, True), ({"claimed": False}, False), ({"verdict": Verdict.UNKNOWN}, False)],
 )
-def test_a_run_that_says_nothing_is_not_compared(more: dict[str, Any], says_something: bool) -> None:
+def test_a_run_that_says_nothing_is_not_compared(
+    more: dict[str, Any], says_something: bool
+) -> None:
     assert is_conclusive(run(**more)) is says_something
     assert bool(compare([], [run(**more)]).uncounted) is not says_something
 
@@ -404,9 +478,14 @@ def test_texts_of_findings() -> None:
     assert value_text(_finding(unit="ratio"), 1.5) == "1.5 x"
     assert value_text(_finding(unit="count"), 0.5) == "50%"
     assert [sparkline(values) for values in ([], [1.0, 1.0], [0.0, 7.0, 3.0])] == ["", "▁▁", "▁█▄"]
-    rows = [markdown(RunComparison(findings=[_finding()] * count)).splitlines() for count in (200, 201)]
+    rows = [
+        markdown(RunComparison(findings=[_finding()] * count)).splitlines() for count in (200, 201)
+    ]
     assert [sum(line.startswith("| ❌") for line in lines) for lines in rows] == [200, 200]
-    assert [[line for line in lines if line.startswith("and ")] for lines in rows] == [[], ["and 1 more"]]
+    assert [[line for line in lines if line.startswith("and ")] for lines in rows] == [
+        [],
+        ["and 1 more"],
+    ]
     worst, open_ = _finding(), _finding(NumberChange.UNDECIDED)
     comparison = RunComparison(findings=[open_, _finding(NumberChange.UNCHANGED), worst])
     assert told_first(comparison) == [worst, open_]
@@ -424,7 +503,9 @@ def test_a_session_is_kept_once_in_its_history_and_its_file(tmp_path: Path) -> N
     records = SessionRecords(store, save, "")
     first, second = run(started_unix_ns=1), run(started_unix_ns=2)
     records.take(_lines(first))
-    assert [kept.run_id for kept in read(store).runs] == [first.run_id], "a record is written when its test is over"
+    assert [kept.run_id for kept in read(store).runs] == [first.run_id], (
+        "a record is written when its test is over"
+    )
     records.take([*_lines(first, second), "{damaged"])
     assert records.finish(is_well=True) is None
     assert records.runs == 2
@@ -462,7 +543,9 @@ def test_the_plan_of_a_series_is_kept_once(tmp_path: Path) -> None:
         (True, 0, "was not made: no run was recorded"),
     ],
 )
-def test_a_baseline_is_made_of_a_session_that_is_well(tmp_path: Path, is_well: bool, count: int, trouble: str) -> None:
+def test_a_baseline_is_made_of_a_session_that_is_well(
+    tmp_path: Path, is_well: bool, count: int, trouble: str
+) -> None:
     baseline = tmp_path / "base.jsonl"
     records = SessionRecords("", None, str(baseline))
     assert records.is_first
@@ -470,7 +553,9 @@ def test_a_baseline_is_made_of_a_session_that_is_well(tmp_path: Path, is_well: b
     assert records.finish(is_well=is_well) is None
     assert baseline.exists() is records.is_compared_next is (trouble == "")
     assert records.has_failed is (trouble != "")
-    assert [line.removeprefix(f"{baseline} ") for line in records.troubles] == ([trouble] if trouble else [])
+    assert [line.removeprefix(f"{baseline} ") for line in records.troubles] == (
+        [trouble] if trouble else []
+    )
 
 
 def test_a_later_session_is_compared_and_changes_no_baseline(tmp_path: Path) -> None:
@@ -483,7 +568,9 @@ def test_a_later_session_is_compared_and_changes_no_baseline(tmp_path: Path) -> 
     records.take(_lines(run(false_alarms=1)))
     comparison = records.finish(is_well=True)
     assert comparison is not None
-    (worse,) = [finding for finding in comparison.findings if finding.change is NumberChange.REGRESSED]
+    (worse,) = [
+        finding for finding in comparison.findings if finding.change is NumberChange.REGRESSED
+    ]
     assert (worse.metric, worse.accepted[:14]) == ("false_alarms", "accepted until")
     assert not records.is_compared_next
     assert baseline.read_bytes() == before
@@ -539,7 +626,14 @@ def test_a_report_is_read_as_a_session(tmp_path: Path) -> None:
 
 
 def _night(**more: Any) -> NightRecord:
-    made = {"night": "1", "name": "small", "commit": "aa", "started_unix_ns": 1, "seconds": 1.0, "exit_code": 0}
+    made = {
+        "night": "1",
+        "name": "small",
+        "commit": "aa",
+        "started_unix_ns": 1,
+        "seconds": 1.0,
+        "exit_code": 0,
+    }
     return NightRecord(**{**made, "units": [], **more})
 
 
@@ -552,7 +646,12 @@ def test_the_last_good_night_is_that_of_a_name() -> None:
         _night(night="5", commit=""),
     ]
     contents = RunContents(nights=nights)
-    assert [contents.last_good(name) for name in ("", "small", "large", "other")] == ["bb", "aa", "bb", ""]
+    assert [contents.last_good(name) for name in ("", "small", "large", "other")] == [
+        "bb",
+        "aa",
+        "bb",
+        "",
+    ]
 
 
 def test_records_are_added_line_by_line(tmp_path: Path) -> None:

@@ -82,10 +82,14 @@ class Sessions:
 @pytest.mark.promise("The first session makes `base.jsonl`")
 @pytest.mark.promise("A run that has no equal in it has *no reference*")
 def test_a_first_session_is_what_later_ones_are_compared_with(sessions: Sessions) -> None:
-    first = sessions.run("--chaos-compare", "base.jsonl", "--chaos-history", "history", tests="kill")
+    first = sessions.run(
+        "--chaos-compare", "base.jsonl", "--chaos-history", "history", tests="kill"
+    )
     assert first.ret == 0
     first.stdout.fnmatch_lines(["1 run recorded; nothing to compare with yet*base.jsonl"])
-    later = sessions.run("--chaos-compare", "base.jsonl", "--chaos-history", "history", "--chaos-summary", "told.md")
+    later = sessions.run(
+        "--chaos-compare", "base.jsonl", "--chaos-history", "history", "--chaos-summary", "told.md"
+    )
     assert later.ret == 0
     later.stdout.fnmatch_lines(["2 runs recorded; compared with base.jsonl: *1 no reference"])
     told = (sessions.path / "told.md").read_text()
@@ -118,7 +122,9 @@ def test_strict_sessions_must_have_decided(sessions: Sessions) -> None:
 
 @pytest.mark.promise("A session in which nothing was compared ends with 10")
 def test_a_comparison_that_looked_at_nothing_is_unknown(sessions: Sessions) -> None:
-    (sessions.path / "base.jsonl").write_bytes((TESTS / "recorded" / "history" / "version-1.jsonl").read_bytes())
+    (sessions.path / "base.jsonl").write_bytes(
+        (TESTS / "recorded" / "history" / "version-1.jsonl").read_bytes()
+    )
     result = sessions.run("--chaos-compare", "base.jsonl", tests="other")
     assert result.ret == 10
     result.stdout.fnmatch_lines(["0 runs recorded; compared with base.jsonl: nothing was compared"])
@@ -163,7 +169,9 @@ def test_a_session_that_is_no_baseline_makes_none(sessions: Sessions) -> None:
     assert sessions.run("--chaos-compare", "base.jsonl", tests="other").ret == 10
     assert sessions.run("--chaos-save", "base.jsonl", tests="other").ret == 10
     assert sessions.run("--chaos-compare", "base.jsonl", "--collect-only").ret == 0
-    (sessions.path / "test_session.py").write_text(f"{SESSION}\n\ndef test_bad_calm():\n    assert False\n")
+    (sessions.path / "test_session.py").write_text(
+        f"{SESSION}\n\ndef test_bad_calm():\n    assert False\n"
+    )
     failed = sessions.run("--chaos-compare", "base.jsonl", tests="calm")
     assert failed.ret == 1
     failed.stdout.fnmatch_lines(["*base.jsonl was not made: the session did not end well"])
@@ -175,7 +183,8 @@ def test_a_baseline_that_cannot_be_written_is_an_error(sessions: Sessions) -> No
     """The disk may fill up while tests run; here its folder goes."""
     (sessions.path / "folder").mkdir()
     gone = SESSION.replace(
-        "def test_calm(chaos):", 'def test_calm(chaos):\n    import os; os.rmdir("folder"); open("folder", "x")'
+        "def test_calm(chaos):",
+        'def test_calm(chaos):\n    import os; os.rmdir("folder"); open("folder", "x")',
     )
     (sessions.path / "test_session.py").write_text(gone)
     result = sessions.run("--chaos-compare", "folder/base.jsonl", tests="calm")
@@ -187,12 +196,17 @@ def test_a_baseline_that_cannot_be_written_is_an_error(sessions: Sessions) -> No
 def test_a_history_is_its_own_baseline_from_the_second_session_on(sessions: Sessions) -> None:
     """Also where a test changes the working directory."""
     moves = SESSION.replace(
-        "def test_calm(chaos):", "def test_calm(chaos, tmp_path, monkeypatch):\n    monkeypatch.chdir(tmp_path)"
+        "def test_calm(chaos):",
+        "def test_calm(chaos, tmp_path, monkeypatch):\n    monkeypatch.chdir(tmp_path)",
     )
-    moves = moves.replace('"train.py", nodes=2, steps=8', f'"{sessions.path}/train.py", nodes=2, steps=8')
+    moves = moves.replace(
+        '"train.py", nodes=2, steps=8', f'"{sessions.path}/train.py", nodes=2, steps=8'
+    )
     (sessions.path / "test_session.py").write_text(moves)
     for told in ("nothing to compare with yet", "compared with history"):
-        result = sessions.run("--chaos-compare", "history", "--chaos-history", "history", tests="calm")
+        result = sessions.run(
+            "--chaos-compare", "history", "--chaos-history", "history", tests="calm"
+        )
         assert result.ret == 0
         result.stdout.fnmatch_lines([f"1 run recorded; {told}*"])
     assert len(sessions.records("history")) == 2
@@ -244,15 +258,31 @@ def test_two_workers_write_one_file(sessions: Sessions) -> None:
     assert sessions.run("--chaos-history", "history", "--chaos-seed", "5", tests="kill").ret == 0
     kept = [run for run in sessions.records("history") if "kill" in run.title]
     assert {run.seed for run in kept} == {0, 5}
-    assert len({run.series for run in kept}) == 1, "a role that is drawn anew is the same experiment"
+    assert len({run.series for run in kept}) == 1, (
+        "a role that is drawn anew is the same experiment"
+    )
 
 
 @pytest.mark.costly
 @pytest.mark.promise("A session that is killed has kept the runs that it had finished")
 def test_a_killed_session_has_kept_its_runs(sessions: Sessions) -> None:
-    command = [sys.executable, "-m", "pytest", "-k", "kill", "--chaos-history", "history", "--chaos-repeats", "50"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-k",
+        "kill",
+        "--chaos-history",
+        "history",
+        "--chaos-repeats",
+        "50",
+    ]
     started = subprocess.Popen(command, cwd=sessions.path, stdout=subprocess.DEVNULL)
-    wait_until(lambda: len(list(sessions.path.glob("history/*/*.jsonl"))) > 0, "the first record", limit_s=60.0)
+    wait_until(
+        lambda: len(list(sessions.path.glob("history/*/*.jsonl"))) > 0,
+        "the first record",
+        limit_s=60.0,
+    )
     os.kill(started.pid, signal.SIGKILL)
     started.wait()
     assert sessions.records("history")
@@ -271,7 +301,9 @@ def test_a_killed_session_has_kept_its_runs(sessions: Sessions) -> None:
         (["--chaos-save", "empty"], "name a file"),
     ],
 )
-def test_bad_input_is_refused_before_a_test_runs(sessions: Sessions, options: list[str], reason: str) -> None:
+def test_bad_input_is_refused_before_a_test_runs(
+    sessions: Sessions, options: list[str], reason: str
+) -> None:
     (sessions.path / "nonsense.jsonl").write_text("nonsense\n")
     (sessions.path / "empty").mkdir()
     result = sessions.run(*options)
@@ -294,7 +326,9 @@ def test_commands_read_a_history(sessions: Sessions) -> None:
     assert sessions.command("history", "show", "history", "kill", "--metric", "x").returncode == 2
     rows = sessions.command("history", "export", "history", "--format", "csv").stdout.splitlines()
     assert len(rows) == 1 + len(kept.metrics)
-    replayed = sessions.command("replay", "--history", "history", kept.run_id[:28], "--no-twin", "--json")
+    replayed = sessions.command(
+        "replay", "--history", "history", kept.run_id[:28], "--no-twin", "--json"
+    )
     assert replayed.returncode == 0, replayed.stderr
     (outcome,) = json.loads(replayed.stdout)["outcomes"]
     assert outcome["seed"] == 3
@@ -302,7 +336,12 @@ def test_commands_read_a_history(sessions: Sessions) -> None:
     added = sessions.command("history", "add", "history", str(report), "--json")
     assert json.loads(added.stdout) == {"added": 1}
     assert [run.series for run in sessions.records("history")] == [kept.series] * 2
-    assert sessions.command("history", "prune", "history", "--older-than-days", "1", "--dry-run").returncode == 0
+    assert (
+        sessions.command(
+            "history", "prune", "history", "--older-than-days", "1", "--dry-run"
+        ).returncode
+        == 0
+    )
     assert sessions.command("history", "list", "nowhere").returncode == 2
 
 
@@ -357,7 +396,9 @@ def test_a_test_promises_something_of_its_runs(sessions: Sessions) -> None:
         ("", "promises nothing"),
     ],
 )
-def test_a_marker_that_promises_nothing_is_refused(sessions: Sessions, marker: str, reason: str) -> None:
+def test_a_marker_that_promises_nothing_is_refused(
+    sessions: Sessions, marker: str, reason: str
+) -> None:
     test = f"import pytest\n\n@pytest.mark.sla({marker})\ndef test_kill(chaos):\n    pass\n"
     (sessions.path / "test_session.py").write_text(test)
     result = sessions.run()
@@ -390,7 +431,9 @@ PROMISE = "later sessions are compared with"
 @pytest.mark.costly
 def test_a_first_session_writes_its_summary(sessions: Sessions) -> None:
     """It says what was recorded, and that there was nothing to compare with."""
-    first = sessions.run("--chaos-compare", "base.jsonl", "--chaos-summary", "told.md", tests="calm")
+    first = sessions.run(
+        "--chaos-compare", "base.jsonl", "--chaos-summary", "told.md", tests="calm"
+    )
     assert first.ret == 0
     told = (sessions.path / "told.md").read_text()
     assert told.startswith("### chaoskit: 1 run recorded; nothing to compare with yet")
@@ -398,9 +441,13 @@ def test_a_first_session_writes_its_summary(sessions: Sessions) -> None:
 
 
 def test_a_session_without_runs_promises_no_baseline(sessions: Sessions) -> None:
-    result = sessions.run("--chaos-compare", "base.jsonl", "--chaos-summary", "told.md", tests="other")
+    result = sessions.run(
+        "--chaos-compare", "base.jsonl", "--chaos-summary", "told.md", tests="other"
+    )
     assert result.ret == 10
-    result.stdout.fnmatch_lines(["0 runs recorded; nothing to compare with yet", "*base.jsonl was not made: *"])
+    result.stdout.fnmatch_lines(
+        ["0 runs recorded; nothing to compare with yet", "*base.jsonl was not made: *"]
+    )
     told = (sessions.path / "told.md").read_text()
     assert PROMISE not in told
     assert "base.jsonl was not made: no run was recorded" in told
@@ -422,7 +469,16 @@ def test_a_session_that_is_interrupted_promises_no_baseline(sessions: Sessions) 
     (sessions.path / "test_wait.py").write_text(
         "import time\nfrom pathlib import Path\n\ndef test_wait():\n    Path('waits').touch()\n    time.sleep(60)\n"
     )
-    options = ("-k", "wait", "-p", "no:cacheprovider", "--chaos-compare", "base.jsonl", "--chaos-summary", "told.md")
+    options = (
+        "-k",
+        "wait",
+        "-p",
+        "no:cacheprovider",
+        "--chaos-compare",
+        "base.jsonl",
+        "--chaos-summary",
+        "told.md",
+    )
     command = [sys.executable, "-m", "pytest", *options]
     with subprocess.Popen(command, cwd=sessions.path, stdout=subprocess.PIPE, text=True) as process:
         wait_until((sessions.path / "waits").exists, "the test waits")

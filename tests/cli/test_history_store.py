@@ -27,7 +27,9 @@ RECORDED = Path(__file__).parents[1] / "recorded" / "history"
 
 
 def test_records_of_every_version_stay_readable() -> None:
-    shared, made, accepted, night = map(decode, (RECORDED / "version-1.jsonl").read_bytes().splitlines())
+    shared, made, accepted, night = map(
+        decode, (RECORDED / "version-1.jsonl").read_bytes().splitlines()
+    )
     assert isinstance(shared, SeriesRecord)
     assert shared.plan["faults"] == [{"kind": "Kill", "rank": "any", "at_step": 8}]
     assert made.series == shared.series
@@ -74,7 +76,9 @@ for number in range(int(sys.argv[2])):
 
 def write(store: Path, count: int) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", WRITER, str(store), str(count)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1])
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]
+    )
 
 
 def test_two_writers_lose_nothing(tmp_path: Path) -> None:
@@ -115,7 +119,9 @@ DAMAGED = {
     "a verdict that there is not": GOOD.replace('"passed"', '"splendid"'),
     "a unit that there is not": GOOD.replace('"unit":"s"', '"unit":"fathom"'),
     "a value that is no number": GOOD.replace('"value":0.05', '"value":"long"'),
-    "metrics that are a list": GOOD.replace('"metrics":{', '"metrics":[{').replace('},"covariates"', '}],"covariates"'),
+    "metrics that are a list": GOOD.replace('"metrics":{', '"metrics":[{').replace(
+        '},"covariates"', '}],"covariates"'
+    ),
     "a later version": GOOD.replace('"version":1', '"version":2'),
     "a version that is no number": GOOD.replace('"version":1', '"version":"x"'),
     "two records on a line": GOOD + GOOD,
@@ -165,7 +171,9 @@ history.add(session, [run(title="after")])
 
 def test_a_disk_that_takes_a_part_is_told_of_and_loses_nothing_else(tmp_path: Path) -> None:
     command = [sys.executable, "-c", FILLS_UP, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1], check=True)
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=Path(__file__).parents[1], check=True
+    )
     assert done.stdout == "told\n"
     found = RunHistory(str(tmp_path)).read()
     assert {one.title for one in found.runs} == {"before", "after"}
@@ -195,7 +203,9 @@ def test_a_folder_that_cannot_be_listed_is_told_of(tmp_path: Path) -> None:
     assert found.set_aside == ["2026-01/: set aside: it cannot be listed"]
 
 
-@pytest.mark.parametrize("name", ["notes.txt", "2026-11/notes.jsonl", "2026-11/x/y.jsonl", "README"])
+@pytest.mark.parametrize(
+    "name", ["notes.txt", "2026-11/notes.jsonl", "2026-11/x/y.jsonl", "README"]
+)
 def test_a_strange_file_is_set_aside(tmp_path: Path, name: str) -> None:
     history = RunHistory(str(tmp_path))
     history.add(new_id(), [run()])
@@ -229,8 +239,14 @@ def test_a_store_that_cannot_be_written_is_told_of(tmp_path: Path) -> None:
         RunHistory(str(tmp_path / "file" / "below")).add(new_id(), [run()])
 
 
-def test_a_history_lies_in_an_object_store(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("ENDPOINT_URL", s3_server.url), ("ACCESS_KEY_ID", "any"), ("SECRET_ACCESS_KEY", "any")):
+def test_a_history_lies_in_an_object_store(
+    s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (
+        ("ENDPOINT_URL", s3_server.url),
+        ("ACCESS_KEY_ID", "any"),
+        ("SECRET_ACCESS_KEY", "any"),
+    ):
         monkeypatch.setenv(f"AWS_{name}", value)
     s3_server.make_bucket("history")
     history = RunHistory("s3://history/runs")

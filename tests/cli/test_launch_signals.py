@@ -113,12 +113,17 @@ class Launch:
     def await_line(self, text: str) -> None:
         """Read what is printed until a line has ``text``."""
         assert self.process.stdout is not None
-        assert any(text in line for line in iter(self.process.stdout.readline, "")), f"never printed: {text}"
+        assert any(text in line for line in iter(self.process.stdout.readline, "")), (
+            f"never printed: {text}"
+        )
 
     @contextmanager
     def stopped_agent(self, node: str, seconds: float) -> Iterator[None]:
         """Stop the agent of a node for so long, from the entry of the block on: its rank hears orders late."""
-        processes = {Path(f"/proc/{pid}/comm").read_text().strip(): pid for pid in descendants(self.process.pid)}
+        processes = {
+            Path(f"/proc/{pid}/comm").read_text().strip(): pid
+            for pid in descendants(self.process.pid)
+        }
         agent = processes[f"ck-{node}"]
         os.kill(agent, signal.SIGSTOP)
         timer = threading.Timer(seconds, os.kill, (agent, signal.SIGCONT))
@@ -149,7 +154,9 @@ def resumed(workplace: Workplace, printed: str, steps: int) -> dict[str, Any]:
     (line,) = [line for line in printed.splitlines() if line.startswith("to go on from step")]
     command = shlex.split(line.partition(": ")[2])
     assert command[:2] == ["chaoskit", "launch"]
-    done = workplace.run(*[word.replace(str(ENDLESS), str(steps)) for word in command[1:]], "--json")
+    done = workplace.run(
+        *[word.replace(str(ENDLESS), str(steps)) for word in command[1:]], "--json"
+    )
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     return result
@@ -197,7 +204,9 @@ def test_a_signal_stores_the_last_step_and_says_how_to_go_on(
 @pytest.mark.costly
 def test_a_sharded_job_stores_its_last_step(workplace: Workplace) -> None:
     (workplace.directory / "sharded.py").write_text(SHARDED)
-    launch = Launch(workplace, "--checkpoints", "kept", "--checkpoint-every", "100000", script="sharded.py")
+    launch = Launch(
+        workplace, "--checkpoints", "kept", "--checkpoint-every", "100000", script="sharded.py"
+    )
     launch.await_training()
     with launch.stopped_agent("node1", 0.5):
         launch.process.send_signal(signal.SIGTERM)
@@ -205,9 +214,15 @@ def test_a_sharded_job_stores_its_last_step(workplace: Workplace) -> None:
     assert launch.process.returncode == 128 + signal.SIGTERM, printed
     last, other = launch.committed()
     assert last == other, "the ranks ended at different steps"
-    plans = [record for record in workplace.records("run", "coordinator") if record["event"] == "plan"]
-    assert len(plans) == 1, "the ranks left the train function behind different steps, and had to begin anew"
-    assert [one.manifest.step for one in DiskTier(workplace.directory / "kept").snapshots().snapshots] == [last]
+    plans = [
+        record for record in workplace.records("run", "coordinator") if record["event"] == "plan"
+    ]
+    assert len(plans) == 1, (
+        "the ranks left the train function behind different steps, and had to begin anew"
+    )
+    assert [
+        one.manifest.step for one in DiskTier(workplace.directory / "kept").snapshots().snapshots
+    ] == [last]
     assert resumed(workplace, printed, last + 3)["resumed_from"] == last
 
 
@@ -227,13 +242,18 @@ def test_without_a_tier_the_step_is_finished_and_everything_ends(workplace: Work
 @pytest.mark.costly
 def test_a_chosen_signal_is_a_notice_too(workplace: Workplace) -> None:
     """A scheduler may announce the end by any signal; Ctrl-C is one that a user may want to store by."""
-    launch = Launch(workplace, "--checkpoints", "kept", "--notice-signal", "USR2", "--notice-signal", "SIGINT")
+    launch = Launch(
+        workplace, "--checkpoints", "kept", "--notice-signal", "USR2", "--notice-signal", "SIGINT"
+    )
     launch.await_training()
     launch.process.send_signal(signal.SIGUSR2)
     printed = launch.end()
     assert launch.process.returncode == 128 + signal.SIGUSR2, printed
     assert (
-        max(one.manifest.step for one in DiskTier(workplace.directory / "kept").snapshots().snapshots)
+        max(
+            one.manifest.step
+            for one in DiskTier(workplace.directory / "kept").snapshots().snapshots
+        )
         == (launch.committed()[-1])
     )
 
@@ -291,9 +311,13 @@ def test_a_step_that_never_ends_loses_no_step_before_it(workplace: Workplace) ->
 
 @pytest.mark.slow
 @pytest.mark.costly
-def test_a_step_of_a_sharded_job_that_never_ends_loses_no_step_before_it(workplace: Workplace) -> None:
+def test_a_step_of_a_sharded_job_that_never_ends_loses_no_step_before_it(
+    workplace: Workplace,
+) -> None:
     pause = "                time.sleep(pause)\n"
-    standing = "                while Path(__file__).with_name('stand').exists(): time.sleep(0.01)\n"
+    standing = (
+        "                while Path(__file__).with_name('stand').exists(): time.sleep(0.01)\n"
+    )
     script = "from pathlib import Path\n" + SHARDED.replace(pause, standing + pause)
     (workplace.directory / "sharded.py").write_text(script)
     options = ("--checkpoints", "kept", "--checkpoint-every", "100000", "--grace", "4")

@@ -33,7 +33,15 @@ from chaoskit.history.record import AcceptedRecord, NightRecord, NightUnit, Seri
 from chaoskit.history.session import read
 from chaoskit.history.store import RunContents
 from chaoskit.nightly.faces import MARKDOWN_BYTES, report_html, report_markdown
-from chaoskit.nightly.log import NightBegan, NightEnded, NightLog, NightStopped, UnitDone, folders_beyond, read_log
+from chaoskit.nightly.log import (
+    NightBegan,
+    NightEnded,
+    NightLog,
+    NightStopped,
+    UnitDone,
+    folders_beyond,
+    read_log,
+)
 from chaoskit.nightly.outcome import NO_GOOD_NIGHT, exit_code_of, night_sentence
 from chaoskit.nightly.plan import NightWindow, Webhook, load
 from chaoskit.nightly.report import build_report, gone
@@ -64,7 +72,9 @@ slas:
 @pytest.fixture
 def project(tmp_path: Path) -> Project:
     made = Project(tmp_path / "project")
-    made.write(**{"nightly.yaml": PLAN, "sla.yaml": SLAS, "test_calm.py": CALM, "test_it.py": KILLS})
+    made.write(
+        **{"nightly.yaml": PLAN, "sla.yaml": SLAS, "test_calm.py": CALM, "test_it.py": KILLS}
+    )
     made.write(**{".gitignore": "__pycache__\nhistory\nchaoskit-nights\nabort\n"})
     made.commit()
     return made
@@ -128,11 +138,16 @@ def test_a_night_that_is_killed_goes_on_where_it_was(project: Project) -> None:
     assert night.missing == []
     assert [one["state"] for one in night.slas] == ["met", "met", "not shown"]
     assert "report.html" in out
-    assert {"report.html", "report.md", "report.json", "night.jsonl"} <= {path.name for path in folder.iterdir()}
+    assert {"report.html", "report.md", "report.json", "night.jsonl"} <= {
+        path.name for path in folder.iterdir()
+    }
     assert [*(folder / "report").rglob("outcome.json")]
     runs = read(str(project.path / "history")).runs
     assert len(runs) == 8
-    assert all(len({one.session for one in runs if one.title == title}) == 1 for title in {one.title for one in runs})
+    assert all(
+        len({one.session for one in runs if one.title == title}) == 1
+        for title in {one.title for one in runs}
+    )
 
 
 def is_alive(pid: int) -> bool:
@@ -146,9 +161,17 @@ def is_alive(pid: int) -> bool:
 @pytest.mark.slow
 @pytest.mark.promise("compares it with the commit of the last night in which nothing was wrong")
 def test_a_regression_since_the_last_good_night_is_reported(project: Project) -> None:
-    project.write(**{"nightly.yaml": f"{PLAN}compare: {{tests: ['test_it.py::test_kill[4]'], numbers: [recovery]}}\n"})
     project.write(
-        **{"train.py": (project.path / "train.py").read_text().replace("trainer.step == 6", "trainer.step == 4")}
+        **{
+            "nightly.yaml": f"{PLAN}compare: {{tests: ['test_it.py::test_kill[4]'], numbers: [recovery]}}\n"
+        }
+    )
+    project.write(
+        **{
+            "train.py": (project.path / "train.py")
+            .read_text()
+            .replace("trainer.step == 6", "trainer.step == 4")
+        }
     )
     good = project.commit()
     status, _, told = finish(start(project))
@@ -170,13 +193,19 @@ def test_a_regression_since_the_last_good_night_is_reported(project: Project) ->
 @pytest.mark.slow
 def test_a_night_without_a_new_commit_is_no_failure(project: Project) -> None:
     """A quiet weekend: what would be compared is the last good night's own commit."""
-    project.write(**{"nightly.yaml": f"{PLAN}compare: {{tests: ['test_it.py::test_kill[4]'], numbers: [recovery]}}\n"})
+    project.write(
+        **{
+            "nightly.yaml": f"{PLAN}compare: {{tests: ['test_it.py::test_kill[4]'], numbers: [recovery]}}\n"
+        }
+    )
     project.write(**{"test_it.py": KILLS.replace("[4, 6, 7]", "[4]")})
     project.commit()
     assert finish(start(project))[0] == 0
     status, _, told = finish(start(project))
     assert status == 0, told
-    assert any("nothing is new since the last good night" in line for line in nights(project)[-1].lines)
+    assert any(
+        "nothing is new since the last good night" in line for line in nights(project)[-1].lines
+    )
 
 
 @pytest.mark.costly
@@ -193,7 +222,9 @@ def test_a_second_night_is_refused(project: Project) -> None:
 
 
 @pytest.mark.costly
-@pytest.mark.promise("`abort_if` is asked every ten seconds, and ends the night when it ends with 0")
+@pytest.mark.promise(
+    "`abort_if` is asked every ten seconds, and ends the night when it ends with 0"
+)
 def test_a_night_is_aborted_in_the_middle_of_a_run(project: Project) -> None:
     guard = "guard: {abort_if: [test, -e, abort], every: 0.2s}"
     project.write(**{"nightly.yaml": f"{PLAN}{guard}\n"})
@@ -218,7 +249,9 @@ def test_a_control_that_fails_ends_the_night(project: Project) -> None:
     status, _, told = finish(start(project))
     assert status == 11, told
     (night,) = nights(project)
-    assert night.reason.startswith("the control arm failed, with no fault in it: test_calm.py::test_calm: ")
+    assert night.reason.startswith(
+        "the control arm failed, with no fault in it: test_calm.py::test_calm: "
+    )
     assert {unit.part for unit in night.units} == {"control"}
 
 
@@ -226,13 +259,18 @@ def test_a_control_that_fails_ends_the_night(project: Project) -> None:
     ("guard", "told"),
     [
         ("{require: ['false']}", "guard.require='false': wait until it ends with 0: 1"),
-        ("{require: [sh, -c, 'echo an incident; exit 3']}", "wait until it ends with 0: an incident"),
+        (
+            "{require: [sh, -c, 'echo an incident; exit 3']}",
+            "wait until it ends with 0: an incident",
+        ),
         ("{require: [not-there]}", "No such file or directory"),
         ("{window: {from: 'NEVER', to: 'NOW'}}", "begin it from"),
     ],
 )
 @pytest.mark.promise("Before that holds nothing is started")
-def test_a_guard_that_does_not_hold_refuses_the_night(project: Project, guard: str, told: str) -> None:
+def test_a_guard_that_does_not_hold_refuses_the_night(
+    project: Project, guard: str, told: str
+) -> None:
     now = datetime.now(UTC)
     closed = f"{now + timedelta(hours=2):%H:%M}", f"{now + timedelta(hours=3):%H:%M}"
     guard = guard.replace("NEVER", closed[0]).replace("NOW", closed[1])
@@ -247,7 +285,10 @@ def test_a_guard_that_does_not_hold_refuses_the_night(project: Project, guard: s
 def test_a_preview_runs_nothing(project: Project) -> None:
     status, out, told = finish(start(project, "--preview", "--json"))
     assert status == 0, told
-    assert {part: len(tests) for part, tests in json.loads(out).items()} == {"control": 1, "experiments": 3}
+    assert {part: len(tests) for part, tests in json.loads(out).items()} == {
+        "control": 1,
+        "experiments": 3,
+    }
     assert not folders(project)
 
 
@@ -282,28 +323,63 @@ def test_a_selection_of_nothing_is_refused(project: Project) -> None:
             "version: 1\nname: a\ntests: [a]\nhistory: h\ncompare: {tests: [b], numbers: [speed]}",
             "name a duration, or a quotient of two",
         ),
-        ("version: 1\nname: a\ntests: [a]\nkeep: -1", "use the number of nights whose folders stay"),
+        (
+            "version: 1\nname: a\ntests: [a]\nkeep: -1",
+            "use the number of nights whose folders stay",
+        ),
         ("version: 1\nname: a\ntests: [a]\nbudget: soon", "give a time above 0"),
         ("version: 1\nname: a\ntests: [a]\nbudget: 0h", "give a time above 0"),
-        ("version: 1\nname: a\ntests: [a]\ncompare: {tests: []}", "name tests, or leave compare out"),
-        ("version: 1\nname: a\ntests: [a]\ncompare: {tests: [b]}", "give a history, in which the last good night"),
-        ("version: 1\nname: a\ntests: [a]\nhistory: h\ncompare: {tests: [b], tolerance: 0}", "use a share above 0"),
-        ("version: 1\nname: a\ntests: [a]\nhistory: h\ncompare: {tests: [b], budget: x}", "give a time above 0"),
+        (
+            "version: 1\nname: a\ntests: [a]\ncompare: {tests: []}",
+            "name tests, or leave compare out",
+        ),
+        (
+            "version: 1\nname: a\ntests: [a]\ncompare: {tests: [b]}",
+            "give a history, in which the last good night",
+        ),
+        (
+            "version: 1\nname: a\ntests: [a]\nhistory: h\ncompare: {tests: [b], tolerance: 0}",
+            "use a share above 0",
+        ),
+        (
+            "version: 1\nname: a\ntests: [a]\nhistory: h\ncompare: {tests: [b], budget: x}",
+            "give a time above 0",
+        ),
         ("version: 1\nname: a\ntests: [a]\nguard: {every: never}", "give a time above 0"),
-        ("version: 1\nname: a\ntests: [a]\nguard: {window: {from: '1', to: '02:00'}}", "with quotes"),
-        ("version: 1\nname: a\ntests: [a]\nguard: {window: {from: '25:00', to: '02:00'}}", "with quotes"),
-        ("version: 1\nname: a\ntests: [a]\nguard: {window: {from: 90, to: '02:00'}}", "Expected `str`"),
+        (
+            "version: 1\nname: a\ntests: [a]\nguard: {window: {from: '1', to: '02:00'}}",
+            "with quotes",
+        ),
+        (
+            "version: 1\nname: a\ntests: [a]\nguard: {window: {from: '25:00', to: '02:00'}}",
+            "with quotes",
+        ),
+        (
+            "version: 1\nname: a\ntests: [a]\nguard: {window: {from: 90, to: '02:00'}}",
+            "Expected `str`",
+        ),
         (
             "version: 1\nname: a\ntests: [a]\nguard: {window: {from: '01:00', to: '02:00', zone: Mars}}",
             "name a time zone",
         ),
-        ("version: 1\nname: a\ntests: [a]\nguard: {window: {from: '01:00', to: '02:00', days: [x]}}", "use mon, tue"),
-        ("version: 1\nname: a\ntests: [a]\nwebhook: {url_from: 'https://x'}", "its URL may be a secret"),
+        (
+            "version: 1\nname: a\ntests: [a]\nguard: {window: {from: '01:00', to: '02:00', days: [x]}}",
+            "use mon, tue",
+        ),
+        (
+            "version: 1\nname: a\ntests: [a]\nwebhook: {url_from: 'https://x'}",
+            "its URL may be a secret",
+        ),
         ("version: 1\nname: a\ntests: [a]\nwebhook: {url_from: 'env:'}", "its URL may be a secret"),
-        ("version: 1\nname: a\ntests: [a]\nwebhook: {url_from: 'env:X', when: never}", "use always, change or bad"),
+        (
+            "version: 1\nname: a\ntests: [a]\nwebhook: {url_from: 'env:X', when: never}",
+            "use always, change or bad",
+        ),
     ],
 )
-def test_a_plan_that_cannot_be_carried_out_is_refused_in_a_line(tmp_path: Path, text: str, told: str) -> None:
+def test_a_plan_that_cannot_be_carried_out_is_refused_in_a_line(
+    tmp_path: Path, text: str, told: str
+) -> None:
     path = tmp_path / "nightly.yaml"
     path.write_text(text)
     with pytest.raises(BadInput, match=re.escape(told)) as refused:
@@ -325,13 +401,25 @@ def test_a_plan_that_is_not_there_is_refused(tmp_path: Path) -> None:
         ("22:00", "05:00", "2026-11-24 23:00", True),
         ("22:00", "05:00", "2026-11-25 04:59", True),
         ("22:00", "05:00", "2026-11-25 12:00", False),
-        ("22:00", "05:00", "2026-11-28 03:00", True),  # a Saturday, of the night that began on Friday
+        (
+            "22:00",
+            "05:00",
+            "2026-11-28 03:00",
+            True,
+        ),  # a Saturday, of the night that began on Friday
         ("22:00", "05:00", "2026-11-28 23:00", False),  # a Saturday
         ("01:00", "05:00", "2026-11-29 02:00", False),  # a Sunday
-        ("22:00", "05:00", "2026-11-30 02:00", False),  # a Monday, of the night that began on Sunday
+        (
+            "22:00",
+            "05:00",
+            "2026-11-30 02:00",
+            False,
+        ),  # a Monday, of the night that began on Sunday
     ],
 )
-def test_a_window_is_of_the_evening_on_which_it_began(begin: str, end: str, moment: str, is_open: bool) -> None:
+def test_a_window_is_of_the_evening_on_which_it_began(
+    begin: str, end: str, moment: str, is_open: bool
+) -> None:
     window = NightWindow(begin, end, "Europe/Berlin", ("Mon", "tuesday", "wed", "thu", "fri"))
     at = datetime.fromisoformat(moment).replace(tzinfo=ZoneInfo("Europe/Berlin"))
     assert window.is_open(at.astimezone(UTC)) is is_open
@@ -341,7 +429,9 @@ def test_a_window_is_of_the_evening_on_which_it_began(begin: str, end: str, mome
 
 
 def unit(test: str = "test_kill", part: Any = "experiments", **more: Any) -> NightUnit:
-    return NightUnit(**{"part": part, "test": test, "runs": 5, "verdicts": {Verdict.PASSED: 5}, **more})
+    return NightUnit(
+        **{"part": part, "test": test, "runs": 5, "verdicts": {Verdict.PASSED: 5}, **more}
+    )
 
 
 def test_a_torn_line_costs_its_test_alone(tmp_path: Path) -> None:
@@ -373,7 +463,9 @@ def test_a_night_goes_on_only_with_what_it_began(tmp_path: Path) -> None:
 def test_a_night_that_was_stopped_does_not_go_on(project: Project) -> None:
     """Where a kill came before its record: what follows ends it, and runs no test."""
     sources = project.git("rev-parse", "HEAD")
-    plan = hashlib.sha256(msgspec.json.encode([load(project.path / "nightly.yaml"), ""])).hexdigest()[:16]
+    plan = hashlib.sha256(
+        msgspec.json.encode([load(project.path / "nightly.yaml"), ""])
+    ).hexdigest()[:16]
     log = NightLog(project.path / "chaoskit-nights" / "2026-11-01-small-0000")
     log.add(NightBegan("n", "small", plan, sources, time.time_ns()))
     log.add(NightStopped("its condition to abort holds: pages are firing"))
@@ -391,7 +483,9 @@ def test_a_night_that_is_there_twice_is_one() -> None:
     assert RunContents(nights=[first, again]).in_order().nights == [again]
 
 
-@pytest.mark.parametrize("raised", [UnicodeDecodeError("utf-8", b"\xff", 0, 1, "it is no text"), OSError("away")])
+@pytest.mark.parametrize(
+    "raised", [UnicodeDecodeError("utf-8", b"\xff", 0, 1, "it is no text"), OSError("away")]
+)
 def test_a_condition_that_cannot_be_asked_ends_the_night(raised: Exception) -> None:
     def ask() -> str:
         raise raised
@@ -400,7 +494,9 @@ def test_a_condition_that_cannot_be_asked_ends_the_night(raised: Exception) -> N
         with watched([AbortCondition(ask, 0.01)]):
             time.sleep(10)
 
-    with pytest.raises(NightAborted, match=r"its condition to abort cannot be asked: (Unicode|OSError)"):
+    with pytest.raises(
+        NightAborted, match=r"its condition to abort cannot be asked: (Unicode|OSError)"
+    ):
         wait()
 
 
@@ -409,12 +505,17 @@ def test_what_a_condition_says_need_not_be_text() -> None:
 
 
 def test_folders_of_old_nights_go_and_those_of_killed_ones_stay(tmp_path: Path) -> None:
-    for day, (name, is_over) in enumerate([("small", True), ("small", False), ("other", True), *[("small", True)] * 3]):
+    for day, (name, is_over) in enumerate(
+        [("small", True), ("small", False), ("other", True), *[("small", True)] * 3]
+    ):
         log = NightLog(tmp_path / f"2026-11-{day:02d}-{name}-0000-{day}")
         log.add(NightBegan("n", name, "digest", "abc", 1))
         if is_over:
             log.add(NightEnded(night(day, name=name)))
-    assert [folder.name[8:10] for folder in folders_beyond(tmp_path, "small", keep=2)] == ["00", "03"]
+    assert [folder.name[8:10] for folder in folders_beyond(tmp_path, "small", keep=2)] == [
+        "00",
+        "03",
+    ]
     assert folders_beyond(tmp_path, "small", keep=4) == []
     assert folders_beyond(tmp_path, "sma", keep=1) == []
 
@@ -424,19 +525,39 @@ def test_folders_of_old_nights_go_and_those_of_killed_ones_stay(tmp_path: Path) 
 
 def night(day: int = 0, **more: Any) -> NightRecord:
     started = int((datetime(2026, 11, 1, 2, tzinfo=UTC) + timedelta(days=day)).timestamp() * 1e9)
-    made = {"night": new_id(), "name": "small", "commit": f"{day:040d}", "started_unix_ns": started, "seconds": 60.0}
+    made = {
+        "night": new_id(),
+        "name": "small",
+        "commit": f"{day:040d}",
+        "started_unix_ns": started,
+        "seconds": 60.0,
+    }
     record = NightRecord(**{"exit_code": 0, "units": [unit()], **made, **more})
     return msgspec.structs.replace(record, exit_code=exit_code_of(record))
 
 
 def regressed(**more: Any) -> NumberFinding:
     ratio = estimate_ratio([0.1] * 7, [0.15] * 7, 0.9)
-    told = {"series": "one", "title": "test_kill", "metric": "recovery", "unit": "s", "change": NumberChange.REGRESSED}
-    return NumberFinding(**{**told, "before": 0.1, "after": 0.15, "ratio": ratio, "phase": "restored", **more})
+    told = {
+        "series": "one",
+        "title": "test_kill",
+        "metric": "recovery",
+        "unit": "s",
+        "change": NumberChange.REGRESSED,
+    }
+    return NumberFinding(
+        **{**told, "before": 0.1, "after": 0.15, "ratio": ratio, "phase": "restored", **more}
+    )
 
 
 def line(state: State, **more: Any) -> dict[str, Any]:
-    told = {"sla": "a lost rank", "line": "recovery.p95 <= 2 s", "state": state, "runs": 60, "misses": 1}
+    told = {
+        "sla": "a lost rank",
+        "line": "recovery.p95 <= 2 s",
+        "state": state,
+        "runs": 60,
+        "misses": 1,
+    }
     return msgspec.to_builtins(Judged(**{**told, **more}))
 
 
@@ -459,7 +580,9 @@ def line(state: State, **more: Any) -> dict[str, Any]:
         ({"reason": "pages are firing"}, "it ended early: pages are firing; 5 of 5 runs passed"),
     ],
 )
-def test_a_sentence_hides_nothing_that_changes_the_exit_status(more: dict[str, Any], told: str) -> None:
+def test_a_sentence_hides_nothing_that_changes_the_exit_status(
+    more: dict[str, Any], told: str
+) -> None:
     assert night_sentence(night(**more)) == told
     assert told.startswith("nothing is wrong") is (night(**more).exit_code == 0)
 
@@ -478,7 +601,17 @@ def test_a_sentence_hides_nothing_that_changes_the_exit_status(more: dict[str, A
         ({"units": [unit(failures=1, verdicts={Verdict.PASSED: 4, Verdict.UNKNOWN: 1})]}, 1),
         ({"units": [unit(troubles=["skipped: no GPU"])]}, 0),
         ({"slas": [line(State.UNKNOWN)]}, 10),
-        ({"units": [unit(verdicts={Verdict.PASSED: 4, Verdict.UNKNOWN: 1}, troubles=["failed: unknown"])]}, 10),
+        (
+            {
+                "units": [
+                    unit(
+                        verdicts={Verdict.PASSED: 4, Verdict.UNKNOWN: 1},
+                        troubles=["failed: unknown"],
+                    )
+                ]
+            },
+            10,
+        ),
         ({"missing": ["experiments: test_b: skipped"]}, 10),
         ({"units": [unit(verdicts={Verdict.ERROR: 1}, troubles=["failed: error"])]}, 11),
         ({"lines": ["left behind: process 7 (python)"]}, 11),
@@ -503,25 +636,36 @@ def test_the_report_says_since_when_and_how_to_see_it(tmp_path: Path) -> None:
             against="9" * 40,
         ),
     ]
-    kept[1] = msgspec.structs.replace(kept[1], units=[unit(), unit("test_gone")], environment={"torch": "2.12"})
+    kept[1] = msgspec.structs.replace(
+        kept[1], units=[unit(), unit("test_gone")], environment={"torch": "2.12"}
+    )
     contents = RunContents(nights=kept, runs=[run(series="two"), run(), run()])
     day = datetime.fromtimestamp(kept[-1].started_unix_ns / 1e9, UTC).date()
-    contents.accepted = [AcceptedRecord(series="two", reason="sums", until=day + timedelta(days=3), by="me")]
+    contents.accepted = [
+        AcceptedRecord(series="two", reason="sums", until=day + timedelta(days=3), by="me")
+    ]
     report = build_report(contents, "s3://bucket/history")
     assert report.sentence.startswith("1 of 1 SLA line broken, 1 regression, ")
     (broken,) = report.broken
     assert broken.since == (kept[0].commit, kept[1].commit)
     assert broken.replay == ["chaoskit replay --history s3://bucket/history r3"]
-    assert [(one.finding.metric, one.finding.phase) for one in report.regressions if one.finding] == [
-        ("recovery", "restored")
-    ]
+    assert [
+        (one.finding.metric, one.finding.phase) for one in report.regressions if one.finding
+    ] == [("recovery", "restored")]
     assert not report.troubles
-    skipped = night(units=[unit(troubles=["skipped: no GPU"]), unit("test_b", failures=1, troubles=["failed: x"])])
+    skipped = night(
+        units=[
+            unit(troubles=["skipped: no GPU"]),
+            unit("test_b", failures=1, troubles=["failed: x"]),
+        ]
+    )
     told = build_report(RunContents(nights=[skipped]), "store").troubles
     assert [row.unit.test for row in told if row.unit] == ["test_b"]
     assert report.regressions[0].replay.endswith(contents.runs[-1].run_id)
     assert report.not_run == ["experiments: test_other: skipped"]
-    assert gone(kept[2], kept[:2]) == ["experiments: test_gone: it ran in the night before, and is not there any more"]
+    assert gone(kept[2], kept[:2]) == [
+        "experiments: test_gone: it ran in the night before, and is not there any more"
+    ]
     assert gone(msgspec.structs.replace(kept[2], reason="aborted"), kept[:2]) == []
     (budget,) = report.budgets
     assert budget.left == pytest.approx(2.0)
@@ -545,12 +689,21 @@ def test_the_report_says_since_when_and_how_to_see_it(tmp_path: Path) -> None:
     assert len(re.findall('<table class="folding"', page)) == 1, "no other needs as many columns"
     places = [page.index(heading) for heading in headings]
     assert places == sorted(places)
-    assert not re.search(r"""(src|href)=["']?(https?:)?//|@import|url\(""", page)  # it loads nothing
+    assert not re.search(
+        r"""(src|href)=["']?(https?:)?//|@import|url\(""", page
+    )  # it loads nothing
 
 
 @pytest.mark.parametrize(
     ("seconds", "words_of_it"),
-    [(0, "0 s"), (60, "60 s"), (119, "119 s"), (120, "2 minutes"), (3600, "1 hour"), (3660, "1 hour 1 minute")],
+    [
+        (0, "0 s"),
+        (60, "60 s"),
+        (119, "119 s"),
+        (120, "2 minutes"),
+        (3600, "1 hour"),
+        (3660, "1 hour 1 minute"),
+    ],
 )
 def test_a_night_took_so_long(seconds: float, words_of_it: str) -> None:
     page = report_html(build_report(RunContents(nights=[night(seconds=seconds)]), "store"))
@@ -558,7 +711,10 @@ def test_a_night_took_so_long(seconds: float, words_of_it: str) -> None:
 
 
 def test_a_report_of_many_things_fits_into_a_comment() -> None:
-    missing = [f"experiments: test_{number}: it did not run, for a reason of some length" for number in range(5000)]
+    missing = [
+        f"experiments: test_{number}: it did not run, for a reason of some length"
+        for number in range(5000)
+    ]
     told = report_markdown(build_report(RunContents(nights=[night(missing=missing)]), "store"))
     assert len(told.encode()) <= MARKDOWN_BYTES
     assert told.endswith("and more: see the report\n")
@@ -593,9 +749,13 @@ def test_a_night_that_is_not_there_is_refused() -> None:
 
 def test_a_series_is_drawn_over_nights() -> None:
     sessions = sorted(new_id() for _ in range(2))
-    runs = [run(0.05 + 0.01 * number, session=session) for session in sessions for number in range(3)]
+    runs = [
+        run(0.05 + 0.01 * number, session=session) for session in sessions for number in range(3)
+    ]
     contents = RunContents(runs=runs, plans={"one": SeriesRecord(series="one", plan={})})
-    contents.nights = [night(day, units=[unit(session=session)]) for day, session in enumerate(sessions)]
+    contents.nights = [
+        night(day, units=[unit(session=session)]) for day, session in enumerate(sessions)
+    ]
     report = build_report(contents, "store")
     (curve,) = report.curves
     assert (curve.title, curve.recovered, curve.runs) == ("test_kill", 3, 3)
@@ -604,7 +764,10 @@ def test_a_series_is_drawn_over_nights() -> None:
     page = report_html(report)
     assert page.count("<circle") == 2
     texts = [float(y) for y in re.findall(r'<text x="0%" y="([\d.]+)"[^>]*>slowest: ', page)]
-    points = [float(y) - float(r) for y, r in re.findall(r'<circle cx="[\d.]+%" cy="([\d.]+)" r="(\d)"', page)]
+    points = [
+        float(y) - float(r)
+        for y, r in re.findall(r'<circle cx="[\d.]+%" cy="([\d.]+)" r="(\d)"', page)
+    ]
     assert len(texts) == 1
     assert len(points) == 2
     assert min(points) > texts[0] + 3, "no point lies on the greatest value"
@@ -672,19 +835,28 @@ def test_a_chat_is_told(chat: type[_Chat]) -> None:
         ("change", 1, 1, False),
     ],
 )
-def test_a_chat_is_told_when_it_shall_be(chat: type[_Chat], when: str, before: int, now: int, is_told: bool) -> None:
-    earlier, later = (msgspec.structs.replace(night(), exit_code=status) for status in (before, now))
+def test_a_chat_is_told_when_it_shall_be(
+    chat: type[_Chat], when: str, before: int, now: int, is_told: bool
+) -> None:
+    earlier, later = (
+        msgspec.structs.replace(night(), exit_code=status) for status in (before, now)
+    )
     assert post(Webhook("env:CHAT", when), later, earlier) == ""
     assert bool(chat.told) is is_told
 
 
-def test_a_chat_that_fails_changes_nothing(chat: type[_Chat], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chat_that_fails_changes_nothing(
+    chat: type[_Chat], monkeypatch: pytest.MonkeyPatch
+) -> None:
     chat.status = 500
     assert post(Webhook("env:CHAT"), night(), None) == "the webhook has failed: HTTPError"
     monkeypatch.setenv("CHAT", "http://127.0.0.1:1/secret")
     assert post(Webhook("env:CHAT"), night(), None) == "the webhook has failed: URLError"
     monkeypatch.setenv("CHAT", "nonsense")
-    assert post(Webhook("env:CHAT"), night(), None) == "the webhook was not called: env:CHAT holds no URL"
+    assert (
+        post(Webhook("env:CHAT"), night(), None)
+        == "the webhook was not called: env:CHAT holds no URL"
+    )
     monkeypatch.setenv("CHAT", "http://127.0.0.1:1/a secret")
     assert post(Webhook("env:CHAT"), night(), None) == "the webhook has failed: InvalidURL"
     assert "No such file" in post(Webhook("file:/nowhere"), night(), None)

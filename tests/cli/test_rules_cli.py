@@ -58,7 +58,10 @@ def rules(tmp_path: Path) -> Path:
 def log(tmp_path: Path) -> Path:
     """Ten steps a second apart; the speed drops for the last three."""
     file = tmp_path / "train.log"
-    lines = [f"2026-01-01 00:00:{s:02},000 loss: {9 - s} speed: {0.9 if s < 7 else 0.25}" for s in range(10)]
+    lines = [
+        f"2026-01-01 00:00:{s:02},000 loss: {9 - s} speed: {0.9 if s < 7 else 0.25}"
+        for s in range(10)
+    ]
     file.write_text("\n".join(lines) + "\n")
     return file
 
@@ -66,13 +69,20 @@ def log(tmp_path: Path) -> Path:
 def test_what_would_have_fired(command: Command, rules: Path, log: Path) -> None:
     found = command.told("test", rules, log, code=1)
     hang, speed = found["rules"]
-    assert (hang["points"], hang["gap_s"], hang["fired"]) == (10, {"min": 1.0, "median": 1.0, "max": 1.0}, [])
+    assert (hang["points"], hang["gap_s"], hang["fired"]) == (
+        10,
+        {"min": 1.0, "median": 1.0, "max": 1.0},
+        [],
+    )
     assert [(one["verdict"], one["time_s"], one["action"]) for one in speed["fired"]] == [
         ("slow", 1767225608.0, "replace-node")
     ]
     assert speed["value"] == {"min": 0.25, "median": 0.9, "max": 0.9}
     text = command.run("test", rules, log, code=1)
-    assert "2026-01-01 00:00:08  speed: slow, 0.25 < 0.5, 2 times in a row -> replace-node" in text.replace("\n", "")
+    assert (
+        "2026-01-01 00:00:08  speed: slow, 0.25 < 0.5, 2 times in a row -> replace-node"
+        in text.replace("\n", "")
+    )
 
 
 def test_expectations_decide_the_exit_code(command: Command, rules: Path, log: Path) -> None:
@@ -93,11 +103,15 @@ def test_expectations_decide_the_exit_code(command: Command, rules: Path, log: P
         (("--period-s", "-1"), "0 or more"),
     ],
 )
-def test_bad_input_is_refused(command: Command, rules: Path, log: Path, arguments: tuple[str, ...], says: str) -> None:
+def test_bad_input_is_refused(
+    command: Command, rules: Path, log: Path, arguments: tuple[str, ...], says: str
+) -> None:
     assert says in command.run("test", rules, log, *arguments, code=2)
 
 
-def test_files_that_cannot_be_used_are_named(command: Command, rules: Path, log: Path, tmp_path: Path) -> None:
+def test_files_that_cannot_be_used_are_named(
+    command: Command, rules: Path, log: Path, tmp_path: Path
+) -> None:
     assert "no.log" in command.run("test", rules, tmp_path / "no.log", code=2)
     assert "train.log" in command.run("test", log, log, code=2)
 

@@ -35,7 +35,18 @@ class Launch:
     def __init__(self, workplace: Workplace) -> None:
         self.directory = workplace.directory / "run"
         self._workplace = workplace
-        arguments = ["launch", "train.py", "--nodes", "2", "--spares", "0", "--elastic", "1..4", "--report", "run"]
+        arguments = [
+            "launch",
+            "train.py",
+            "--nodes",
+            "2",
+            "--spares",
+            "0",
+            "--elastic",
+            "1..4",
+            "--report",
+            "run",
+        ]
         settings = ["--set", "steps=100000", "--set", "pause=0.02"]
         self.log = (workplace.directory / "launch.log").open("w")
         self.process = workplace.start(*arguments, *settings, stdout=self.log, stderr=self.log)
@@ -49,7 +60,12 @@ class Launch:
         """Wait for an event while the launch lives; its log stands in the error."""
         log = self._workplace.directory / "launch.log"
         try:
-            wait_until(lambda: holds() or self.process.poll() is not None, what, limit_s=LIMIT_S, poll_s=0.02)
+            wait_until(
+                lambda: holds() or self.process.poll() is not None,
+                what,
+                limit_s=LIMIT_S,
+                poll_s=0.02,
+            )
         except AssertionError as error:
             error.add_note(log.read_text())
             raise
@@ -69,7 +85,9 @@ class Launch:
         return said["error"]["field"], said["error"]["value"]
 
     def records(self, event: Event) -> list[Record]:
-        return [record for record in read_journals(self.directory / "journal") if record.event == event]
+        return [
+            record for record in read_journals(self.directory / "journal") if record.event == event
+        ]
 
     def end(self) -> None:
         self.process.send_signal(signal.SIGINT)
@@ -118,7 +136,9 @@ def test_every_way_to_ask(launch: Launch) -> None:
 
     staying = launch.run.state().nodes[0]
     assert launch.command("node", "drain", staying, "--grace-s", "5")[0] == 0
-    launch.until(lambda: staying not in launch.run.state().nodes, "the end of the node that got a notice")
+    launch.until(
+        lambda: staying not in launch.run.state().nodes, "the end of the node that got a notice"
+    )
     assert not launch.records(Event.DETECTED)
     assert launch.records(Event.LEFT)
 
@@ -153,7 +173,9 @@ def test_a_notice_is_taken_back(launch: Launch) -> None:
     assert launch.command("node", "drain", "node0", "--grace-s", "60")[0] == 0
     launch.until_world(1)
     agent = agent_of(launch, "node1")
-    os.kill(agent, signal.SIGTERM)  # no other node is left: it stays as long as it can, and asks again and again
+    os.kill(
+        agent, signal.SIGTERM
+    )  # no other node is left: it stays as long as it can, and asks again and again
     launch.until(lambda: not catches(agent, signal.SIGTERM), "the first signal to be taken")
     assert launch.command("node", "drain", "node1", "--cancel")[0] == 0
     assert launch.command("node", "drain", "node0", "--cancel")[0] == 0
@@ -167,7 +189,9 @@ def test_a_notice_is_taken_back(launch: Launch) -> None:
 
 
 @pytest.mark.parametrize("arguments", [(), ("--grace-s", "5", "--cancel")], ids=["neither", "both"])
-def test_a_notice_says_when_or_that_it_is_taken_back(workplace: Workplace, arguments: tuple[str, ...]) -> None:
+def test_a_notice_says_when_or_that_it_is_taken_back(
+    workplace: Workplace, arguments: tuple[str, ...]
+) -> None:
     """A notice without a time, or with a time and a cancellation, is bad input."""
     ended = workplace.run("node", "drain", "node0", *arguments)
     assert ended.returncode == 2
@@ -181,16 +205,23 @@ def test_a_stranger_learns_nothing(launch: Launch) -> None:
     assert stat.S_IMODE((launch.directory / DOOR).stat().st_mode) == 0o600
     for token in ("", "Bearer ", f"Bearer {door['token'][:-1]}"):
         for path, data in (("world", None), ("scale", b'{"size": 1}')):
-            request = urllib.request.Request(f"{door['url']}/{path}", data=data, headers={"Authorization": token})
+            request = urllib.request.Request(
+                f"{door['url']}/{path}", data=data, headers={"Authorization": token}
+            )
             with pytest.raises(urllib.error.HTTPError) as refused:
                 urllib.request.urlopen(request, timeout=LIMIT_S)
             assert refused.value.code == 401
     request = urllib.request.Request(
-        f"{door['url']}/scale", data=b'{"size": "many"}', headers={"Authorization": f"Bearer {door['token']}"}
+        f"{door['url']}/scale",
+        data=b'{"size": "many"}',
+        headers={"Authorization": f"Bearer {door['token']}"},
     )
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(request, timeout=LIMIT_S)
-    assert (refused.value.code, "send JSON with size (int)" in refused.value.read().decode()) == (400, True)
+    assert (refused.value.code, "send JSON with size (int)" in refused.value.read().decode()) == (
+        400,
+        True,
+    )
     assert launch.run.state().world == 2
     assert not launch.records(Event.ASKED)
 
@@ -198,11 +229,28 @@ def test_a_stranger_learns_nothing(launch: Launch) -> None:
 @pytest.mark.costly
 def test_without_a_policy_a_request_is_refused(workplace: Workplace) -> None:
     """A job without an elastic policy keeps its size, and its address is gone when it has ended."""
-    arguments = ["launch", "train.py", "--nodes", "1", "--spares", "0", "--report", "run", "--set", "steps=100000"]
-    process = workplace.start(*arguments, "--set", "pause=0.02", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    arguments = [
+        "launch",
+        "train.py",
+        "--nodes",
+        "1",
+        "--spares",
+        "0",
+        "--report",
+        "run",
+        "--set",
+        "steps=100000",
+    ]
+    process = workplace.start(
+        *arguments, "--set", "pause=0.02", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         door = workplace.directory / "run" / DOOR
-        wait_until(lambda: door.exists() or process.poll() is not None, "the address of the launch", limit_s=LIMIT_S)
+        wait_until(
+            lambda: door.exists() or process.poll() is not None,
+            "the address of the launch",
+            limit_s=LIMIT_S,
+        )
         reply = RunClient(workplace.directory / "run").scale(2)
         assert not reply.accepted
         assert "no elastic policy" in reply.reason
@@ -241,7 +289,9 @@ def test_the_policy_on_the_command_line(tmp_path: Path) -> None:
     assert policy is not None
     assert (policy.sizes[0], policy.sizes[-1], policy.scaling_timeout_s) == (2, 8, 0.0)
     file = tmp_path / "policy.yaml"
-    file.write_text("elasticPolicy: {minReplicas: 1, maxReplicas: 4, replicaDiscreteValues: [1, 2, 4]}")
+    file.write_text(
+        "elasticPolicy: {minReplicas: 1, maxReplicas: 4, replicaDiscreteValues: [1, 2, 4]}"
+    )
     policy = parse_elastic(str(file))
     assert policy is not None
     assert policy.sizes == (1, 2, 4)

@@ -37,7 +37,9 @@ def test_control_characters_become_escapes() -> None:
     for code in range(0x3000):
         character = chr(code)
         control = code < 0x20 or 0x7F <= code < 0xA0
-        assert printable(character) == (f"\\x{code:02x}" if control and character not in "\n\t" else character)
+        assert printable(character) == (
+            f"\\x{code:02x}" if control and character not in "\n\t" else character
+        )
     assert one_line(" a\n\t b\x1b[m\r\n") == r"a b\x1b[m"
 
 
@@ -69,7 +71,9 @@ def test_nothing_that_is_printed_acts(renderable: RenderableType) -> None:
 def test_a_style_is_written_and_the_text_still_does_nothing() -> None:
     """On a terminal the only sequences are those of rich."""
     file = io.StringIO()
-    Terminal(file=file, width=200, force_terminal=True, color_system="standard").print(Text(HOSTILE, "red"))
+    Terminal(file=file, width=200, force_terminal=True, color_system="standard").print(
+        Text(HOSTILE, "red")
+    )
     written = file.getvalue()
     assert written.startswith("\x1b[31m")
     assert not _ACTS.search(re.sub(r"\x1b\[\d*m", "", written)), ascii(written)
@@ -78,7 +82,9 @@ def test_a_style_is_written_and_the_text_still_does_nothing() -> None:
 def run(directory: Path, *arguments: str, stderr: bool = False) -> str:
     environment = dict(os.environ, XDG_STATE_HOME=str(directory / "state"), COLUMNS="300")
     command = [sys.executable, "-m", "chaoskit", *arguments]
-    ended = subprocess.run(command, env=environment, capture_output=True, timeout=LIMIT_S, check=False)
+    ended = subprocess.run(
+        command, env=environment, capture_output=True, timeout=LIMIT_S, check=False
+    )
     assert b"Traceback" not in ended.stderr
     return (ended.stderr if stderr else ended.stdout).decode()
 
@@ -103,7 +109,9 @@ def test_the_verdict_of_a_failed_test_is_shown_as_text() -> None:
 
 def test_a_list_of_nodes_and_an_error_show_what_was_written(tmp_path: Path) -> None:
     """Lists are files that others can write; errors name what was given."""
-    Quarantine(tmp_path / "state" / "chaoskit").add("node3", HOSTILE.replace("\x00", ""), [HOSTILE.replace("\x00", "")])
+    Quarantine(tmp_path / "state" / "chaoskit").add(
+        "node3", HOSTILE.replace("\x00", ""), [HOSTILE.replace("\x00", "")]
+    )
     listed = run(tmp_path, "node", "list")
     assert listed.count(SHOWN) == 2
     assert not _ACTS.search(listed), ascii(listed)
@@ -134,7 +142,11 @@ def test_bad_input_of_another_process_is_shown_as_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "other", "same"),
     [
-        ("read tcp 10.0.0.1:43210->10.0.0.9:53: refused", "read tcp 10.0.0.1:43211->10.0.0.9:53: refused", True),
+        (
+            "read tcp 10.0.0.1:43210->10.0.0.9:53: refused",
+            "read tcp 10.0.0.1:43211->10.0.0.9:53: refused",
+            True,
+        ),
         ("dial [fd00::1]:43210: refused", "dial [fd00::1]:43299: refused", True),
         ("10.0.0.1:80", "10.0.0.2:80", False),
         ("image x:1 is absent", "image x:2 is absent", False),

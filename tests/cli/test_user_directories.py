@@ -24,7 +24,11 @@ PLAIN = f"{Path(__file__).parents[1] / 'jobs' / 'failing' / 'troubled.py'}:plain
 def unwritable(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A home in which nothing can be made, by root neither."""
     (tmp_path / "file").write_text("")
-    places = {"a file": tmp_path / "file", "a device": Path(os.devnull), "a directory of the kernel": Path("/proc/1")}
+    places = {
+        "a file": tmp_path / "file",
+        "a device": Path(os.devnull),
+        "a directory of the kernel": Path("/proc/1"),
+    }
     return places[request.param] / "home"
 
 
@@ -84,7 +88,9 @@ except BadInput as error:
 
 
 def test_a_user_without_a_home(tmp_path: Path) -> None:
-    ran = subprocess.run([sys.executable, "-c", HOMELESS], cwd=tmp_path, capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", HOMELESS], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert ran.stdout.splitlines() == [
         "b'a'",
         "XDG_STATE_HOME='': set it to a directory that can be written: user 54321 has no home directory",

@@ -21,7 +21,9 @@ _ABORT = "terminate called without an active exception"
 
 def script(name: str, directory: Path) -> Path:
     """The code block of the page that begins with the name of the file."""
-    blocks = re.findall(rf"```python\n(# {re.escape(name)}\n.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    blocks = re.findall(
+        rf"```python\n(# {re.escape(name)}\n.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL
+    )
     assert len(blocks) == 1
     (directory / name).write_text(blocks[0])
     return directory / name
@@ -35,7 +37,9 @@ def torchrun(path: Path, *options: str) -> list[str]:
 def finished(command: list[str], directory: Path) -> str:
     """What the command prints. Once in thirty runs torch itself aborts a rank as it exits: then it is run again."""
     for _ in range(2):
-        done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        done = subprocess.run(
+            command, cwd=directory, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
         if _ABORT not in done.stderr:
             break
     assert done.returncode == 0, done.stderr
@@ -62,7 +66,9 @@ def test_snapshots_in_memory(tmp_path: Path, victim: int) -> None:
     memory = Path(f"/dev/shm/chaoskit-test-{os.getpid()}-{victim}")
     command = torchrun(script("memory.py", tmp_path), "--max-restarts", "1")
     environment = {**os.environ, "MEMORY": str(memory), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment) as run:
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment
+    ) as run:
         assert run.stdout is not None
         lines = []
         try:
@@ -86,7 +92,9 @@ def test_snapshots_in_memory(tmp_path: Path, victim: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.promise("Which samples belong to a step is computed, so there is no sampler to fast-forward")
+@pytest.mark.promise(
+    "Which samples belong to a step is computed, so there is no sampler to fast-forward"
+)
 def test_data(tmp_path: Path) -> None:
     output = finished([sys.executable, str(script("data.py", tmp_path))], tmp_path)
     assert output.count("(16, 256)") == 3
@@ -94,7 +102,9 @@ def test_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.promise("every rank out within milliseconds; then a new world can be entered in the same process")
+@pytest.mark.promise(
+    "every rank out within milliseconds; then a new world can be entered in the same process"
+)
 def test_a_world_that_is_left(tmp_path: Path) -> None:
     """Survivors are thrown out of the collective, not held until a timeout, and go on as two."""
     path = script("world.py", tmp_path)

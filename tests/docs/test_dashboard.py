@@ -29,14 +29,18 @@ SUFFIXES = re.compile(r"_(bucket|sum|count|created)$")
 
 def write_run(directory: Path) -> None:
     """A run with a loss, and all that has metrics of its own."""
-    journals = {source: Journal(directory / "journal", source) for source in ("coordinator", "node0")}
+    journals = {
+        source: Journal(directory / "journal", source) for source in ("coordinator", "node0")
+    }
     now = iter(range(1, 10**9, 10**6))
 
     def write(event: Event, source: str = "coordinator", **fields: Any) -> None:
         journals[source].write(event, t_ns=next(now), **fields)
 
     def members(*workers: str) -> list[dict[str, Any]]:
-        return [{"worker": worker, "rank": rank, "node": "node0"} for rank, worker in enumerate(workers)]
+        return [
+            {"worker": worker, "rank": rank, "node": "node0"} for rank, worker in enumerate(workers)
+        ]
 
     def commit(step: int, generation: int) -> None:
         write(Event.COMMIT, step=step, generation=generation, rank=0, world=1, loss=1.0)
@@ -71,7 +75,9 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, dict[st
     live = Live()
     live.hear(Heartbeat("node0", (Beat("node0.1", 2, 0, 3, 2, 1.0, 0.0, 3, 1.0),)))
     metrics = RunMetrics(live, threading.RLock())
-    metrics.follower = Follower(directory, on_step=metrics.observe_step, on_setback=metrics.observe_setback)
+    metrics.follower = Follower(
+        directory, on_step=metrics.observe_step, on_setback=metrics.observe_setback
+    )
     metrics.follower.poll()
     server = MetricsServer(metrics, LOOPBACK, 0)
     try:
@@ -92,7 +98,11 @@ def expressions() -> list[str]:
     dashboard = json.loads((GRAFANA / "chaoskit.json").read_text())
     found = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     found += [note["expr"] for note in dashboard["annotations"]["list"]]
-    found += [variable["query"] for variable in dashboard["templating"]["list"] if variable["type"] == "query"]
+    found += [
+        variable["query"]
+        for variable in dashboard["templating"]["list"]
+        if variable["type"] == "query"
+    ]
     alerts = msgspec.yaml.decode((GRAFANA / "chaoskit-alerts.yml").read_text())
     return found + [rule["expr"] for group in alerts["groups"] for rule in group["rules"]]
 
@@ -103,7 +113,9 @@ def test_what_the_dashboard_asks_for_is_exported(samples: list[tuple[str, dict[s
         asked = list(asked_for(expression))
         assert asked, expression
         for name, labels in asked:
-            assert any(name == exported and labels <= set(had) for exported, had in samples), f"{name} in {expression}"
+            assert any(name == exported and labels <= set(had) for exported, had in samples), (
+                f"{name} in {expression}"
+            )
 
 
 def test_what_the_legends_name_is_a_label(samples: list[tuple[str, dict[str, str]]]) -> None:
@@ -111,7 +123,9 @@ def test_what_the_legends_name_is_a_label(samples: list[tuple[str, dict[str, str
         for target in panel["targets"]:
             (name, _), *_ = asked_for(target["expr"])
             labels = set().union(*(had for exported, had in samples if exported == name))
-            assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= labels, panel["title"]
+            assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= labels, panel[
+                "title"
+            ]
 
 
 def test_the_page_tells_of_every_metric(samples: list[tuple[str, dict[str, str]]]) -> None:
@@ -135,7 +149,9 @@ def test_prometheus_finds_the_endpoint_and_the_alerts() -> None:
     """By the port of the page, and the file beside it."""
     told = msgspec.yaml.decode((GRAFANA / "prometheus.yml").read_text())
     (job,) = told["scrape_configs"]
-    (port,) = {target.rpartition(":")[2] for one in job["static_configs"] for target in one["targets"]}
+    (port,) = {
+        target.rpartition(":")[2] for one in job["static_configs"] for target in one["targets"]
+    }
     assert f"--metrics-port {port}" in (DOCS / "observability.md").read_text()
     assert [(GRAFANA / name).exists() for name in told["rule_files"]] == [True]
 
@@ -145,5 +161,7 @@ def test_a_rank_does_one_thing(samples: list[tuple[str, dict[str, str]]]) -> Non
 
 
 def test_every_phase_of_a_recovery_is_there(samples: list[tuple[str, dict[str, str]]]) -> None:
-    phases = {labels["phase"] for name, labels in samples if name == "chaoskit_recovery_seconds_count"}
+    phases = {
+        labels["phase"] for name, labels in samples if name == "chaoskit_recovery_seconds_count"
+    }
     assert phases >= set(STANDING_PHASES)

@@ -45,7 +45,9 @@ def same(found: list[Any], wanted: list[Any]) -> bool:
 
 
 def test_the_files_are_as_they_are_generated() -> None:
-    files: Mapping[str, str] = runpy.run_path(str(ROOT / "docs" / "generate" / "deploy.py"))["files"]()
+    files: Mapping[str, str] = runpy.run_path(str(ROOT / "docs" / "generate" / "deploy.py"))[
+        "files"
+    ]()
     for name, text in files.items():
         assert (DEPLOY / name).read_text() == text, "run python docs/generate/deploy.py"
     there = {str(path.relative_to(DEPLOY)) for path in DEPLOY.rglob("*.yaml")}
@@ -55,7 +57,9 @@ def test_the_files_are_as_they_are_generated() -> None:
 def test_the_base_is_what_the_command_prints() -> None:
     (kustomization,) = documents((DEPLOY / "base" / "kustomization.yaml").read_text())
     (resource,) = kustomization["resources"]
-    assert same(documents((DEPLOY / "base" / resource).read_text()), installation("chaos", "restricted"))
+    assert same(
+        documents((DEPLOY / "base" / resource).read_text()), installation("chaos", "restricted")
+    )
 
 
 @pytest.mark.parametrize(
@@ -66,7 +70,11 @@ def test_the_base_is_what_the_command_prints() -> None:
         ({"createNamespace": False}, installation("chaos", "restricted")[1:]),
         ({"machines": True}, [*installation("chaos", "restricted"), machine_rights()]),
         (
-            {"nightly": True, "nightlyImage": "registry/train:1", "nightlySchedule": "30 2 * * 1-5"},
+            {
+                "nightly": True,
+                "nightlyImage": "registry/train:1",
+                "nightlySchedule": "30 2 * * 1-5",
+            },
             [
                 *installation("chaos", "restricted"),
                 *nightly_job("chaos", NightlyJob("registry/train:1", schedule="30 2 * * 1-5")),
@@ -85,4 +93,6 @@ def test_each_right_has_its_reason() -> None:
         (installation("chaos", "restricted")[4], rights.CLIENT_RIGHTS + rights.ADVISORY_RIGHTS),
         (nightly_job("chaos", NightlyJob(""))[1], rights.NIGHT_RIGHTS),
     ):
-        assert "; ".join(made["metadata"]["annotations"].values()) == "; ".join(right.why for right in granted)
+        assert "; ".join(made["metadata"]["annotations"].values()) == "; ".join(
+            right.why for right in granted
+        )

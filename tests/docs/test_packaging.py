@@ -12,7 +12,10 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
-GROUPS = {"dependencies": PROJECT["project"]["dependencies"], **PROJECT["project"]["optional-dependencies"]}
+GROUPS = {
+    "dependencies": PROJECT["project"]["dependencies"],
+    **PROJECT["project"]["optional-dependencies"],
+}
 
 
 def names(requirements: list[str]) -> list[str]:
@@ -46,6 +49,13 @@ def test_the_changelog_has_short_entries_under_one_heading() -> None:
     """One line an entry; what is not released stands in one place."""
     lines = (ROOT / "CHANGELOG.md").read_text().splitlines()
     begin = next(number for number, line in enumerate(lines) if line.startswith("## "))
-    assert sum("unreleased" in line.lower() or "not released" in line for line in lines if line.startswith("##")) == 1
+    assert (
+        sum(
+            "unreleased" in line.lower() or "not released" in line
+            for line in lines
+            if line.startswith("##")
+        )
+        == 1
+    )
     entries = [line for line in lines[begin:] if line and not line.startswith("#")]
     assert [line for line in entries if not line.startswith("- ") or len(line) > 160] == []

@@ -74,7 +74,9 @@ def test_names_that_do_not_need_torch_do_not_load_it() -> None:
 
 
 def test_the_package_can_be_run() -> None:
-    ran = subprocess.run([sys.executable, "-m", "chaoskit", "--version"], capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-m", "chaoskit", "--version"], capture_output=True, text=True, check=True
+    )
     assert chaoskit.__version__ in ran.stdout
 
 
@@ -94,7 +96,9 @@ TINY = {"size": "tiny"}
 @pytest.mark.costly
 def test_an_experiment_outside_of_pytest(tmp_path: Path) -> None:
     with Harness(directory=tmp_path) as harness:
-        outcome = harness.run("gpt", nodes=2, steps=20, options=TINY, faults=[Kill(rank=1, at_step=5)])
+        outcome = harness.run(
+            "gpt", nodes=2, steps=20, options=TINY, faults=[Kill(rank=1, at_step=5)]
+        )
     outcome.assert_recovered(within_s=60.0)
     with pytest.raises(AssertionError, match="more than 0 s"):
         outcome.assert_recovered(within_s=0.0)
@@ -114,7 +118,10 @@ def test_an_experiment_outside_of_pytest(tmp_path: Path) -> None:
         differs.assert_recovered(within_s=60.0, bit_equal=False)
     (detected,) = outcome.records("detected")
     assert detected["cause"] == "exited"
-    assert {record.event for record in outcome.records("detected", "commit")} == {"detected", "commit"}
+    assert {record.event for record in outcome.records("detected", "commit")} == {
+        "detected",
+        "commit",
+    }
     assert len(outcome.records()) > len(outcome.records("commit"))
     with pytest.raises(BadInput, match="write commit"):
         outcome.records("comit")
@@ -127,7 +134,9 @@ def test_a_substrate_that_does_not_exist_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.costly
-def test_a_training_is_launched_from_python(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_training_is_launched_from_python(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     result = launch("gpt", nodes=1, spares=0, report=tmp_path / "run", options=TINY | {"steps": 3})
     assert (result.ok, result.steps) == (True, 3)
     assert (tmp_path / "run" / "journal").is_dir()
@@ -149,7 +158,9 @@ def sharded(trainer):
 def test_a_mesh_in_a_replicated_job_is_refused(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(MESH)
     with (
-        pytest.raises(BadInput, match="in a function of the same file that it calls by name") as refused,
+        pytest.raises(
+            BadInput, match="in a function of the same file that it calls by name"
+        ) as refused,
         Harness(directory=tmp_path) as harness,
     ):
         harness.run(str(tmp_path / "job.py"), nodes=1, spares=0, steps=1, twin=False)

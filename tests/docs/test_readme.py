@@ -34,7 +34,11 @@ def test_the_readme_is_short() -> None:
 
 def block_of(name: str) -> str:
     """Return the first Python block of the README that defines a function."""
-    return next(block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if f"def {name}(" in block)
+    return next(
+        block
+        for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+        if f"def {name}(" in block
+    )
 
 
 def test_the_job_of_the_readme_fits_its_test(tmp_path: Path) -> None:
@@ -77,10 +81,27 @@ def test_the_first_test_of_the_readme_passes(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(block_of("train"))
     (tmp_path / "test_three.py").write_text(code.replace("within_s=5.0", "within_s=600.0"))
     (tmp_path / "pytest.ini").write_text("[pytest]\nchaos_detection = relaxed\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--chaos-report", "report"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--chaos-report",
+        "report",
+    ]
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")
+    }
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600, check=False
+        command,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
     assert done.returncode == 0, done.stdout
     page = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")

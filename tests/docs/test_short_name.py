@@ -16,7 +16,11 @@ ROOT = Path(__file__).parents[2]
 BROKEN = "raise RuntimeError('a module of the project is imported')"
 #: What a project may have under a name that this repository uses at its top level: file -> content.
 PROJECTS = {
-    "package": {"faults/__init__.py": "MINE = True\n", "faults/base.py": BROKEN, "faults/kinds.py": BROKEN},
+    "package": {
+        "faults/__init__.py": "MINE = True\n",
+        "faults/base.py": BROKEN,
+        "faults/kinds.py": BROKEN,
+    },
     "module": {"faults.py": "MINE = True\n"},
     "folder without __init__": {"faults/mine.py": "MINE = True\n"},
     "fixtures and suites": {"fixtures/__init__.py": BROKEN, "suites/__init__.py": BROKEN},
@@ -44,7 +48,13 @@ def ended(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     own = {"XDG_CACHE_HOME": str(directory / "cache"), "XDG_STATE_HOME": str(directory / "state")}
     command = [sys.executable, *arguments]
     return subprocess.run(
-        command, cwd=directory, env=os.environ | own, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        command,
+        cwd=directory,
+        env=os.environ | own,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
     )
 
 
@@ -64,7 +74,9 @@ def test_a_project_may_have_packages_of_these_names(project: Path) -> None:
 
 def test_a_project_imports_its_own_package_beside_ours(tmp_path: Path) -> None:
     (tmp_path / "faults").mkdir()
-    (tmp_path / "faults" / "__init__.py").write_text("from chaoskit.faults import Kill\n\nclass Mine(Kill): ...\n")
+    (tmp_path / "faults" / "__init__.py").write_text(
+        "from chaoskit.faults import Kill\n\nclass Mine(Kill): ...\n"
+    )
     (tmp_path / "faults" / "base.py").write_text("MINE = True\n")
     code = "import chaoskit.faults.base, faults.base; from faults import Mine; print(faults.base.MINE, Mine(rank=1))"
     own = ended(tmp_path, "-c", code)
@@ -88,7 +100,9 @@ print(len(names))
     ("order", "in_the_repository"),
     [(("faults", "chaoskit.faults"), True), (("chaoskit.faults", "faults"), False)],
 )
-def test_both_names_are_the_same_modules(order: tuple[str, str], in_the_repository: bool, tmp_path: Path) -> None:
+def test_both_names_are_the_same_modules(
+    order: tuple[str, str], in_the_repository: bool, tmp_path: Path
+) -> None:
     """In a folder of its own, and in the repository, whose folder ``faults`` is found first."""
     loaded = ended(ROOT if in_the_repository else tmp_path, "-c", SAME, *order)
     assert loaded.stderr == ""
@@ -102,8 +116,14 @@ def test_the_short_name_has_no_module_that_the_long_one_lacks(tmp_path: Path) ->
 
 def test_the_product_imports_by_the_long_name() -> None:
     """The suites and fixtures, too: they run in projects of users."""
-    places = [path for folder in ("chaoskit", "faults", "suites", "fixtures") for path in (ROOT / folder).rglob("*.py")]
-    assert [str(path) for path in places if {"faults", "suites", "fixtures"} & set(imported(path))] == []
+    places = [
+        path
+        for folder in ("chaoskit", "faults", "suites", "fixtures")
+        for path in (ROOT / folder).rglob("*.py")
+    ]
+    assert [
+        str(path) for path in places if {"faults", "suites", "fixtures"} & set(imported(path))
+    ] == []
 
 
 def imported(path: Path) -> Iterator[str]:

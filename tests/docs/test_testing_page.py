@@ -13,9 +13,37 @@ from chaoskit.experiment.plan.plan import plan_experiment
 PAGE = (Path(__file__).parents[2] / "docs" / "testing.md").read_text(encoding="utf-8")
 #: Fields of an outcome that serve reports, and say nothing that a test would ask.
 OF_REPORTS = {
-    *("claimed", "copies", "environment", "hang_limits_ms", "job", "ledger", "name", "nodes", "not_recovered"),
-    *("reduction", "refused_connections", "result", "result_reasons", "run_id", "seed", "session", "settings"),
-    *("spares", "stack", "started", "substrate", "suspects", "test", "twin_weights_digest", "wall_s"),
+    *(
+        "claimed",
+        "copies",
+        "environment",
+        "hang_limits_ms",
+        "job",
+        "ledger",
+        "name",
+        "nodes",
+        "not_recovered",
+    ),
+    *(
+        "reduction",
+        "refused_connections",
+        "result",
+        "result_reasons",
+        "run_id",
+        "seed",
+        "session",
+        "settings",
+    ),
+    *(
+        "spares",
+        "stack",
+        "started",
+        "substrate",
+        "suspects",
+        "test",
+        "twin_weights_digest",
+        "wall_s",
+    ),
     "weights_digest",
 }
 

@@ -66,8 +66,15 @@ class ReniceNode(Fault):
         with target.applied(Renice(self.nice)) as renice:
             target.release()
             many = await target.seen(renice.shown)
-            told = f"the main threads of {many} processes of {target.node} have niceness {self.nice}"
-            yield Counted(subject=target.whole_node, source="the kernel, read back", count=many or 0, seen=told)
+            told = (
+                f"the main threads of {many} processes of {target.node} have niceness {self.nice}"
+            )
+            yield Counted(
+                subject=target.whole_node,
+                source="the kernel, read back",
+                count=many or 0,
+                seen=told,
+            )
             await target.sleep(self.lift_after_s)
         target.lifted()
 
@@ -91,7 +98,9 @@ class ReniceBackend:
 
     def apply(self, node: str, action: Action) -> Applied:
         assert isinstance(action, Renice)
-        found = [(one, os.getpriority(os.PRIO_PROCESS, one.pid)) for one in self._place.processes(node)]
+        found = [
+            (one, os.getpriority(os.PRIO_PROCESS, one.pid)) for one in self._place.processes(node)
+        ]
         undo = self._place.undo.plan(CommandEntry(self._in_words(found)))
         for one, _ in found:
             _renice(one, action.nice)

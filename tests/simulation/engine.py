@@ -51,7 +51,9 @@ class Engine:
             if self.now_s > until_s:
                 return False
             if self._count > EVENTS_MAX:
-                raise Endless(f"{EVENTS_MAX} events by {self.now_s:g} s: the history goes in circles")
+                raise Endless(
+                    f"{EVENTS_MAX} events by {self.now_s:g} s: the history goes in circles"
+                )
             act(*arguments)
         return over()
 
@@ -161,7 +163,9 @@ class Strand:
                 return
 
 
-def until(process: Process, condition: Callable[[], bool], timeout_s: float | None) -> Generator[Wish, None, bool]:
+def until(
+    process: Process, condition: Callable[[], bool], timeout_s: float | None
+) -> Generator[Wish, None, bool]:
     """Wait for ``condition``; False if that took longer than ``timeout_s``. None: it may take any time."""
     if timeout_s is None:
         yield condition

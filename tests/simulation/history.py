@@ -47,7 +47,9 @@ class History:
     trace: tuple[str, ...] = ()
 
 
-def run(seed: int, kind: Kind = "replicated", *, trace: bool = False, seams: Seams = SOUND) -> History:
+def run(
+    seed: int, kind: Kind = "replicated", *, trace: bool = False, seams: Seams = SOUND
+) -> History:
     """The history of ``seed``, of a job of that kind; with a ``trace`` of all that happened, a line each.
 
     ``seams``: where it is made wrong.
@@ -68,7 +70,9 @@ def run(seed: int, kind: Kind = "replicated", *, trace: bool = False, seams: Sea
         world.laws.judge(finished)
     except (Violation, Endless) as violation:
         broken = str(violation)
-    end = world.laws.end or next((said for said in world.coordinator.plane.picture() if isinstance(said, EndJob)), None)
+    end = world.laws.end or next(
+        (said for said in world.coordinator.plane.picture() if isinstance(said, EndJob)), None
+    )
     return History(
         seed,
         tuple(faults.done),

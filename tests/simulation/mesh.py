@@ -116,7 +116,12 @@ class Mesh:
     def _from_all(self, rank: int, act: Callable[[], None]) -> None:
         """When all others' data can reach ``rank``."""
         away = next(
-            (other for other in range(self.size) if self.world.apart(self._nodes[other], self._nodes[rank])), -1
+            (
+                other
+                for other in range(self.size)
+                if self.world.apart(self._nodes[other], self._nodes[rank])
+            ),
+            -1,
         )
         if away < 0:
             act()

@@ -32,7 +32,10 @@ class Line:
     ) -> None:
         self._engine, self._ends = engine, (client, server)
         self.latency_s, self._severed = latency_s, severed
-        self._held: tuple[list[Any], list[Any]] = ([], [])  # to each end: TCP sends it again when the network heals
+        self._held: tuple[list[Any], list[Any]] = (
+            [],
+            [],
+        )  # to each end: TCP sends it again when the network heals
         self._hear: list[Callable[[Any], None] | None] = [None, None]
         self._end: list[Callable[[], None] | None] = [None, None]
         self._arrival_s = [0.0, 0.0]  # of the last message to each end
@@ -98,7 +101,9 @@ class Line:
         self._acknowledged = True
 
     def _cross(self, to: int, act: Callable[[], None]) -> None:
-        if not (self._broken or self._severed(to)):  # else it is sent again when it is not waited for any more
+        if not (
+            self._broken or self._severed(to)
+        ):  # else it is sent again when it is not waited for any more
             self._engine.after(self.latency_s[1], act)
 
     def take_acknowledged(self) -> bool:

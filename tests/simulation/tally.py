@@ -67,7 +67,9 @@ class Tally:
             "a coordinator was lost": history.terms > 1,
             "two generations": history.generations > 1,
             "three generations": history.generations > 2,
-            "a network was parted": any("the network is whole again" in fault for fault in history.faults),
+            "a network was parted": any(
+                "the network is whole again" in fault for fault in history.faults
+            ),
             "a world was resized": history.resized > 0,
             "a world came to its size": history.settled,
             "a batch followed its world": history.followed and history.resized > 0,
@@ -86,7 +88,9 @@ class Tally:
         count = self._count
         assert 0.8 < self._ends["done"] / count < 0.99, self._ends
         for what, share in _LEAST[self._kind].items():
-            assert self._seen[what] > share * count, f"{what} in only {self._seen[what]} of {count} histories"
+            assert self._seen[what] > share * count, (
+                f"{what} in only {self._seen[what]} of {count} histories"
+            )
         if self._kind == "sharded":
             few = sum(self._repeated[steps] for steps in range(_REPEATED_MAX + 1))
             assert few > 0.99 * self._repeated.total(), self._repeated
@@ -97,9 +101,7 @@ class Tally:
 
     def _describe(self, history: History) -> str:
         one = f"-k 'one_seed and {self._kind}'"
-        rerun = (
-            f"CHAOSKIT_SIM_SEED={history.seed} python -m pytest tests/simulation/histories/test_simulation.py {one} -s"
-        )
+        rerun = f"CHAOSKIT_SIM_SEED={history.seed} python -m pytest tests/simulation/histories/test_simulation.py {one} -s"
         law = history.broken.replace("\\", "").replace('"', "'")
         entry = f'[[history]]\nkind = "{self._kind}"\nseed = {history.seed}\nlaw = "{law}"\nrepaired = ""'
         return "\n".join([f"seed {history.seed}: {history.broken}", *history.faults, rerun, entry])

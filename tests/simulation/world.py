@@ -67,16 +67,24 @@ class World:
             replacement_s=random.choice((0.0, 0.5, 3.0)) if sharded else 0.0,
         )
         self.doom: Doom | None = None  # of a kept job
-        self.copy_cost = random.choice((0.1, 1.0, 5.0)) if kind == "kept" else 0.0  # CPU time in the time of a copy
+        self.copy_cost = (
+            random.choice((0.1, 1.0, 5.0)) if kind == "kept" else 0.0
+        )  # CPU time in the time of a copy
         if kind == "kept":
-            self.config = msgspec.structs.replace(self.config, memory_copies=random.choice((1, 1, 2)))
+            self.config = msgspec.structs.replace(
+                self.config, memory_copies=random.choice((1, 1, 2))
+            )
         elif (elastic := policy_for(seed, nodes, sharded=sharded)) is not None:
             follow = {} if sharded else follow_for(seed, nodes)
-            self.config = msgspec.structs.replace(self.config, elastic=elastic, min_world=1, **follow)
+            self.config = msgspec.structs.replace(
+                self.config, elastic=elastic, min_world=1, **follow
+            )
         self.steps = random.randint(6, 12)
         self.shard_s = (0.01, 0.05)
         self.patience_s = PATIENCE_S
-        self.laws: Any = {"replicated": Laws, "sharded": ShardedLaws, "kept": ReplicaLaws}[kind](self)
+        self.laws: Any = {"replicated": Laws, "sharded": ShardedLaws, "kept": ReplicaLaws}[kind](
+            self
+        )
         self.record = Record()
         self.workers: dict[str, Worker] = {}
         self._meshes: dict[tuple[str, ...], Mesh] = {}
@@ -86,7 +94,9 @@ class World:
         self.different: set[str] = set()  # nodes with other software
         self.stopped = ""  # the reason that an observer gave
         self.latency_s: dict[str, tuple[float, float]] = {}  # of slow nodes
-        self.severed: Counter[tuple[str, str]] = Counter()  # from a site to another one: by so many faults
+        self.severed: Counter[tuple[str, str]] = (
+            Counter()
+        )  # from a site to another one: by so many faults
         self.healed_s = 0.0
         self._lines: list[Line] = []
         self.watched_phase = -1
@@ -125,7 +135,9 @@ class World:
         if any(way in self.severed for way in ways):
             return None  # a real attempt waits, and a later one is made beside it
         latency_s = self.latency_s.get(node, NORMAL_S)
-        line = Line(self.engine, client, self.coordinator, latency_s, lambda to: ways[to] in self.severed)
+        line = Line(
+            self.engine, client, self.coordinator, latency_s, lambda to: ways[to] in self.severed
+        )
         self._lines.append(line)
         self.coordinator.serve(line)
         return line
@@ -155,7 +167,9 @@ class World:
 
     def new_worker(self, agent: Agent, name: str) -> Worker:
         """The process of a worker, of the kind that this job has."""
-        return {"replicated": Worker, "sharded": ShardedWorker, "kept": ReplicaWorker}[self.kind](self, agent, name)
+        return {"replicated": Worker, "sharded": ShardedWorker, "kept": ReplicaWorker}[self.kind](
+            self, agent, name
+        )
 
     def new_keeper(self, agent: Agent) -> PieceKeeper | ReplicaKeeper:
         """What keeps the states of a node's workers, of the kind that this job has."""

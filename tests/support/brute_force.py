@@ -18,14 +18,21 @@ class Told(NamedTuple):
 
 
 def read(directory: Path) -> Told:
-    lines = [line for path in sorted((directory / "journal").glob("*.jsonl")) for line in path.open()]
+    lines = [
+        line for path in sorted((directory / "journal").glob("*.jsonl")) for line in path.open()
+    ]
     records = sorted((json.loads(line) for line in lines), key=lambda one: one["t_ns"])
     commits: dict[int, dict[int, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for one in records:
         if one["event"] == "commit":
             commits[one["step"]][one["generation"]].append(one)
-    ends = {step: max(each["t_ns"] for each in made[max(made)]) for step, made in sorted(commits.items())}
-    return Told(recoveries(records, commits, ends), lost(records, commits), goodput(records, commits, ends))
+    ends = {
+        step: max(each["t_ns"] for each in made[max(made)])
+        for step, made in sorted(commits.items())
+    }
+    return Told(
+        recoveries(records, commits, ends), lost(records, commits), goodput(records, commits, ends)
+    )
 
 
 def recoveries(records: list[dict[str, Any]], commits: Any, ends: dict[int, int]) -> list[float]:
@@ -38,9 +45,13 @@ def recoveries(records: list[dict[str, Any]], commits: Any, ends: dict[int, int]
         if one["event"] != "detected" or one["rank"] is None:
             continue
         worker = one["worker"]
-        act_ns = max((acts[name] for name in (worker, worker.split(".")[0]) if name in acts), default=None)
+        act_ns = max(
+            (acts[name] for name in (worker, worker.split(".")[0]) if name in acts), default=None
+        )
         plans = [later for later in records[number:] if later["event"] == "plan" and later["abort"]]
-        good = [ends[step] for step in ends if plans and max(commits[step]) >= plans[0]["generation"]]
+        good = [
+            ends[step] for step in ends if plans and max(commits[step]) >= plans[0]["generation"]
+        ]
         if act_ns is not None and good:
             found.setdefault(act_ns, (good[0] - act_ns) / 1e9)
     return list(found.values())
@@ -68,14 +79,25 @@ def lost(records: list[dict[str, Any]], commits: Any) -> int:
 def goodput(records: list[dict[str, Any]], commits: Any, ends: dict[int, int]) -> float:
     """Time of the steps that live on; of the first one of a membership as much as the steps before it usually took."""
     generations = {step: max(made) for step, made in commits.items()}
-    steady = [ends[step] - ends[step - 1] for step in ends if generations.get(step - 1) == generations[step]]
+    steady = [
+        ends[step] - ends[step - 1]
+        for step in ends
+        if generations.get(step - 1) == generations[step]
+    ]
     first_ns = next(one["t_ns"] for one in records if one["event"] == "settled")
     total_ns = min(ends[min(ends)] - first_ns, 10**12)
     for step in sorted(ends)[1:]:
         spent_ns = ends[step] - ends[step - 1]
-        total_ns += spent_ns if generations[step] == generations[step - 1] else min(spent_ns, int(median(steady)))
-    stalls_ms = sum(max(one.get("stall_ms", 0.0) for one in made[max(made)]) for made in commits.values())
+        total_ns += (
+            spent_ns
+            if generations[step] == generations[step - 1]
+            else min(spent_ns, int(median(steady)))
+        )
+    stalls_ms = sum(
+        max(one.get("stall_ms", 0.0) for one in made[max(made)]) for made in commits.values()
+    )
     start_ns, end_ns = (
-        next(one["t_ns"] for one in records if one["event"] == name) for name in ("started", "run_ended")
+        next(one["t_ns"] for one in records if one["event"] == name)
+        for name in ("started", "run_ended")
     )
     return (total_ns - stalls_ms * 1e6) / (end_ns - start_ns)

@@ -17,7 +17,9 @@ from faults.target import Target
 def worker_of(target: Target, rank: int) -> Any:
     """The process that has a rank, on a node with one worker."""
     return [
-        one for one in target.cluster.node(target.places[rank]) if one.name.startswith(f"ck-{target.places[rank]}.")
+        one
+        for one in target.cluster.node(target.places[rank])
+        if one.name.startswith(f"ck-{target.places[rank]}.")
     ][-1]
 
 
@@ -28,7 +30,9 @@ class KillOther(Kill):
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         worker_of(target, 2).signal(signal.SIGKILL)
         target.release()
-        yield ProcessEnded(subject=target.rank_process, source="nothing", how="killed", status="SIGKILL")
+        yield ProcessEnded(
+            subject=target.rank_process, source="nothing", how="killed", status="SIGKILL"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,8 +41,17 @@ class Deserted:
 
 def target_of(undo: UndoLog, cluster: Any = None, **known: Any) -> Target:
     """Rank 1, struck in its step 8; of a run that is over, unless there is a cluster."""
-    where: dict[str, Any] = {"worker": "node1.w0", "node": "node1", "rank": 1, "step": 8, "phase": "forward"}
-    process = {"process": Process(2**22 + 1, 1, "node1.w0"), "tid": 2**22 + 1}  # above the largest pid
+    where: dict[str, Any] = {
+        "worker": "node1.w0",
+        "node": "node1",
+        "rank": 1,
+        "step": 8,
+        "phase": "forward",
+    }
+    process = {
+        "process": Process(2**22 + 1, 1, "node1.w0"),
+        "tid": 2**22 + 1,
+    }  # above the largest pid
     there: Any = cluster or Deserted()
     return Target(cluster=there, undo=undo, **{"fault_id": "fault0"} | where | process | known)
 

@@ -86,7 +86,9 @@ class Rank:
                 ``limit_s``, with the stacks of its threads. It is ended then.
         """
         kind, value = self._next(limit_s)
-        assert kind == _SAID, f"rank {self.number} returned {value!r}, and was expected to send something"
+        assert kind == _SAID, (
+            f"rank {self.number} returned {value!r}, and was expected to send something"
+        )
         return value
 
     def result(self) -> Any:
@@ -136,7 +138,9 @@ class Rank:
     def wait(self) -> int:
         """Return the exit code, negative for a signal."""
         self._process.join(LIMIT_S)
-        assert self._process.exitcode is not None, f"not within {LIMIT_S:g} s: the end of rank {self.number}"
+        assert self._process.exitcode is not None, (
+            f"not within {LIMIT_S:g} s: the end of rank {self.number}"
+        )
         return self._process.exitcode
 
     def destroy(self) -> None:
@@ -237,7 +241,9 @@ def _as_they_end(ranks: Sequence[Rank]) -> Iterator[Rank]:
 
 def _late(ranks: Iterable[Rank], what: str, limit_s: float) -> AssertionError:
     stacks = "\n".join(rank.end_and_tell_stack() for rank in ranks)
-    return AssertionError(f"not within {limit_s:g} s: {what} of these ranks, which were here:\n{stacks}")
+    return AssertionError(
+        f"not within {limit_s:g} s: {what} of these ranks, which were here:\n{stacks}"
+    )
 
 
 def _result(rank: Rank) -> Any:
@@ -259,11 +265,18 @@ def counters(count: int) -> Counters:
 
 def _start_server() -> None:
     if threading.current_thread() is not threading.main_thread():
-        raise RuntimeError("start ranks on the main thread: the server ends with the thread that started it")
+        raise RuntimeError(
+            "start ranks on the main thread: the server ends with the thread that started it"
+        )
     forkserver.set_forkserver_preload([_PRELOADED])
     # What is preloaded is found by PYTHONPATH only; one thread for each library, so that a fork is safe.
-    ours = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "OMP_NUM_THREADS": "1"}
-    ours["CHAOSKIT_RANKS_OF"] = str(os.getpid())  # the server ends at once if this process ended before it asked to
+    ours = {
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "OMP_NUM_THREADS": "1",
+    }
+    ours["CHAOSKIT_RANKS_OF"] = str(
+        os.getpid()
+    )  # the server ends at once if this process ended before it asked to
     before = {name: os.environ.get(name) for name in ours}
     os.environ.update(ours)
     try:
@@ -301,7 +314,9 @@ def _load(module: str, path: str, name: str) -> Body:
         assert spec.loader is not None
         parts = module.split(".")
         for package in (".".join(parts[:count]) for count in range(1, len(parts))):
-            if package not in sys.modules:  # as pytest does it: pickle asks for the first part of a name
+            if (
+                package not in sys.modules
+            ):  # as pytest does it: pickle asks for the first part of a name
                 sys.modules[package] = types.ModuleType(package)
         sys.modules[module] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[module])
@@ -319,7 +334,9 @@ def _run(body: Body, line: Line, stack: DupFd, arguments: tuple[Any, ...]) -> No
         assert server is not None, f"the fork server could not import {_PRELOADED}"
         linux.die_with_parent(server.PID)
         assert len(os.listdir("/proc/self/task")) == 1, "forked from a process with threads"
-        faulthandler.register(signal.SIGTERM, file=stack.detach(), chain=True)  # chain: and end by it
+        faulthandler.register(
+            signal.SIGTERM, file=stack.detach(), chain=True
+        )  # chain: and end by it
         line.connection.send((_RETURNED, body(line, *arguments)))
         code = 0
     except BaseException:  # noqa: BLE001 - shown by the test

@@ -14,7 +14,10 @@ from chaoskit import Outcome, Verdict
 def cases(names: Iterable[str], misjudged: Mapping[str, str]) -> list[Any]:
     """Parameters of these cases; those that are misjudged are expected to fail, until they are mended."""
     return [
-        pytest.param(name, marks=pytest.mark.xfail(strict=True, raises=AssertionError, reason=misjudged[name]))
+        pytest.param(
+            name,
+            marks=pytest.mark.xfail(strict=True, raises=AssertionError, reason=misjudged[name]),
+        )
         if name in misjudged
         else name
         for name in names
@@ -34,4 +37,6 @@ def require(is_planted: bool, of: object = "") -> None:
 
 def log_of(outcome: Outcome) -> str:
     """What all processes of the run have printed."""
-    return "".join(path.read_text() for path in sorted((Path(outcome.directory) / "log").glob("*.log")))
+    return "".join(
+        path.read_text() for path in sorted((Path(outcome.directory) / "log").glob("*.log"))
+    )

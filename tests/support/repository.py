@@ -62,7 +62,12 @@ class Project:
         path.mkdir(parents=True, exist_ok=True)
         self.git("init", "--quiet", "--initial-branch", "main")
         self.write(**{"train.py": JOB, "pauses.py": "IN_FIRST_STEP_S = 0.0\n", "test_it.py": TESTS})
-        self.write(**{"pytest.ini": "[pytest]\nchaos_detection = relaxed\n", ".gitignore": "__pycache__\ndata\n"})
+        self.write(
+            **{
+                "pytest.ini": "[pytest]\nchaos_detection = relaxed\n",
+                ".gitignore": "__pycache__\ndata\n",
+            }
+        )
         self.commit()
 
     def write(self, **files: str) -> None:

@@ -12,14 +12,22 @@ MACHINE = "a processor, 2 cores, local"
 
 def run(recovery_s: float | None = 0.05, step_s: float = 0.01, **more: Any) -> RunRecord:
     """One that recovered, unless ``verdict`` says otherwise. ``lost_steps``, ``false_alarms``, ``losses_equal``."""
-    told = {"series": "one", "title": "test_kill", "machine": MACHINE, "verdict": Verdict.PASSED} | more
+    told = {
+        "series": "one",
+        "title": "test_kill",
+        "machine": MACHINE,
+        "verdict": Verdict.PASSED,
+    } | more
     counts = {name: told.pop(name, default) for name, default in _COUNTS.items()}
     metrics = {name: Metric(float(value), "count", "lower") for name, value in counts.items()}
     if told["verdict"] in (Verdict.PASSED, Verdict.FAILED):
         metrics["recovered"] = Metric(float(told["verdict"] == Verdict.PASSED), "count", "higher")
     metrics["step"] = Metric(step_s, "s", "lower")
     if recovery_s is not None:
-        metrics |= {"recovery": Metric(recovery_s, "s", "lower"), "bound": Metric(step_s / 2, "s", "")}
+        metrics |= {
+            "recovery": Metric(recovery_s, "s", "lower"),
+            "bound": Metric(step_s / 2, "s", ""),
+        }
     made = {
         "run_id": new_id(),
         "session": new_id(),

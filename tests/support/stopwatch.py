@@ -50,7 +50,10 @@ class BusyWatch:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._over.set()
         self._thread.join()
@@ -65,14 +68,22 @@ class BusyWatch:
 
     def pressure(self, since_ns: int, until_ns: int) -> float:
         """Share of this time in which some process waited for a CPU; 0 where the kernel does not tell."""
-        before = [sample for sample in self._samples if sample.t_ns <= since_ns] or self._samples[:1]
-        after = [sample for sample in self._samples if sample.t_ns >= until_ns] or self._samples[-1:]
+        before = [sample for sample in self._samples if sample.t_ns <= since_ns] or self._samples[
+            :1
+        ]
+        after = [sample for sample in self._samples if sample.t_ns >= until_ns] or self._samples[
+            -1:
+        ]
         span_ns = after[0].t_ns - before[-1].t_ns
         return (after[0].waited_ns - before[-1].waited_ns) / span_ns if span_ns > 0 else 0.0
 
     def latest_s(self, since_ns: int, until_ns: int) -> float:
         """The longest time for which the watch itself had no CPU in this time."""
-        within = (sample for sample in self._samples if since_ns <= sample.t_ns <= until_ns + LATE_S * _NS_PER_S)
+        within = (
+            sample
+            for sample in self._samples
+            if since_ns <= sample.t_ns <= until_ns + LATE_S * _NS_PER_S
+        )
         return max((sample.late_s for sample in within), default=0.0)
 
     def busy(self, since_ns: int, until_ns: int) -> str:
@@ -101,7 +112,9 @@ class Stopwatch:
         for name, value in ((TOOK, took_s), (STATED, stated_s), (BUSY, busy or "no")):
             self._tell(name, value)
         assert took_s > 0, f"{found.event} is {-took_s:.3f} s before {since.event}"
-        assert busy or took_s <= stated_s, f"{found.event} came after {took_s:.3f} s, stated are {stated_s:g} s"
+        assert busy or took_s <= stated_s, (
+            f"{found.event} came after {took_s:.3f} s, stated are {stated_s:g} s"
+        )
 
     def is_busy(self, since: Record, until: Record) -> bool:
         """Whether the machine was busy between two records; if it was, the result says so."""

@@ -16,7 +16,11 @@ AT = 6  # the step in which faults strike
 
 def journal(outcome: Outcome, *events: Event) -> list[Record]:
     """The records of these events, in order of time."""
-    return [record for record in read_journals(Path(outcome.directory) / "journal") if record.event in events]
+    return [
+        record
+        for record in read_journals(Path(outcome.directory) / "journal")
+        if record.event in events
+    ]
 
 
 def run(chaos: Chaos, *faults: Any, job: str = "paced", **plan: Any) -> Outcome:
@@ -30,4 +34,7 @@ def run(chaos: Chaos, *faults: Any, job: str = "paced", **plan: Any) -> Outcome:
 
 def loads(outcome: Outcome) -> list[list[int]]:
     """How many shards each rank had, by generation."""
-    return [[len(member["shards"]) for member in plan["members"]] for plan in journal(outcome, Event.PLAN)]
+    return [
+        [len(member["shards"]) for member in plan["members"]]
+        for plan in journal(outcome, Event.PLAN)
+    ]

@@ -13,7 +13,9 @@ Found = TypeVar("Found")
 LIMIT_S = 60.0
 
 
-def wait_until(condition: Callable[[], Found], what: str, *, limit_s: float = LIMIT_S, poll_s: float = 0.005) -> Found:
+def wait_until(
+    condition: Callable[[], Found], what: str, *, limit_s: float = LIMIT_S, poll_s: float = 0.005
+) -> Found:
     """Poll ``condition`` until it is true, and return its value.
 
     Args:
@@ -29,7 +31,9 @@ def wait_until(condition: Callable[[], Found], what: str, *, limit_s: float = LI
     return found
 
 
-def stays(condition: Callable[[], object], what: str, *, for_s: float, poll_s: float = 0.005) -> None:
+def stays(
+    condition: Callable[[], object], what: str, *, for_s: float, poll_s: float = 0.005
+) -> None:
     """Poll ``condition`` for ``for_s`` seconds; it must be true each time.
 
     The only way to show that something does *not* happen. Make sure first, with :func:`wait_until`, that it could.

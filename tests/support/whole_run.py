@@ -46,7 +46,13 @@ def whole_records() -> list[Record]:
     asked = {"twin": "", "plan": "", "substrate": "local", "nodes": 2, "spares": 1, "steps": STEPS}
     lines = [record(0, "harness", Event.STARTED, run_id="this run", unix_ns=0, **asked)]
     for source, (role, node, pid) in PROCESSES.items():
-        versions = {"chaoskit": "1.0", "torch": "2.0", "python": "3.11", "kernel": "6", "machine": "a processor"}
+        versions = {
+            "chaoskit": "1.0",
+            "torch": "2.0",
+            "python": "3.11",
+            "kernel": "6",
+            "machine": "a processor",
+        }
         place = {"role": role, "node": node, "pid": pid, "unix_ns": 1_700_000_000 * 10**9}
         lines.append(record(1, source, Event.OPENED, **place, **versions))
         if role == "worker":
@@ -58,9 +64,32 @@ def whole_records() -> list[Record]:
     lines += [
         hook(30, "node1.0", generation=1),
         record(31, "harness", Event.INJECTED, **STRUCK),
-        record(33, "harness", Event.EVIDENCE, fault="fault0", observed="pid 101 was killed by SIGKILL", evidence=SHOWN),
-        record(33, "node1", Event.WORKER_EXITED, worker="node1.0", pid=101, how="killed", status="SIGKILL"),
-        record(35, "coordinator", Event.DETECTED, worker="node1.0", rank=1, cause="exited", detail="its latch broke"),
+        record(
+            33,
+            "harness",
+            Event.EVIDENCE,
+            fault="fault0",
+            observed="pid 101 was killed by SIGKILL",
+            evidence=SHOWN,
+        ),
+        record(
+            33,
+            "node1",
+            Event.WORKER_EXITED,
+            worker="node1.0",
+            pid=101,
+            how="killed",
+            status="SIGKILL",
+        ),
+        record(
+            35,
+            "coordinator",
+            Event.DETECTED,
+            worker="node1.0",
+            rank=1,
+            cause="exited",
+            detail="its latch broke",
+        ),
         plan(36, 2, "node0.0", "node0.1"),
         record(37, "node0.0", Event.QUIESCED, generation=1, rank=0, error=""),
         restored(38, "node0.1", 2),
@@ -68,15 +97,43 @@ def whole_records() -> list[Record]:
     ]
     for step in (2, 3):
         lines += step_of(30 + 10 * step, step, 2, "node0.0", "node0.1")
-    lines.append(record(65, "coordinator", Event.HANG_LIMITS, limits_ms={"forward": 500}, longest_ms={}, suspects=3))
+    lines.append(
+        record(
+            65,
+            "coordinator",
+            Event.HANG_LIMITS,
+            limits_ms={"forward": 500},
+            longest_ms={},
+            suspects=3,
+        )
+    )
     for worker in ("node0.0", "node0.1"):
         lines += ending(70, worker)
     lines.append(record(75, "coordinator", Event.JOB_ENDED, ok=True, reason=ENDED.reason))
-    lines.append(record(76, "harness", Event.UNDONE, fault="fault0", ok=True, acted_ns=STRUCK_NS, starved_s=0.0))
+    lines.append(
+        record(
+            76, "harness", Event.UNDONE, fault="fault0", ok=True, acted_ns=STRUCK_NS, starved_s=0.0
+        )
+    )
     for worker in ("node0.0", "node0.1"):
-        lines.append(record(77, "node0", Event.WORKER_EXITED, worker=worker, pid=PROCESSES[worker][2], how="exited"))
-    lines.append(record(78, "harness", Event.RUN_ENDED, reason="ended", ok=True, detail=ENDED.reason, exits={}))
-    lines += [record(80, source, Event.CLOSED, reason="") for source in PROCESSES if source != "node1.0"]
+        lines.append(
+            record(
+                77,
+                "node0",
+                Event.WORKER_EXITED,
+                worker=worker,
+                pid=PROCESSES[worker][2],
+                how="exited",
+            )
+        )
+    lines.append(
+        record(
+            78, "harness", Event.RUN_ENDED, reason="ended", ok=True, detail=ENDED.reason, exits={}
+        )
+    )
+    lines += [
+        record(80, source, Event.CLOSED, reason="") for source in PROCESSES if source != "node1.0"
+    ]
     return by_time(lines)
 
 
@@ -103,13 +160,24 @@ def plan(at_ms: float, generation: int, *workers: str) -> Record:
         {"rank": rank, "worker": worker, "node": worker.partition(".")[0], "shards": [rank]}
         for rank, worker in enumerate(workers)
     ]
-    return record(at_ms, "coordinator", Event.PLAN, generation=generation, abort=True, members=members, reason="")
+    return record(
+        at_ms,
+        "coordinator",
+        Event.PLAN,
+        generation=generation,
+        abort=True,
+        members=members,
+        reason="",
+    )
 
 
 def grouped(at_ms: float, generation: int, *workers: str) -> list[Record]:
     """Return what ranks and the coordinator tell of a group that can be used."""
     place = {"generation": generation, "world": len(workers)}
-    ready = [record(at_ms, worker, Event.REGROUPED, rank=rank, **place) for rank, worker in enumerate(workers)]
+    ready = [
+        record(at_ms, worker, Event.REGROUPED, rank=rank, **place)
+        for rank, worker in enumerate(workers)
+    ]
     return [*ready, record(at_ms + 0.5, "coordinator", Event.SETTLED, generation=generation)]
 
 
@@ -119,9 +187,21 @@ def step_of(at_ms: float, step: int, generation: int, *workers: str) -> list[Rec
     for rank, worker in enumerate(workers):
         place = {"step": step, "generation": generation, "rank": rank}
         samples = [10 * step + 2 * rank, 10 * step + 2 * rank + 1]
-        lines.append(record(at_ms + 1, worker, Event.REDUCE, **place, shards=[rank], samples=samples, dataset=100))
+        lines.append(
+            record(
+                at_ms + 1,
+                worker,
+                Event.REDUCE,
+                **place,
+                shards=[rank],
+                samples=samples,
+                dataset=100,
+            )
+        )
         numbers = {"loss": 5.0 - step, "grad_sum": step, "stall_ms": 0.0}
-        lines.append(record(at_ms + 2, worker, Event.COMMIT, **place, world=len(workers), **numbers))
+        lines.append(
+            record(at_ms + 2, worker, Event.COMMIT, **place, world=len(workers), **numbers)
+        )
     return lines
 
 
@@ -134,7 +214,15 @@ def hook(at_ms: float, worker: str, **fields: Any) -> Record:
 def restored(at_ms: float, worker: str, step: int) -> Record:
     """Return the record of a worker that has taken over the state of rank 0."""
     place = {"generation": 2, "rank": 1, "step": step, "size_bytes": 1000}
-    return record(at_ms, worker, Event.RESTORED, **place, transport="shared memory", source="node0.0", checksum="")
+    return record(
+        at_ms,
+        worker,
+        Event.RESTORED,
+        **place,
+        transport="shared memory",
+        source="node0.0",
+        checksum="",
+    )
 
 
 def ending(at_ms: float, worker: str, step: int = STEPS) -> list[Record]:
@@ -144,8 +232,19 @@ def ending(at_ms: float, worker: str, step: int = STEPS) -> list[Record]:
     tensors = {"model/weight": [[0.0], [4.0], numbers]}
     place = {"step": step, "generation": 2}
     return [
-        record(at_ms, worker, Event.STATE, **place, scalars="the scalars", rates=[0.1], tensors=tensors),
-        record(at_ms + 1, worker, Event.FINISHED, step=step, **digests, cut_short_by="", halted=False, sources={}),
+        record(
+            at_ms, worker, Event.STATE, **place, scalars="the scalars", rates=[0.1], tensors=tensors
+        ),
+        record(
+            at_ms + 1,
+            worker,
+            Event.FINISHED,
+            step=step,
+            **digests,
+            cut_short_by="",
+            halted=False,
+            sources={},
+        ),
     ]
 
 
@@ -154,12 +253,16 @@ def by_time(lines: Iterable[Record]) -> list[Record]:
     return sorted(lines, key=lambda line: line.t_ns)
 
 
-def without(lines: Iterable[Record], event: Event, source: str = "", /, **fields: Any) -> list[Record]:
+def without(
+    lines: Iterable[Record], event: Event, source: str = "", /, **fields: Any
+) -> list[Record]:
     """Return the records but those with this event, source and fields."""
     return [line for line in lines if not _is(line, event, source, fields)]
 
 
-def changed(lines: Iterable[Record], event: Event, source: str, by: Callable[[Record], Record]) -> list[Record]:
+def changed(
+    lines: Iterable[Record], event: Event, source: str, by: Callable[[Record], Record]
+) -> list[Record]:
     """Return the records; those with this event and source are changed."""
     return by_time(by(line) if _is(line, event, source, {}) else line for line in lines)
 
@@ -223,6 +326,8 @@ def run_of(
 ) -> RawRun:
     """Return the run that left these records in files that are whole, or in ``files``."""
     ended_ns = STARTED_NS + 78_000_000
-    run = RawRun(experiment or PLAN, directory, STARTED_NS, ended_ns, end, deadline_passed, harness_lost)
+    run = RawRun(
+        experiment or PLAN, directory, STARTED_NS, ended_ns, end, deadline_passed, harness_lost
+    )
     run.__dict__["journals"] = Journals(by_time(lines), files_of(lines) if files is None else files)
     return run

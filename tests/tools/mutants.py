@@ -98,14 +98,18 @@ def mutants_of(path: Path, root: Path = ROOT) -> list[Mutant]:
             end = starts[part.end_lineno - 1] + part.end_col_offset
             text = source[begin:end].decode()
             changed = by.replace("{text}", text)
-            if changed != text:  # a nested function is visited again, by itself: that visit overwrites this one
+            if (
+                changed != text
+            ):  # a nested function is visited again, by itself: that visit overwrites this one
                 change = f"{verb} {text!r}"
                 place = str(path.relative_to(root))
                 found[begin, end, verb] = Mutant(place, part.lineno, change, begin, end, changed)
     return [found[place] for place in sorted(found)]
 
 
-def _changes(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[str, ast.expr | ast.stmt, str]]:
+def _changes(
+    function: ast.FunctionDef | ast.AsyncFunctionDef,
+) -> Iterator[tuple[str, ast.expr | ast.stmt, str]]:
     """Yield a verb, the part of the function that is changed, and a template of the text that replaces the part."""
     for node in ast.walk(function):
         for condition in _conditions(node):
@@ -115,7 +119,11 @@ def _changes(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple
         if isinstance(node, ast.Return) and node.value is not None:
             empty = _empty(function.returns)
             yield "empty", node.value, "{text}" if ast.unparse(node.value) == empty else empty
-        if isinstance(node, (ast.Yield, ast.YieldFrom)) and node.value is not None and _is_iterator(function):
+        if (
+            isinstance(node, (ast.Yield, ast.YieldFrom))
+            and node.value is not None
+            and _is_iterator(function)
+        ):
             yield "empty", node, "(yield from ())"
 
 
@@ -148,8 +156,14 @@ def _empty(annotation: ast.expr | None) -> str:
 
 def _is_iterator(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Return whether a caller iterates over what a function yields: a context manager or fixture yields once."""
-    decorators = {name for decorator in function.decorator_list for name in re.findall(r"\w+", ast.unparse(decorator))}
-    return isinstance(function, ast.FunctionDef) and decorators.isdisjoint({"contextmanager", "fixture"})
+    decorators = {
+        name
+        for decorator in function.decorator_list
+        for name in re.findall(r"\w+", ast.unparse(decorator))
+    }
+    return isinstance(function, ast.FunctionDef) and decorators.isdisjoint(
+        {"contextmanager", "fixture"}
+    )
 
 
 def drawn(count: int, seed: int, places: Sequence[str] = CORES) -> list[Mutant]:
@@ -190,7 +204,11 @@ def unit_tests(path: str) -> tuple[list[str], list[str]]:
     core = next(ROOT / core for core in CORES if Path(path).is_relative_to(core))
     package = {_module(file): file for file in sorted(core.rglob("*.py"))}
     users: set[str] = set()
-    while found := {name for name, file in package.items() if _imports(file, {module, *users})} - users - {module}:
+    while (
+        found := {name for name, file in package.items() if _imports(file, {module, *users})}
+        - users
+        - {module}
+    ):
         users |= found
     own_stage = {
         *(ROOT / "tests" / "cluster" / "timing").glob("test_*.py"),
@@ -199,7 +217,9 @@ def unit_tests(path: str) -> tuple[list[str], list[str]]:
     files = sorted({*(ROOT / "tests").rglob("test_*.py")} - own_stage)
     direct = [file for file in files if _imports(file, {module})]
     near = [file for file in files if file not in direct and _imports(file, users)]
-    return [str(file.relative_to(ROOT)) for file in direct], [str(file.relative_to(ROOT)) for file in near]
+    return [str(file.relative_to(ROOT)) for file in direct], [
+        str(file.relative_to(ROOT)) for file in near
+    ]
 
 
 def _module(path: Path) -> str:
@@ -232,7 +252,14 @@ def stages(mutant: Mutant) -> Iterator[tuple[str, list[str]]]:
     if near:
         yield "neighbours", [*parallel, *near, "-m", "not costly and not slow_case"]
     if mutant.path.startswith(CORES[:7]):
-        yield "simulation", ["tests/simulation/histories/test_simulation.py", "-k", "test_histories and replicated-0"]
+        yield (
+            "simulation",
+            [
+                "tests/simulation/histories/test_simulation.py",
+                "-k",
+                "test_histories and replicated-0",
+            ],
+        )
     yield "gate", [*parallel, "--gate", "--ignore", "tests/cluster/timing"]
     yield "nightly", [*parallel, "--ignore", "tests/cluster/timing"]
 
@@ -250,12 +277,29 @@ def caught_by(mutant: Mutant, last: str) -> Catch | None:
     for stage, arguments in stages(mutant):
         if stage not in tried:
             break
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout", "300", *arguments]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-x",
+            "-p",
+            "no:cacheprovider",
+            "--timeout",
+            "300",
+            *arguments,
+        ]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
         environment |= {"CHAOSKIT_NIGHT": "1"} if stage == "nightly" else {}
         try:
             ran = subprocess.run(
-                command, cwd=ROOT, capture_output=True, text=True, env=environment, timeout=_LIMIT_S, check=False
+                command,
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                env=environment,
+                timeout=_LIMIT_S,
+                check=False,
             )
         except subprocess.TimeoutExpired:
             return Catch(stage, f"no end within {_LIMIT_S:g} s")
@@ -267,16 +311,29 @@ def caught_by(mutant: Mutant, last: str) -> Catch | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Draw, try, and write down."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=40, help="mutants to try")
     parser.add_argument("--seed", type=int, default=0, help="chooses them")
-    parser.add_argument("--in", action="append", dest="places", help="a file or folder of a core; all cores by default")
-    parser.add_argument("--last", choices=STAGES, default="gate", help="stage after which a mutant has survived")
+    parser.add_argument(
+        "--in",
+        action="append",
+        dest="places",
+        help="a file or folder of a core; all cores by default",
+    )
+    parser.add_argument(
+        "--last", choices=STAGES, default="gate", help="stage after which a mutant has survived"
+    )
     parser.add_argument("--list", action="store_true", help="show the mutants and try none")
-    parser.add_argument("--output", type=Path, default=Path(".tox/mutants.json"), help="where the result is written")
+    parser.add_argument(
+        "--output", type=Path, default=Path(".tox/mutants.json"), help="where the result is written"
+    )
     options = parser.parse_args(arguments)
     places = [Path(place).resolve().relative_to(ROOT) for place in options.places or ()]
-    if stray := [place for place in places if not any(place.is_relative_to(core) for core in CORES)]:
+    if stray := [
+        place for place in places if not any(place.is_relative_to(core) for core in CORES)
+    ]:
         parser.error(f"--in: {stray[0]} is in none of {', '.join(CORES)}")
     mutants = drawn(options.count, options.seed, [str(place) for place in places] or CORES)
     if options.list:
@@ -284,7 +341,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{mutant.path}:{mutant.line}: {mutant.change}")
         return 0
     if subprocess.run(["git", "diff", "--quiet"], cwd=ROOT, check=False).returncode:
-        parser.error("commit or stash your changes first: files of this checkout are changed and put back")
+        parser.error(
+            "commit or stash your changes first: files of this checkout are changed and put back"
+        )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the context puts the file back
     results = []
     for number, mutant in enumerate(mutants, 1):
@@ -294,7 +353,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         took_s = round(time.monotonic() - began_s, 1)
         told = f"{mutant.path}:{mutant.line} {mutant.change}: {catch.stage if catch else 'SURVIVED'} ({took_s} s)"
         print(f"{number}/{len(mutants)} {told}", flush=True)
-        results.append({**mutant._asdict(), "caught_by": catch and catch._asdict(), "seconds": took_s})
+        results.append(
+            {**mutant._asdict(), "caught_by": catch and catch._asdict(), "seconds": took_s}
+        )
         options.output.parent.mkdir(exist_ok=True)
         options.output.write_text(json.dumps(results, indent=1) + "\n")
     return int(any(result["caught_by"] is None for result in results))

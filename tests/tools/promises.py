@@ -45,7 +45,9 @@ def marked() -> list[Promise]:
 
 
 def _test_files() -> list[Path]:
-    return sorted(path for folder in ("tests", "suites") for path in (ROOT / folder).rglob("test_*.py"))
+    return sorted(
+        path for folder in ("tests", "suites") for path in (ROOT / folder).rglob("test_*.py")
+    )
 
 
 def _marked_in(path: Path) -> Iterator[Promise]:
@@ -59,7 +61,10 @@ def _marked_in(path: Path) -> Iterator[Promise]:
     }
     for function in body:
         if isinstance(function, ast.FunctionDef):
-            named = [lists.get(one.id, one) if isinstance(one, ast.Name) else one for one in function.decorator_list]
+            named = [
+                lists.get(one.id, one) if isinstance(one, ast.Name) else one
+                for one in function.decorator_list
+            ]
             slow = [_parameters(one) for one in named if _marker(one) == "slow"]
             for decorator in function.decorator_list:
                 for marker in _quoted(decorator, lists):
@@ -71,7 +76,11 @@ def _marked_in(path: Path) -> Iterator[Promise]:
 def _marker(decorator: ast.expr) -> str:
     """Name of a marker, with or without parameters; empty for any other decorator."""
     called = decorator.func if isinstance(decorator, ast.Call) else decorator
-    return called.attr if ast.unparse(called).startswith("pytest.mark.") and isinstance(called, ast.Attribute) else ""
+    return (
+        called.attr
+        if ast.unparse(called).startswith("pytest.mark.") and isinstance(called, ast.Attribute)
+        else ""
+    )
 
 
 def _parameters(marker: ast.expr) -> set[tuple[str | None, str]]:
@@ -88,11 +97,17 @@ def _quoted(decorator: ast.expr, lists: dict[str, ast.expr]) -> Iterator[ast.Cal
         if _is_promise(node):
             yield node
         elif isinstance(node, ast.Name) and node.id in lists:
-            yield from _quoted(lists[node.id], {name: value for name, value in lists.items() if name != node.id})
+            yield from _quoted(
+                lists[node.id], {name: value for name, value in lists.items() if name != node.id}
+            )
 
 
 def _is_promise(node: ast.AST) -> TypeGuard[ast.Call]:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "promise"
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "promise"
+    )
 
 
 def places(text: str) -> list[str]:
@@ -105,7 +120,11 @@ def places(text: str) -> list[str]:
 def _documents() -> dict[str, str]:
     """Text of each document by its path, with single spaces for line breaks."""
     paths = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    return {str(path.relative_to(ROOT)): " ".join(path.read_text().split()) for path in paths if path != _GENERATED}
+    return {
+        str(path.relative_to(ROOT)): " ".join(path.read_text().split())
+        for path in paths
+        if path != _GENERATED
+    }
 
 
 def page() -> str:

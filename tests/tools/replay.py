@@ -72,9 +72,18 @@ class Off(NamedTuple):
         source = (root / self.file).read_bytes()
         old = self.old.encode()
         if (count := source.count(old)) != 1:
-            raise ValueError(f"{self.file}: the text of {self.what!r} stands there {count} times instead of once")
+            raise ValueError(
+                f"{self.file}: the text of {self.what!r} stands there {count} times instead of once"
+            )
         begin = source.index(old)
-        return Mutant(self.file, source.count(b"\n", 0, begin) + 1, self.what, begin, begin + len(old), self.new)
+        return Mutant(
+            self.file,
+            source.count(b"\n", 0, begin) + 1,
+            self.what,
+            begin,
+            begin + len(old),
+            self.new,
+        )
 
 
 def entries(file: Path = ENTRIES) -> list[Off]:
@@ -97,15 +106,28 @@ def copied() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="replay-") as directory:
         Path(directory).chmod(0o755)  # some tests have processes of another user
         root = Path(directory) / "tree"
-        command = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        command = [
+            "git",
+            "-C",
+            str(ROOT),
+            "ls-files",
+            "-z",
+            "--cached",
+            "--others",
+            "--exclude-standard",
+        ]
         listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         for name in filter(None, listed.split("\0")):
             if (ROOT / name).is_file():
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, root / name)
-        places = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
+        places = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
+            "package-dir"
+        ]
         for package, folder in places.items():
-            if package.replace(".", "/") != folder:  # an editable installation would find the checkout's
+            if (
+                package.replace(".", "/") != folder
+            ):  # an editable installation would find the checkout's
                 (root / package.replace(".", "/")).symlink_to(root / folder)
         _check_imports(root, places)
         yield root
@@ -114,10 +136,14 @@ def copied() -> Iterator[Path]:
 def _check_imports(root: Path, packages: Sequence[str]) -> None:
     code = "import importlib, sys; [print(importlib.import_module(name).__file__) for name in sys.argv[1:]]"
     command = [sys.executable, "-c", code, *packages]
-    ran = subprocess.run(command, cwd="/", env=_environment(root), capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        command, cwd="/", env=_environment(root), capture_output=True, text=True, check=False
+    )
     if ran.returncode:
         raise SystemExit(f"chaoskit cannot be imported by {sys.executable}:\n{ran.stderr}")
-    if strangers := [path for path in ran.stdout.splitlines() if not Path(path).is_relative_to(root)]:
+    if strangers := [
+        path for path in ran.stdout.splitlines() if not Path(path).is_relative_to(root)
+    ]:
         raise SystemExit(f"The copy {root} is not what Python imports, but {strangers}")
 
 
@@ -165,7 +191,9 @@ def tried(off: Off, root: Path) -> dict[str, Seen]:
     return {text: judged(text, before, after) for text in off.promises}
 
 
-def judged(text: str, before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]] | None) -> Seen:
+def judged(
+    text: str, before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]] | None
+) -> Seen:
     """What the cases of a promise did.
 
     Args:
@@ -177,7 +205,11 @@ def judged(text: str, before: dict[str, dict[str, Any]], after: dict[str, dict[s
     if after is None:
         failed = dict.fromkeys(sound, f"not within {_LIMIT_S:g} s: the end of the tests")
     else:
-        failed = {name: after[name]["error"] for name in sound if after.get(name, {}).get("outcome") == "failed"}
+        failed = {
+            name: after[name]["error"]
+            for name in sound
+            if after.get(name, {}).get("outcome") == "failed"
+        }
     passed = [name for name in sound if after and after.get(name, {}).get("outcome") == "passed"]
     return Seen(failed, len(passed), len(cases) - len(failed) - len(passed))
 
@@ -187,7 +219,9 @@ def _outcomes(arguments: list[str], root: Path) -> dict[str, dict[str, Any]] | N
     ended = root.parent / "durations.json"
     ended.unlink(missing_ok=True)
     limits = ["--timeout", str(_TEST_S), "--timeout-method", "signal"]
-    _pytest(["-q", "-p", "no:cacheprovider", *limits, "--durations-file", str(ended), *arguments], root)
+    _pytest(
+        ["-q", "-p", "no:cacheprovider", *limits, "--durations-file", str(ended), *arguments], root
+    )
     return json.loads(ended.read_text()) if ended.exists() else None
 
 
@@ -196,7 +230,13 @@ def _pytest(arguments: list[str], root: Path) -> None:
     with (root.parent / "output").open("w") as output, suppress(subprocess.TimeoutExpired):
         try:
             subprocess.run(
-                command, cwd=root, env=_environment(root), stdout=output, stderr=output, timeout=_LIMIT_S, check=False
+                command,
+                cwd=root,
+                env=_environment(root),
+                stdout=output,
+                stderr=output,
+                timeout=_LIMIT_S,
+                check=False,
             )
         finally:
             _end_rest(root)
@@ -223,22 +263,39 @@ def report(text: str, seen: Seen) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Copy the tree, try each entry, say what stayed green."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", metavar="TEXT", default="", help="entries whose words, file or promises contain it")
-    parser.add_argument("--drafts", action="store_true", help=f"try the entries of {DRAFTS.name}, not yet seen red")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only",
+        metavar="TEXT",
+        default="",
+        help="entries whose words, file or promises contain it",
+    )
+    parser.add_argument(
+        "--drafts", action="store_true", help=f"try the entries of {DRAFTS.name}, not yet seen red"
+    )
     parser.add_argument("--list", action="store_true", help="show the entries and try none")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the cases of each promise there")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the cases of each promise there"
+    )
     options = parser.parse_args(arguments)
     wanted = options.only.lower()
     file = DRAFTS if options.drafts else ENTRIES
-    chosen = [off for off in entries(file) if wanted in "\n".join([off.what, off.file, *off.promises]).lower()]
+    chosen = [
+        off
+        for off in entries(file)
+        if wanted in "\n".join([off.what, off.file, *off.promises]).lower()
+    ]
     if not chosen:
         parser.error(f"no entry of {file} contains {options.only!r}")
     results, every, out_of_date = [], list[Seen](), 0
     if options.list:
         print("\n".join(f"{off.file}: {off.what}" for off in chosen))
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the copy goes, and its processes
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
+    )  # the copy goes, and its processes
     with copied() as root:
         for number, off in enumerate(chosen, 1):
             try:
@@ -251,16 +308,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
             began_s = time.monotonic()
             seen = tried(off, root)
             took_s = round(time.monotonic() - began_s, 1)
-            print("\n".join(report(text, seen[text]) for text in off.promises), f"\n  {took_s} s", flush=True)
+            print(
+                "\n".join(report(text, seen[text]) for text in off.promises),
+                f"\n  {took_s} s",
+                flush=True,
+            )
             told = {text: one._asdict() for text, one in seen.items()}
-            results.append({"what": off.what, "file": off.file, "seconds": took_s, "promises": told})
+            results.append(
+                {"what": off.what, "file": off.file, "seconds": took_s, "promises": told}
+            )
             if options.json is not None:
                 options.json.write_text(json.dumps(results, indent=1) + "\n")
             every += seen.values()
     unnoticed = sum(seen.is_unnoticed for seen in every)
     not_run = sum(not seen.failed and not seen.passed for seen in every)
     turned_off = len(chosen) - out_of_date
-    print(f"{turned_off} features were turned off; {unnoticed} promises did not notice, {not_run} were not run here")
+    print(
+        f"{turned_off} features were turned off; {unnoticed} promises did not notice, {not_run} were not run here"
+    )
     return int(unnoticed > 0 or out_of_date > 0)
 
 

@@ -38,12 +38,32 @@ def run(program: Path, directory: Path, *options: str) -> dict[str, Any]:
         "CK_PATH": os.pathsep.join(path for path in sys.path if path),
         "CK_MODULES": str(MODULES),
     }
-    command = [kernel(), "mem=512M", "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro", "quiet"]
-    command += [f"init={HERE / 'init.sh'}", "con=null", "con0=null,fd:1", f"uml_dir={directory}", *options]
+    command = [
+        kernel(),
+        "mem=512M",
+        "root=/dev/root",
+        "rootfstype=hostfs",
+        "rootflags=/",
+        "ro",
+        "quiet",
+    ]
+    command += [
+        f"init={HERE / 'init.sh'}",
+        "con=null",
+        "con0=null,fd:1",
+        f"uml_dir={directory}",
+        *options,
+    ]
     command += [f"{name}={value}" for name, value in settings.items()]
     environment = {**os.environ, "TMPDIR": str(directory)}
     done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S, check=False, env=environment
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+        env=environment,
     )
     return measured(done.stdout + done.stderr)
 

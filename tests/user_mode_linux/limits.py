@@ -93,7 +93,11 @@ def freeze(group: Cgroup, process: subprocess.Popen[bytes]) -> dict[str, object]
     group.freeze()
     frozen = until(group.frozen)
     group.thaw()
-    return {"frozen": frozen, "thawed": until(lambda: not group.frozen()), "lives": process.poll() is None}
+    return {
+        "frozen": frozen,
+        "thawed": until(lambda: not group.frozen()),
+        "lives": process.poll() is None,
+    }
 
 
 ACTS = {

@@ -20,7 +20,9 @@ class Breakpoints:
         over: or when this is set.
     """
 
-    def __init__(self, patience_s: float = _PATIENCE_S, over: threading.Event | None = None) -> None:
+    def __init__(
+        self, patience_s: float = _PATIENCE_S, over: threading.Event | None = None
+    ) -> None:
         self._patience_s, self._over = patience_s, over or threading.Event()
         self._set: dict[str, Callable[[str], None]] = {}
         self._lock = threading.Lock()

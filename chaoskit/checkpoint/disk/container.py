@@ -61,7 +61,9 @@ def wrap(dtype: str, shape: tuple[int, ...], size_bytes: int, file_offset: int) 
     directory += _central(_TENSOR, 0, _IN_64_BITS, len(head), sizes)
     unpadded = file_offset + len(head) + _LOCAL.size + len(_TENSOR) + len(sizes) + _EXTRA.size
     padding = -unpadded % ALIGN_BYTES
-    head += _local(_TENSOR, 0, _IN_64_BITS, sizes + _EXTRA.pack(_PADDING_ID, padding) + bytes(padding))
+    head += _local(
+        _TENSOR, 0, _IN_64_BITS, sizes + _EXTRA.pack(_PADDING_ID, padding) + bytes(padding)
+    )
     return Wrap(head, directory + _end(len(records) + 1, len(directory), len(head) + size_bytes))
 
 
@@ -71,12 +73,41 @@ def _local(name: bytes, crc: int, size: int, extra: bytes) -> bytes:
 
 
 def _central(name: bytes, crc: int, size: int, offset: int, extra: bytes) -> bytes:
-    fields = (b"PK\1\2", _VERSION, _VERSION, 0, 0, 0, _DATE, crc, size, size, len(name), len(extra), 0, 0, 0, 0, offset)
+    fields = (
+        b"PK\1\2",
+        _VERSION,
+        _VERSION,
+        0,
+        0,
+        0,
+        _DATE,
+        crc,
+        size,
+        size,
+        len(name),
+        len(extra),
+        0,
+        0,
+        0,
+        0,
+        offset,
+    )
     return _CENTRAL.pack(*fields) + name + extra
 
 
 def _end(count: int, directory_bytes: int, directory_offset: int) -> bytes:
-    end64 = (b"PK\6\6", _END64.size - 12, _VERSION, _VERSION, 0, 0, count, count, directory_bytes, directory_offset)
+    end64 = (
+        b"PK\6\6",
+        _END64.size - 12,
+        _VERSION,
+        _VERSION,
+        0,
+        0,
+        count,
+        count,
+        directory_bytes,
+        directory_offset,
+    )
     locator = (b"PK\6\7", 0, directory_offset + directory_bytes, 1)
     end = (b"PK\5\6", 0, 0, count, count, directory_bytes, _IN_64_BITS, 0)
     return _END64.pack(*end64) + _LOCATOR.pack(*locator) + _END.pack(*end)
@@ -93,7 +124,14 @@ def _pickled(dtype: str, shape: tuple[int, ...], size_bytes: int) -> bytes:
         *(_atom("0"), _atom("cpu"), _atom(size_bytes), b"tQ"),
     )
     hooks, first, requires_grad = b"ccollections\nOrderedDict\n)R", _atom(0), _atom(False)
-    arguments = (*storage, first, _atom(shape), _atom(tuple(reversed(strides))), requires_grad, hooks)
+    arguments = (
+        *storage,
+        first,
+        _atom(shape),
+        _atom(tuple(reversed(strides))),
+        requires_grad,
+        hooks,
+    )
     kind = f"ctorch\n{dtype}\n".encode()
     return b"".join((b"\x80\x02ctorch._utils\n_rebuild_tensor_v3\n(", *arguments, kind, b"tR."))
 

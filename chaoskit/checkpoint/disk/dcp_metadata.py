@@ -42,9 +42,13 @@ def build_metadata(manifest: Manifest) -> Metadata:
             described[item.path] = BytesStorageMetadata()
             continue
         properties = TensorProperties(dtype=dtype_named(item.dtype))
-        known = described.setdefault(item.path, TensorStorageMetadata(properties, torch.Size(item.shape), []))
+        known = described.setdefault(
+            item.path, TensorStorageMetadata(properties, torch.Size(item.shape), [])
+        )
         if isinstance(known, TensorStorageMetadata):
-            known.chunks.append(ChunkStorageMetadata(torch.Size(item.start), torch.Size(item.extent)))
+            known.chunks.append(
+                ChunkStorageMetadata(torch.Size(item.start), torch.Size(item.extent))
+            )
     keys = {path: manifest.keys.get(path, (path,)) for path in described}
     return Metadata(described, keys, places, StorageMeta(), CURRENT_DCP_VERSION)
 
@@ -63,4 +67,6 @@ def indexed(manifest: Manifest) -> dict[MetadataIndex, Item]:
 
 def index_of(item: Item) -> MetadataIndex:
     """How torch calls a stored item."""
-    return MetadataIndex(item.path, torch.Size(item.start)) if item.dtype else MetadataIndex(item.path)
+    return (
+        MetadataIndex(item.path, torch.Size(item.start)) if item.dtype else MetadataIndex(item.path)
+    )

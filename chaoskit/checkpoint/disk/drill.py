@@ -65,7 +65,9 @@ def drill(snapshot: Path) -> Drill:
     try:
         return msgspec.json.decode(done.stdout, type=Drill)
     except msgspec.MsgspecError:
-        raise HarnessError(f"the drill ended with status {done.returncode}: {done.stderr.strip()}") from None
+        raise HarnessError(
+            f"the drill ended with status {done.returncode}: {done.stderr.strip()}"
+        ) from None
 
 
 def perform(path: Path) -> Drill:
@@ -87,7 +89,9 @@ def perform(path: Path) -> Drill:
         ours_s, torch_s = ours_s + between_s - started_s, torch_s + time.perf_counter() - between_s
         differ += [path for path in paths if not _same(ours[path], plain.get(path))]
     objects = len(snapshot.items) - tensors
-    return Drill(age[0], tensors, objects, snapshot.manifest.size_bytes, ours_s, torch_s, tuple(differ))
+    return Drill(
+        age[0], tensors, objects, snapshot.manifest.size_bytes, ours_s, torch_s, tuple(differ)
+    )
 
 
 def _batches(snapshot: Snapshot) -> Iterator[list[str]]:
@@ -116,7 +120,9 @@ def _targets(snapshot: Snapshot, paths: list[str]) -> dict[str, Tensor]:
 
 def _ours(snapshot: Snapshot, paths: list[str]) -> dict[str, Tensor | bytes]:
     targets = _targets(snapshot, paths)
-    snapshot.read_into({path: (target, whole(tuple(target.shape))) for path, target in targets.items()})
+    snapshot.read_into(
+        {path: (target, whole(tuple(target.shape))) for path, target in targets.items()}
+    )
     return targets | {path: snapshot.read_object(path) for path in paths if path not in targets}
 
 

@@ -70,7 +70,9 @@ class DigestedFile:
         for first in range(0, len(self._pending), _MOST_BUFFERS):
             self._written_bytes += write_all(self._fd, self._pending[first : first + _MOST_BUFFERS])
         self._pending, self._pending_bytes = [], 0
-        if _sync_file_range is not None:  # the disk begins while the next chunk is copied; the sync is what counts
+        if (
+            _sync_file_range is not None
+        ):  # the disk begins while the next chunk is copied; the sync is what counts
             _sync_file_range(self._fd, start, self._written_bytes - start, _SYNC_FILE_RANGE_WRITE)
         if len(self._digests) > _UNDIGESTED_CHUNKS:
             self._digests[-_UNDIGESTED_CHUNKS].result()
@@ -103,7 +105,10 @@ class DigestedFile:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.discard()
 
@@ -129,14 +134,18 @@ def write_all(fd: int, buffers: Sequence[memoryview]) -> int:
     return total
 
 
-def write_file(path: Path, data: bytes, at: Hook = undisturbed, boundary: str = "sync") -> FileEntry:
+def write_file(
+    path: Path, data: bytes, at: Hook = undisturbed, boundary: str = "sync"
+) -> FileEntry:
     """A small new file, on the disk when this returns. ``boundary`` is reached between its write and its sync."""
     with path.open("xb") as file:
         file.write(data)
         file.flush()
         at(boundary)
         os.fsync(file.fileno())
-    chunks = (data[first : first + FILE_CHUNK_BYTES] for first in range(0, len(data), FILE_CHUNK_BYTES))
+    chunks = (
+        data[first : first + FILE_CHUNK_BYTES] for first in range(0, len(data), FILE_CHUNK_BYTES)
+    )
     return FileEntry(path.name, len(data), tuple(map(xxhash.xxh3_128_hexdigest, chunks)))
 
 

@@ -40,7 +40,10 @@ class Found(NamedTuple):
     @property
     def lost_steps(self) -> int:
         """How many committed steps the damaged snapshots held that this one does not."""
-        return max((one.step for one in self.lost), default=self.snapshot.manifest.step) - self.snapshot.manifest.step
+        return (
+            max((one.step for one in self.lost), default=self.snapshot.manifest.step)
+            - self.snapshot.manifest.step
+        )
 
 
 class NothingToRestore(ChaoskitError):

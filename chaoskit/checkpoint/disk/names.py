@@ -21,7 +21,9 @@ from chaoskit.process.linux import is_ending, kernel_id, start_ticks
 
 STAGING, TRASH, QUARANTINE = ".staging", ".trash", "quarantine"
 _name = re.compile(r"step-(\d{9,})\.g(\d+)")
-_owned = re.compile(r"(?P<name>[^~]+)~(?P<kernel>[0-9a-f]{16})-(?P<pid>\d+)-(?P<ticks>\d+)-[0-9a-f]+(-[0-9a-f]+)?")
+_owned = re.compile(
+    r"(?P<name>[^~]+)~(?P<kernel>[0-9a-f]{16})-(?P<pid>\d+)-(?P<ticks>\d+)-[0-9a-f]+(-[0-9a-f]+)?"
+)
 
 
 def snapshot_name(step: int, generation: int) -> str:

@@ -43,7 +43,9 @@ class PartWriter:
         dtype = str(tensor.dtype).removeprefix("torch.")
         return self.add_box(path, tensor_bytes(tensor, path), dtype, box, shape or box.extent)
 
-    def add_box(self, path: str, data: memoryview, dtype: str, box: Box, shape: tuple[int, ...]) -> Item:
+    def add_box(
+        self, path: str, data: memoryview, dtype: str, box: Box, shape: tuple[int, ...]
+    ) -> Item:
         """Store a box of a tensor from memory that is no tensor, such as an arena's.
 
         Args:
@@ -55,8 +57,14 @@ class PartWriter:
             BadInput: if the box does not lie in the whole.
             OSError: if the disk is full or fails.
         """
-        if len(shape) != len(box.extent) or any(last > most for last, most in zip(box.stop, shape, strict=True)):
-            raise BadInput(path, f"{box.extent} at {box.start} of {shape}", "give the shape of the whole tensor")
+        if len(shape) != len(box.extent) or any(
+            last > most for last, most in zip(box.stop, shape, strict=True)
+        ):
+            raise BadInput(
+                path,
+                f"{box.extent} at {box.start} of {shape}",
+                "give the shape of the whole tensor",
+            )
         first = self._file.size_bytes
         around = wrap(dtype, box.extent, len(data), first)
         for piece in (around.head, data, around.tail):
@@ -95,6 +103,9 @@ class PartWriter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._file.discard()

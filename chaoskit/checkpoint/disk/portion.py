@@ -47,7 +47,9 @@ def share(slots: Sequence[Slot], number: int, count: int) -> list[Cut]:
         if slot.size_bytes:
             rows = slot.shape[0] if slot.shape else 1
             row_bytes = slot.size_bytes // rows
-            begin, end = (min(max(-(-(edge - place) // row_bytes), 0), rows) for edge in (first, last))
+            begin, end = (
+                min(max(-(-(edge - place) // row_bytes), 0), rows) for edge in (first, last)
+            )
             if begin < end:
                 cuts.append(Cut(slot, _rows(slot.box, begin, end)))
         elif not number:
@@ -103,7 +105,9 @@ def fresh_memory(size_bytes: int) -> memoryview:
     return memoryview(mmap.mmap(-1, max(size_bytes, 1)))[:size_bytes]
 
 
-def copy_shared(view: ArenaView, slots: Sequence[Slot], number: int, count: int) -> list[tuple[Cut, memoryview]]:
+def copy_shared(
+    view: ArenaView, slots: Sequence[Slot], number: int, count: int
+) -> list[tuple[Cut, memoryview]]:
     """This node's share of the state in the arena of a worker, whose next update should wait meanwhile.
 
     Raises:
@@ -114,7 +118,9 @@ def copy_shared(view: ArenaView, slots: Sequence[Slot], number: int, count: int)
         data, done = fresh_memory(cut.size_bytes), 0
         while done < len(data):
             done += view.read_into(data[done : done + CHUNK_BYTES], cut.offset + done)
-            if view.sequence != sequence:  # now and not at the end: the writer may be waiting for this to be over
+            if (
+                view.sequence != sequence
+            ):  # now and not at the end: the writer may be waiting for this to be over
                 raise Torn("the state was left before its copy was complete")
         boxes.append((cut, data))
     if sequence % 2 or view.sequence != sequence:

@@ -103,7 +103,9 @@ def by_chunk(segments: Sequence[Segment]) -> Iterator[tuple[int, list[Segment]]]
     """The chunks that the segments touch, each with its parts of them."""
     found: dict[int, list[Segment]] = {}
     for segment in sorted(segments, key=lambda one: one.offset):
-        for number in range(segment.offset // FILE_CHUNK_BYTES, -(-segment.end // FILE_CHUNK_BYTES)):
+        for number in range(
+            segment.offset // FILE_CHUNK_BYTES, -(-segment.end // FILE_CHUNK_BYTES)
+        ):
             first = max(segment.offset, number * FILE_CHUNK_BYTES)
             last = min(segment.end, (number + 1) * FILE_CHUNK_BYTES)
             part = segment.memory[first - segment.offset : last - segment.offset]
@@ -123,7 +125,9 @@ def _read_chunk(chunk: _Chunk) -> None:
             position += len(piece)
     if digest.hexdigest() != entry.chunks[number]:
         first = number * FILE_CHUNK_BYTES
-        raise Damaged(f"{entry.name} is not what was written in its bytes {first} to {end}: their digest is wrong")
+        raise Damaged(
+            f"{entry.name} is not what was written in its bytes {first} to {end}: their digest is wrong"
+        )
 
 
 def _places(segments: Sequence[Segment], position: int, end: int) -> Iterator[memoryview]:
@@ -148,7 +152,9 @@ def _fill(fd: int, memory: memoryview, position: int, name: str) -> None:
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
-            raise Damaged(f"{name} cannot be read at byte {position + done}: {error.strerror}") from None
+            raise Damaged(
+                f"{name} cannot be read at byte {position + done}: {error.strerror}"
+            ) from None
         if not count:
             raise Damaged(f"{name} ends at byte {position + done}")
         done += count

@@ -86,7 +86,12 @@ class Retention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 staying.append(kept)
         size_bytes = sum(kept.size_bytes for kept in staying)
         for kept in reversed(newest_first):
-            if self.budget_bytes and size_bytes > self.budget_bytes and kept in staying and kept.age not in safe:
+            if (
+                self.budget_bytes
+                and size_bytes > self.budget_bytes
+                and kept in staying
+                and kept.age not in safe
+            ):
                 staying.remove(kept)
                 size_bytes -= kept.size_bytes
         return [kept for kept in reversed(newest_first) if kept not in staying]

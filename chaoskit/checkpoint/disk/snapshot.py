@@ -19,7 +19,14 @@ from torch import Tensor
 from chaoskit.checkpoint.disk.reading import Segment, read_files, verify_file
 from chaoskit.checkpoint.layout.arena import dtype_named
 from chaoskit.checkpoint.layout.boxes import Box, cover, whole
-from chaoskit.checkpoint.layout.manifest import MANIFEST, Damaged, FileEntry, Item, Manifest, decode_manifest
+from chaoskit.checkpoint.layout.manifest import (
+    MANIFEST,
+    Damaged,
+    FileEntry,
+    Item,
+    Manifest,
+    decode_manifest,
+)
 from chaoskit.checkpoint.layout.raw import flat_bytes
 from chaoskit.errors import BadInput, ChaoskitError
 
@@ -133,7 +140,9 @@ class Snapshot:
             if tuple(target.shape) != box.extent:
                 raise BadInput(path, tuple(target.shape), f"give a tensor of shape {box.extent}")
             items = self.find(path)
-            if items[0].shape and any(last > most for last, most in zip(box.stop, items[0].shape, strict=True)):
+            if items[0].shape and any(
+                last > most for last, most in zip(box.stop, items[0].shape, strict=True)
+            ):
                 raise BadInput(path, box, f"take a box of a tensor of shape {items[0].shape}")
             for number, part in cover(box, [item.box for item in items]):
                 wanted.append(Wanted(items[number], part, target.detach()[part.within(box)]))
@@ -164,7 +173,9 @@ def _plan(wanted: Wanted) -> _Read:
     strides = _strides(box.extent)
     steps = zip(part.start, box.start, strides, strict=True)
     first = sum((begin - origin) * stride for begin, origin, stride in steps)
-    span = 1 + sum((extent - 1) * stride for extent, stride in zip(part.extent, strides, strict=True))
+    span = 1 + sum(
+        (extent - 1) * stride for extent, stride in zip(part.extent, strides, strict=True)
+    )
     plain = target.is_cpu and target.dtype == dtype and not (target.is_conj() or target.is_neg())
     in_place = plain and target.is_contiguous() and span == part.size
     return _Read(wanted, item.offset + first * dtype.itemsize, span * dtype.itemsize, in_place)
@@ -187,7 +198,11 @@ def _spread(read: _Read, buffer: Tensor) -> None:
 
 def _stored(item: Item) -> tuple[torch.dtype, Box]:
     """An item as a box of elements."""
-    return (dtype_named(item.dtype), item.box) if item.dtype else (torch.uint8, whole((item.size_bytes,)))
+    return (
+        (dtype_named(item.dtype), item.box)
+        if item.dtype
+        else (torch.uint8, whole((item.size_bytes,)))
+    )
 
 
 def _strides(extent: tuple[int, ...]) -> tuple[int, ...]:

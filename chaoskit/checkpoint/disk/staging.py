@@ -51,7 +51,11 @@ class Staging:
         return PartWriter(DigestedFile(self.path / file_name, self._at))
 
     def commit(
-        self, parts: Iterable[Part], *, world: int = 1, keys: Mapping[str, tuple[str | int, ...]] | None = None
+        self,
+        parts: Iterable[Part],
+        *,
+        world: int = 1,
+        keys: Mapping[str, tuple[str | int, ...]] | None = None,
     ) -> Snapshot:
         """Make the snapshot visible. When this returns it outlives a loss of power.
 
@@ -76,7 +80,10 @@ class Staging:
         return self._publish(manifest)
 
     def _publish(self, manifest: Manifest) -> Snapshot:
-        from chaoskit.checkpoint.disk.dcp_metadata import METADATA, encode_metadata  # most of a second, the first time
+        from chaoskit.checkpoint.disk.dcp_metadata import (
+            METADATA,
+            encode_metadata,
+        )  # most of a second, the first time
 
         at, root = self._at, self.path.parents[1]
         at("metadata")
@@ -103,6 +110,9 @@ class Staging:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.abandon()  # nothing is there any more after a commit

@@ -63,7 +63,9 @@ class DiskTier:
         self.root = Path(root)
         self.retention, self.at = retention or Retention(), at
         self._verified: set[tuple[int, int]] = set()
-        self._written: tuple[int, int] | None = None  # the snapshot that was stored last, which may not be the newest
+        self._written: tuple[int, int] | None = (
+            None  # the snapshot that was stored last, which may not be the newest
+        )
 
     # -- writing --------------------------------------------------------------------------------------------------
 
@@ -85,7 +87,9 @@ class DiskTier:
         if generation is None:
             generation = self.free_generation(step)
         elif (step, generation) in self._names():
-            raise BadInput("generation", generation, f"use another: {snapshot_name(step, generation)} is there")
+            raise BadInput(
+                "generation", generation, f"use another: {snapshot_name(step, generation)} is there"
+            )
         self.at("stage")
         make_directory(self.root / STAGING)
         path = self.root / STAGING / Owner.this().staging_name(snapshot_name(step, generation), run)
@@ -223,7 +227,10 @@ class DiskTier:
     def doomed(self) -> list[Snapshot]:
         """What :meth:`prune` would delete."""
         snapshots = self.snapshots().snapshots
-        present = {Kept(*snapshot.manifest.age, snapshot.manifest.size_bytes): snapshot for snapshot in snapshots}
+        present = {
+            Kept(*snapshot.manifest.age, snapshot.manifest.size_bytes): snapshot
+            for snapshot in snapshots
+        }
         if not self.retention.doomed(present, self._verified):
             return []
         if not any(kept.age in self._verified for kept in present):

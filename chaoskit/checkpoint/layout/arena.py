@@ -36,7 +36,17 @@ _INDEX_BYTES = 32 * 2**20  # sparse: only what is written takes memory
 _SCALARS_BYTES = 8 * 2**20
 DATA_OFFSET = HEADER_BYTES + _INDEX_BYTES + _SCALARS_BYTES
 _ALIGN_BYTES = 64
-_SEQUENCE, _STEP, _INDEX_SIZE, _SCALARS_SIZE, _DATA_SIZE, _GENERATION, _CHECKSUM, _CHECKSUM_END, _SEALED = range(9)
+(
+    _SEQUENCE,
+    _STEP,
+    _INDEX_SIZE,
+    _SCALARS_SIZE,
+    _DATA_SIZE,
+    _GENERATION,
+    _CHECKSUM,
+    _CHECKSUM_END,
+    _SEALED,
+) = range(9)
 _AT_ENTRY, _ENTERED, _IN_CALL = range(9, 12)  # behind the words of a seal: copies have none of them
 SEAL_OFFSET = 8 * _CHECKSUM  # in the header
 _CHECKSUM_WORDS = struct.Struct("=qq")
@@ -251,7 +261,9 @@ class Arena(ArenaView):
     def adopt_layout(self, slots: list[Slot], size_bytes: int) -> None:
         """Use exactly the layout of a peer, so that its data can be copied as one block."""
         if size_bytes > self.capacity_bytes:
-            raise ChaoskitError(f"a peer's state of {size_bytes} bytes does not fit {self.capacity_bytes}")
+            raise ChaoskitError(
+                f"a peer's state of {size_bytes} bytes does not fit {self.capacity_bytes}"
+            )
         self._slots = {slot.path: slot for slot in slots}
         self._header[_DATA_SIZE] = size_bytes
 
@@ -262,7 +274,9 @@ class Arena(ArenaView):
             self._index_slots, self._index = slots, msgspec.msgpack.encode(slots)
         index = self._index
         if len(index) > _INDEX_BYTES or len(scalars) > _SCALARS_BYTES:
-            raise ChaoskitError("the index or the scalars of the training state are too large to share")
+            raise ChaoskitError(
+                "the index or the scalars of the training state are too large to share"
+            )
         self.bytes[HEADER_BYTES : HEADER_BYTES + len(index)] = index
         start = HEADER_BYTES + _INDEX_BYTES
         self.bytes[start : start + len(scalars)] = scalars
@@ -337,7 +351,9 @@ class ArenaImage(ArenaView):
     def touch(self) -> None:
         """Map every page now, so that the first copy is as fast as any other."""
         with contextlib.suppress(OSError):  # an older kernel: the first copy does it
-            for start in range(0, self.capacity_bytes, _TOUCH_BYTES):  # which holds the lock of the interpreter
+            for start in range(
+                0, self.capacity_bytes, _TOUCH_BYTES
+            ):  # which holds the lock of the interpreter
                 part_bytes = min(_TOUCH_BYTES, self.capacity_bytes - start)
                 self.map.madvise(_MADV_POPULATE_WRITE, DATA_OFFSET + start, part_bytes)
 
@@ -346,12 +362,18 @@ class ArenaImage(ArenaView):
         """Of the first byte of the data in this process."""
         return ctypes.addressof(ctypes.c_char.from_buffer(self.map)) + DATA_OFFSET
 
-    def begin(self, step: int, generation: int, index: bytes, scalars: bytes, size_bytes: int) -> None:
+    def begin(
+        self, step: int, generation: int, index: bytes, scalars: bytes, size_bytes: int
+    ) -> None:
         """From here until :meth:`end` the image is unreadable. Raises OSError where there is no room for the index."""
         if len(index) > _INDEX_BYTES or len(scalars) > _SCALARS_BYTES:
-            raise ChaoskitError("the index or the scalars of the training state are too large to share")
+            raise ChaoskitError(
+                "the index or the scalars of the training state are too large to share"
+            )
         self.spoil()
-        os.pwrite(self.fd, index, HEADER_BYTES)  # which fails where there is no room, instead of by SIGBUS
+        os.pwrite(
+            self.fd, index, HEADER_BYTES
+        )  # which fails where there is no room, instead of by SIGBUS
         os.pwrite(self.fd, scalars, HEADER_BYTES + _INDEX_BYTES)
         self._header[_INDEX_SIZE], self._header[_SCALARS_SIZE] = len(index), len(scalars)
         self._header[_STEP], self._header[_GENERATION] = step, generation
@@ -405,7 +427,10 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     if isinstance(value, dict):
-        return {key if isinstance(key, (str, int)) else str(key): plain(item) for key, item in value.items()}
+        return {
+            key if isinstance(key, (str, int)) else str(key): plain(item)
+            for key, item in value.items()
+        }
     if isinstance(value, Tensor) and value.numel() == 1:
         return value.item()
     raise ChaoskitError(

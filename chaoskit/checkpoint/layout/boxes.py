@@ -71,5 +71,7 @@ def cover(wanted: Box, offered: Iterable[Box]) -> list[tuple[int, Box]]:
         if count == wanted.size:
             break
     if count != wanted.size:
-        raise ChaoskitError(f"{count} of {wanted.size} elements of the box at {wanted.start} are stored")
+        raise ChaoskitError(
+            f"{count} of {wanted.size} elements of the box at {wanted.start} are stored"
+        )
     return taken

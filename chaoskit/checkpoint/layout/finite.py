@@ -16,11 +16,15 @@ from torch.nn.utils import get_total_norm
 
 from chaoskit.checkpoint.layout.arena import Slot, dtype_named
 
-_SUMMED = 2**15 - 1  # elements; of fewer than 2**15 torch forms sums on the calling thread, however many it may use
+_SUMMED = (
+    2**15 - 1
+)  # elements; of fewer than 2**15 torch forms sums on the calling thread, however many it may use
 SUMMABLE = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 # what is mapped to be read is only read here
-warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning, r"chaoskit\.checkpoint\.finite")
+warnings.filterwarnings(
+    "ignore", "The given buffer is not writable", UserWarning, r"chaoskit\.checkpoint\.finite"
+)
 
 
 class Poisoned(Exception):
@@ -59,7 +63,9 @@ class NanWatch:
     """
 
     def __init__(self, slots: Sequence[Slot]) -> None:
-        self._slots = sorted((slot for slot in slots if slot.size_bytes), key=lambda slot: slot.offset)
+        self._slots = sorted(
+            (slot for slot in slots if slot.size_bytes), key=lambda slot: slot.offset
+        )
         self._next = 0  # the first slot that has not passed
 
     def look(self, place: int, data: memoryview) -> None:
@@ -68,7 +74,9 @@ class NanWatch:
         while self._next < len(self._slots) and (slot := self._slots[self._next]).offset < end:
             first, last = max(place, slot.offset), min(end, slot.offset + slot.size_bytes)
             if first < last:
-                part = torch.frombuffer(data[first - place : last - place], dtype=dtype_named(slot.dtype))
+                part = torch.frombuffer(
+                    data[first - place : last - place], dtype=dtype_named(slot.dtype)
+                )
                 if not is_finite(part, infinite=True):
                     raise Poisoned(f"{slot.path} holds NaN")
             if slot.offset + slot.size_bytes > end:

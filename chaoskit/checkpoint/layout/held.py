@@ -49,7 +49,9 @@ def lay_out(tensors: Sequence[HeldTensor]) -> tuple[list[Slot], int]:
             raise BadInput("tensors", held.path, "give every tensor a path of its own")
         seen.add(key)
         dtype = str(held.tensor.dtype).removeprefix("torch.")
-        slot = Slot(held.path, dtype, tuple(held.tensor.shape), offset, tuple(held.whole), tuple(held.start))
+        slot = Slot(
+            held.path, dtype, tuple(held.tensor.shape), offset, tuple(held.whole), tuple(held.start)
+        )
         slots.append(slot)
         offset += aligned(slot.size_bytes)
     return slots, offset
@@ -57,10 +59,19 @@ def lay_out(tensors: Sequence[HeldTensor]) -> tuple[list[Slot], int]:
 
 def _check(held: HeldTensor) -> None:
     tensor = held.tensor
-    if type(tensor) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer) or tensor.layout != torch.strided:
+    if (
+        type(tensor) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer)
+        or tensor.layout != torch.strided
+    ):
         name = type(tensor).__name__ if type(tensor) is not Tensor else str(tensor.layout)
-        raise BadInput("tensors", f"{held.path} ({name})", "pass plain dense tensors; of a DTensor the local one")
+        raise BadInput(
+            "tensors",
+            f"{held.path} ({name})",
+            "pass plain dense tensors; of a DTensor the local one",
+        )
     if tensor.device.type not in ("cpu", "cuda"):
         raise BadInput("tensors", f"{held.path} on {tensor.device}", "pass tensors on CPU or CUDA")
     if held.whole and not len(held.whole) == len(held.start) == tensor.dim():
-        raise BadInput("tensors", held.path, "give whole, start and the tensor the same number of dimensions")
+        raise BadInput(
+            "tensors", held.path, "give whole, start and the tensor the same number of dimensions"
+        )

@@ -135,13 +135,17 @@ def decode_manifest(data: bytes) -> Manifest:
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise Damaged(f"the manifest cannot be read: {error}") from None
     if manifest.format > FORMAT:
-        raise Damaged(f"the manifest has format {manifest.format}, and this version of chaoskit reads up to {FORMAT}")
+        raise Damaged(
+            f"the manifest has format {manifest.format}, and this version of chaoskit reads up to {FORMAT}"
+        )
     sizes = {}
     for entry in manifest.files:
         if PurePosixPath(entry.name).name != entry.name or entry.name in ("", ".", "..", MANIFEST):
             raise Damaged(f"the manifest names a file {entry.name!r} outside of its snapshot")
         if entry.size_bytes < 0 or len(entry.chunks) != -(-entry.size_bytes // FILE_CHUNK_BYTES):
-            raise Damaged(f"the manifest has {len(entry.chunks)} digests for {entry.size_bytes} bytes of {entry.name}")
+            raise Damaged(
+                f"the manifest has {len(entry.chunks)} digests for {entry.size_bytes} bytes of {entry.name}"
+            )
         sizes[entry.name] = entry.size_bytes
     for item in manifest.items:
         first, length = item.container

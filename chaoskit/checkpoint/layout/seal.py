@@ -76,7 +76,10 @@ def seal(view: ArenaView) -> Seal:
     if sequence % 2:
         raise Torn(f"the update after step {view.step} was not finished")
     step, generation, index, data = view.step, view.generation, view.index_bytes(), view.data()
-    digest, watch = Checksum(step, index, view.scalars_bytes()), NanWatch(decode_index(index, len(data)))
+    digest, watch = (
+        Checksum(step, index, view.scalars_bytes()),
+        NanWatch(decode_index(index, len(data))),
+    )
     for start in range(0, len(data), _LOOK_BYTES):
         chunk = data[start : start + _LOOK_BYTES]
         digest.update(chunk)

@@ -102,11 +102,15 @@ class Copying:
 
     def _move(self, tensor: Tensor, slot: Slot, chunk: Chunk) -> None:
         if tensor.nbytes != slot.size_bytes:
-            raise RuntimeError(f"{slot.path} has {tensor.nbytes} bytes, and had {slot.size_bytes} when it was laid out")
+            raise RuntimeError(
+                f"{slot.path} has {tensor.nbytes} bytes, and had {slot.size_bytes} when it was laid out"
+            )
         if tensor.is_cuda:
             return
         if tensor.is_contiguous():  # not by torch, which would wake threads of its own for this
-            ctypes.memmove(self._base + chunk.place, tensor.data_ptr() + chunk.offset, chunk.size_bytes)
+            ctypes.memmove(
+                self._base + chunk.place, tensor.data_ptr() + chunk.offset, chunk.size_bytes
+            )
         else:
             self._image.tensor(slot).copy_(tensor.detach())
 
@@ -132,6 +136,6 @@ class Copying:
 
     def _view(self, place: int, size_bytes: int, dtype: str) -> Tensor:
         start = DATA_OFFSET + place
-        return torch.frombuffer(self._image.map, dtype=torch.uint8, count=size_bytes, offset=start).view(
-            dtype_named(dtype)
-        )
+        return torch.frombuffer(
+            self._image.map, dtype=torch.uint8, count=size_bytes, offset=start
+        ).view(dtype_named(dtype))

@@ -20,12 +20,19 @@ _streams: dict[torch.device, torch.cuda.Stream] = {}
 class DeviceCopies:
     """The copies of one snapshot, under way on the side stream of each device."""
 
-    def __init__(self, events: list[tuple[torch.device, torch.cuda.Event]], extremes: list[Tensor]) -> None:
+    def __init__(
+        self, events: list[tuple[torch.device, torch.cuda.Event]], extremes: list[Tensor]
+    ) -> None:
         self._events, self._extremes = events, extremes
 
     @classmethod
     def start(
-        cls, tensors: Sequence[HeldTensor], slots: Sequence[Slot], image: ArenaImage, *, check_finite: bool = False
+        cls,
+        tensors: Sequence[HeldTensor],
+        slots: Sequence[Slot],
+        image: ArenaImage,
+        *,
+        check_finite: bool = False,
     ) -> DeviceCopies | None:
         """Enqueue them behind what the current streams do; None if no tensor is on a CUDA device.
 
@@ -48,7 +55,9 @@ class DeviceCopies:
                 here = [(source, target) for source, target in copied if source.device == device]
                 for source, target in here:
                     target.copy_(source, non_blocking=True)
-                if check_finite and (looked_at := [source for source, _ in here if source.dtype in SUMMABLE]):
+                if check_finite and (
+                    looked_at := [source for source, _ in here if source.dtype in SUMMABLE]
+                ):
                     extremes.append(largest(looked_at).to("cpu", non_blocking=True))
             events.append((device, stream.record_event()))
         return cls(events, extremes)
@@ -65,9 +74,9 @@ class DeviceCopies:
         return bool(self._extremes) and all(math.isfinite(float(each)) for each in self._extremes)
 
 
-_known_targets: weakref.WeakKeyDictionary[ArenaImage, tuple[object, Sequence[Slot], list[Tensor]]] = (
-    weakref.WeakKeyDictionary()
-)
+_known_targets: weakref.WeakKeyDictionary[
+    ArenaImage, tuple[object, Sequence[Slot], list[Tensor]]
+] = weakref.WeakKeyDictionary()
 
 
 def _targets(slots: Sequence[Slot], image: ArenaImage) -> list[Tensor]:

@@ -15,7 +15,9 @@ class Pipeline:
         consume: called with the numbers from 0 on, each when its chunk is made.
     """
 
-    def __init__(self, count: int, make: Callable[[int], None], consume: Callable[[int], None]) -> None:
+    def __init__(
+        self, count: int, make: Callable[[int], None], consume: Callable[[int], None]
+    ) -> None:
         self._count, self._make, self._consume = count, make, consume
         self._lock = threading.Lock()
         self._next = self._consumed = 0
@@ -26,7 +28,9 @@ class Pipeline:
             self._over.set()
         self.error: BaseException | None = None
 
-    def run(self, after: Callable[[int], None] = lambda number: None, *, in_turn: bool = True) -> None:
+    def run(
+        self, after: Callable[[int], None] = lambda number: None, *, in_turn: bool = True
+    ) -> None:
         """Make chunks until none is left to begin, and consume what is there.
 
         Args:

@@ -54,7 +54,11 @@ class Slots:
             (path, Seal(image.step, image.generation, image.size_bytes, image.checksum))
             for path, image in zip(self.paths, self._images, strict=True)
         ]
-        return sorted((each for each in found if each[1].checksum), key=lambda each: each[1].recency, reverse=True)
+        return sorted(
+            (each for each in found if each[1].checksum),
+            key=lambda each: each[1].recency,
+            reverse=True,
+        )
 
     @property
     def fds(self) -> tuple[int, ...]:

@@ -63,7 +63,9 @@ class _Layout:
 class _Task:
     """A snapshot under way."""
 
-    def __init__(self, seal: Seal, image: ArenaImage, copying: Copying, device: DeviceCopies | None) -> None:
+    def __init__(
+        self, seal: Seal, image: ArenaImage, copying: Copying, device: DeviceCopies | None
+    ) -> None:
         self.seal, self.image, self.copying, self.device = seal, image, copying, device
         self.settled = threading.Event()  # sealed, or never will be
 
@@ -215,7 +217,9 @@ class Snapshotter:
         try:
             image.begin(step, generation, layout.index, scalars, layout.size_bytes)
             self._probe(BEGUN)
-            device = DeviceCopies.start(layout.tensors, layout.slots, image, check_finite=self._check_finite)
+            device = DeviceCopies.start(
+                layout.tensors, layout.slots, image, check_finite=self._check_finite
+            )
             copying = Copying(
                 layout.tensors,
                 layout.slots,

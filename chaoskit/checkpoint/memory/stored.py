@@ -147,7 +147,9 @@ class StoredCopy:
 
 
 def newest(
-    paths: Iterable[str], after: tuple[int, int] = (-1, -1), counts: Callable[[Seal], bool] = lambda seal: True
+    paths: Iterable[str],
+    after: tuple[int, int] = (-1, -1),
+    counts: Callable[[Seal], bool] = lambda seal: True,
 ) -> str:
     """The slot with the newest complete copy that counts, if newer than ``after``; else "". Looks without a lock."""
     best, best_recency = "", after
@@ -169,7 +171,9 @@ def assemble(tensors: Sequence[HeldTensor], copies: Sequence[StoredCopy]) -> Non
         ChaoskitError: if the copies are not of one step, or leave a hole, or hold another type.
     """
     if len({copy.seal.recency for copy in copies}) > 1:
-        raise ChaoskitError(f"copies of different steps: {sorted({copy.seal.step for copy in copies})}")
+        raise ChaoskitError(
+            f"copies of different steps: {sorted({copy.seal.step for copy in copies})}"
+        )
     for copy in copies:
         copy.verify()
     offers: dict[str, list[tuple[StoredCopy, Slot]]] = {}
@@ -233,15 +237,22 @@ def _fill_all(
 def compare(seal: Seal, digest: Checksum) -> None:
     """Raises Damaged if what was digested is not what was sealed."""
     if (found := digest.hexdigest()) != seal.checksum:
-        raise Damaged(f"the copy of step {seal.step} has checksum {found}, sealed as {seal.checksum}")
+        raise Damaged(
+            f"the copy of step {seal.step} has checksum {found}, sealed as {seal.checksum}"
+        )
 
 
 def _fill(held: HeldTensor, offers: Sequence[tuple[StoredCopy, Slot]]) -> None:
-    dtype, whole = str(held.tensor.dtype).removeprefix("torch."), tuple(held.whole or held.tensor.shape)
+    dtype, whole = (
+        str(held.tensor.dtype).removeprefix("torch."),
+        tuple(held.whole or held.tensor.shape),
+    )
     for _, slot in offers:
         if slot.dtype != dtype or tuple(slot.whole or slot.shape) != whole:
             stored_as = f"{slot.dtype} of shape {slot.whole or slot.shape}"
-            raise ChaoskitError(f"{held.path} is stored as {stored_as}, wanted as {dtype} of shape {whole}")
+            raise ChaoskitError(
+                f"{held.path} is stored as {stored_as}, wanted as {dtype} of shape {whole}"
+            )
     if not held.tensor.numel():
         return
     try:
@@ -251,7 +262,9 @@ def _fill(held: HeldTensor, offers: Sequence[tuple[StoredCopy, Slot]]) -> None:
     for number, part in parts:
         copy, slot = offers[number]
         with torch.no_grad():
-            held.tensor[part.within(held.box)] = copy.tensor(slot)[part.within(slot.box)].to(held.tensor.device)
+            held.tensor[part.within(held.box)] = copy.tensor(slot)[part.within(slot.box)].to(
+                held.tensor.device
+            )
 
 
 def _tensor_bytes(tensor: Tensor) -> memoryview:
@@ -286,12 +299,16 @@ def _batches(slots: Sequence[Slot], size_bytes: int) -> Iterator[_Batch]:
     ends = [slot.offset for slot in slots[1:]] + [size_bytes]
     for number, (slot, end) in enumerate(zip(slots, ends, strict=True)):
         size = slot.size_bytes
-        parts = [_Part(number, at, min(at + _BATCH_BYTES, size)) for at in range(0, size, _BATCH_BYTES)]
+        parts = [
+            _Part(number, at, min(at + _BATCH_BYTES, size)) for at in range(0, size, _BATCH_BYTES)
+        ]
         if gap := end - slot.offset - size:
             parts.append(_Part(None, 0, gap))
         for part in parts:
             length = part.end - part.start
-            if batch.parts and (filled + length > _BATCH_BYTES or len(batch.parts) == _BATCH_PIECES):
+            if batch.parts and (
+                filled + length > _BATCH_BYTES or len(batch.parts) == _BATCH_PIECES
+            ):
                 yield batch
                 batch, filled = _Batch(batch.place + filled, []), 0
             batch.parts.append(part)

@@ -66,7 +66,11 @@ class MemoryTier:
     def save(self, source: ArenaView) -> Seal:
         """See :class:`Tier`."""
         self.reserve(source)
-        number = next(n for n, slot in enumerate(self._slots) if self._newest is None or slot is not self._newest.view)
+        number = next(
+            n
+            for n, slot in enumerate(self._slots)
+            if self._newest is None or slot is not self._newest.view
+        )
         if self._slots[number].capacity_bytes < source.size_bytes:
             self._slots[number] = _touched(source)
         slot = self._slots[number]
@@ -85,7 +89,9 @@ def _touched(source: ArenaView) -> ArenaImage:
     image, done = ArenaImage(source.size_bytes), 0
     while done < source.size_bytes:
         start = DATA_OFFSET + done
-        done += source.read_into(image.bytes[start : start + min(CHUNK_BYTES, source.size_bytes - done)], done)
+        done += source.read_into(
+            image.bytes[start : start + min(CHUNK_BYTES, source.size_bytes - done)], done
+        )
     return image
 
 
@@ -106,7 +112,9 @@ def _copy(source: ArenaView, target: ArenaImage, at: Hook) -> Seal:
         at("chunk")
         watch.look(done, chunk[:count])
         done += count
-        if source.sequence != sequence:  # now and not at the end: the writer may be waiting for this copy to be over
+        if (
+            source.sequence != sequence
+        ):  # now and not at the end: the writer may be waiting for this copy to be over
             raise Torn(f"step {step} was left before its copy was complete")
     if source.sequence != sequence:
         raise Torn(f"step {step} was left before its copy was complete")

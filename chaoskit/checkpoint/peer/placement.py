@@ -42,7 +42,10 @@ class Piece(NamedTuple):
 
 
 def place(
-    nodes: Sequence[Node], pieces: Sequence[Piece], copies: int = 1, before: Mapping[str, Sequence[str]] | None = None
+    nodes: Sequence[Node],
+    pieces: Sequence[Piece],
+    copies: int = 1,
+    before: Mapping[str, Sequence[str]] | None = None,
 ) -> Placement:
     """Choose the partners of every piece: always other nodes; the first of them in another rack, if there is one.
 
@@ -66,13 +69,17 @@ def place(
     return {piece.name: partners[piece.node] for piece in sorted(pieces)}
 
 
-def exposure(pieces: Iterable[Piece], copies: int, verified: Mapping[str, Collection[str]]) -> dict[str, int]:
+def exposure(
+    pieces: Iterable[Piece], copies: int, verified: Mapping[str, Collection[str]]
+) -> dict[str, int]:
     """How many copies each piece lacks; pieces that lack none are left out.
 
     Args:
         verified: by piece, the living nodes that have a verified copy of the protected step.
     """
-    lacking = {piece.name: copies - len({*verified.get(piece.name, ())} - {piece.node}) for piece in pieces}
+    lacking = {
+        piece.name: copies - len({*verified.get(piece.name, ())} - {piece.node}) for piece in pieces
+    }
     return {name: count for name, count in lacking.items() if count > 0}
 
 
@@ -83,12 +90,18 @@ class _Plan:
     """One run of :func:`place`, on the level of nodes."""
 
     def __init__(
-        self, nodes: Sequence[Node], pieces: Sequence[Piece], copies: int, before: Mapping[str, Sequence[str]]
+        self,
+        nodes: Sequence[Node],
+        pieces: Sequence[Piece],
+        copies: int,
+        before: Mapping[str, Sequence[str]],
     ) -> None:
         self._rack = {node.name: node.rack for node in sorted(nodes)}
         self._racks = len(set(self._rack.values()))
         self._copies = min(copies, len(self._rack) - 1)
-        self._before: dict[str, dict[str, None]] = {name: {} for name in self._rack}  # as ordered sets
+        self._before: dict[str, dict[str, None]] = {
+            name: {} for name in self._rack
+        }  # as ordered sets
         for piece in sorted(pieces):
             living = (name for name in before.get(piece.name, ()) if name in self._rack)
             self._before[piece.node].update(dict.fromkeys(living))
@@ -115,14 +128,17 @@ class _Plan:
             return cells + self._cut(free)
         cells = list(kept)  # one rack holds most nodes, so some cells are larger than others
         for name in loose:
-            best = min(cells, key=lambda cell: (not {*cell} & {*self._before[name]}, len(cell), cell))
+            best = min(
+                cells, key=lambda cell: (not {*cell} & {*self._before[name]}, len(cell), cell)
+            )
             cells[cells.index(best)] = sorted([*best, name])
         return cells
 
     def _still_good(self) -> bool:
         """Whether everybody has as many partners as wanted, and one beyond the rack, so that nothing need move."""
         return all(
-            len(chosen) == self._copies and self._reaches_over([name, *chosen]) for name, chosen in self._before.items()
+            len(chosen) == self._copies and self._reaches_over([name, *chosen])
+            for name, chosen in self._before.items()
         )
 
     def _kept(self) -> list[list[str]]:
@@ -132,7 +148,12 @@ class _Plan:
         for name in self._rack:
             cell = {name, *self._before[name]}
             closed = all({other, *self._before[other]} == cell for other in cell)
-            if len(cell) == self._copies + 1 and closed and not cell & taken and self._reaches_over(cell):
+            if (
+                len(cell) == self._copies + 1
+                and closed
+                and not cell & taken
+                and self._reaches_over(cell)
+            ):
                 cells.append(sorted(cell))
                 taken |= cell
         return cells
@@ -168,7 +189,9 @@ class _Plan:
         if len(sizes) > 1:  # at least one node of every cell must be outside of the largest rack
             count = min(count, len(loose) - max(sizes.values()))
         count = max(count, 1)
-        row = sorted(loose, key=lambda name: (-sizes[self._rack[name]], self._rack[name], self._order(name)))
+        row = sorted(
+            loose, key=lambda name: (-sizes[self._rack[name]], self._rack[name], self._order(name))
+        )
         return [sorted(row[number::count]) for number in range(count)]
 
     def _order(self, name: str) -> tuple[list[str], str]:
@@ -194,7 +217,9 @@ class _Plan:
         return False
 
     def _cost(self, *cells: Sequence[str]) -> tuple[int, int]:
-        same_rack = sum(self._rack[a] == self._rack[b] for cell in cells for a, b in combinations(cell, 2))
+        same_rack = sum(
+            self._rack[a] == self._rack[b] for cell in cells for a, b in combinations(cell, 2)
+        )
         return same_rack, sum(self._shared(cell) for cell in cells)
 
     def _shared(self, cell: Sequence[str]) -> int:
@@ -206,12 +231,17 @@ class _Plan:
         chosen = {}
         for place_, name in enumerate(cell):
             ring = [*cell[place_ + 1 :], *cell[:place_]]
-            chosen[name] = tuple(sorted(ring, key=lambda other: self._rank(name, other, load))[: self._copies])
+            chosen[name] = tuple(
+                sorted(ring, key=lambda other: self._rank(name, other, load))[: self._copies]
+            )
             load.update(chosen[name])
         return chosen
 
     def _rank(self, name: str, other: str, load: Mapping[str, int]) -> tuple[bool, int, bool, int]:
-        near, shared = self._rack[name] == self._rack[other], len(self._groups[name] & self._groups[other])
+        near, shared = (
+            self._rack[name] == self._rack[other],
+            len(self._groups[name] & self._groups[other]),
+        )
         return near, shared, other not in self._before[name], load[other]
 
 
@@ -251,7 +281,9 @@ def survival_probability(
     if sum(2 ** min(len(cell), 60) for cell in cells) <= _ENUMERATED_MAX:
         ways = [1]  # by number of lost nodes: sets of them that lose no piece
         for cell in cells:
-            ways = _multiply(ways, _harmless(cell, [group for group in fatal if group <= cell]), lost)
+            ways = _multiply(
+                ways, _harmless(cell, [group for group in fatal if group <= cell]), lost
+            )
         return (ways[lost] if lost < len(ways) else 0) / comb(len(nodes), lost)
     if comb(len(nodes), lost) <= _ENUMERATED_MAX:
         sets: Iterable[Sequence[str]] = combinations(sorted(nodes), lost)
@@ -279,7 +311,8 @@ def _connected(nodes: Iterable[str], fatal: Iterable[frozenset[str]]) -> list[fr
 def _harmless(cell: frozenset[str], fatal: Sequence[frozenset[str]]) -> list[int]:
     """By size: subsets of ``cell`` whose loss loses nothing."""
     return [
-        sum(_survives(set(gone), fatal) for gone in combinations(sorted(cell), size)) for size in range(len(cell) + 1)
+        sum(_survives(set(gone), fatal) for gone in combinations(sorted(cell), size))
+        for size in range(len(cell) + 1)
     ]
 
 

@@ -163,7 +163,9 @@ class _Line:
     def _wait(self) -> bool:
         """Until there may be something to send, or the partner has hung up; False at the end."""
         if self._failures and not self._stopped:
-            pause_s = min(_BACK_OFF_MAX_S, _BACK_OFF_S * 2 ** (self._failures - 1)) * random.uniform(0.5, 1.0)
+            pause_s = min(
+                _BACK_OFF_MAX_S, _BACK_OFF_S * 2 ** (self._failures - 1)
+            ) * random.uniform(0.5, 1.0)
             self._pause(pause_s)
         elif not self._stopped:
             connection = self._connection
@@ -187,7 +189,11 @@ class _Line:
         return newest(self._sender.paths, self._after(), self._sender.counts)
 
     def _after(self) -> tuple[int, int]:
-        known = [seal for seal in (self.seal, self._declined) if seal is not None and self._sender.counts(seal)]
+        known = [
+            seal
+            for seal in (self.seal, self._declined)
+            if seal is not None and self._sender.counts(seal)
+        ]
         return max((seal.recency for seal in known), default=(-1, -1))
 
     def _send(self, path: str) -> None:
@@ -214,7 +220,9 @@ class _Line:
         sender, place = self._sender, None
         if sender.transport == "auto" and self.partner.host_id == host_id():
             place = SlotPlace.at(copy.path, self.partner.host_id)
-        return Offer(sender.piece, copy.seal, len(copy.index), len(copy.scalars), sender.protected, place)
+        return Offer(
+            sender.piece, copy.seal, len(copy.index), len(copy.scalars), sender.protected, place
+        )
 
     def _connect(self) -> socket.socket:
         if self._connection is None:
@@ -234,7 +242,9 @@ class _Line:
         answer = protocol.receive(connection)
         if not isinstance(answer, Holding):
             raise Refused(f"{type(answer).__name__} is no answer to that question")
-        if self._unconfirmed is not None and self._unconfirmed in [copy.seal for copy in answer.copies]:
+        if self._unconfirmed is not None and self._unconfirmed in [
+            copy.seal for copy in answer.copies
+        ]:
             self.seal = self._unconfirmed
             self._sender.tell_acknowledged(self.partner.node, self.seal)
         self._failures = 0

@@ -80,7 +80,9 @@ class CopyServer:
         self._pieces: dict[str, Slots] = {}
         self._arriving: dict[str, int] = {}  # steps of copies that are on their way here
         self._lock = threading.Lock()
-        self._connections: dict[socket.socket, set[str]] = {}  # with the pieces that were offered there
+        self._connections: dict[
+            socket.socket, set[str]
+        ] = {}  # with the pieces that were offered there
         self._closed = False
         self._listener = listener or socket.create_server((host, port))
         made(self._listener.fileno())
@@ -143,7 +145,9 @@ class CopyServer:
     def _accept(self) -> None:
         set_name("ck-copies")
         for connection in proven(self._listener, self._token, made=self._made, unmade=self._unmade):
-            threading.Thread(target=self._serve, args=(connection,), name="copies", daemon=True).start()
+            threading.Thread(
+                target=self._serve, args=(connection,), name="copies", daemon=True
+            ).start()
 
     def _serve(self, connection: socket.socket) -> None:
         set_name("ck-copies")
@@ -230,7 +234,9 @@ class CopyServer:
         protocol.send(connection, Go())
         index = frames.receive_exactly(connection, offer.index_bytes)
         scalars = frames.receive_exactly(connection, offer.scalars_bytes)
-        self._fill(offer, image, index, scalars, lambda part, _: protocol.receive_into(connection, [part]))
+        self._fill(
+            offer, image, index, scalars, lambda part, _: protocol.receive_into(connection, [part])
+        )
 
     def _fill(
         self,
@@ -284,14 +290,18 @@ class CopyServer:
             for name, slots in others.items()
         }
         dropped = []
-        for step, name in sorted((step, name) for name, step in steps.items() if step < useful_from):
+        for step, name in sorted(
+            (step, name) for name, step in steps.items() if step < useful_from
+        ):
             if used_bytes + needed_bytes <= self._budget_bytes:
                 break
             used_bytes -= self._pieces.pop(name).size_bytes
             dropped.append((name, f"step {step} fell behind, and {offer.piece} needs its memory"))
         if used_bytes + needed_bytes > self._budget_bytes:
             wanted = f"{needed_bytes} bytes for {offer.piece}"
-            raise Full(f"{wanted} do not fit: {used_bytes} of the budget of {self._budget_bytes} are taken")
+            raise Full(
+                f"{wanted} do not fit: {used_bytes} of the budget of {self._budget_bytes} are taken"
+            )
         return dropped
 
 

@@ -58,8 +58,21 @@ _REFUSALS = {
 }
 _DENIED = "check the credentials, and that they may list, read, write and delete below this URL"
 _PASSING_CODES = frozenset(
-    {"SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "Throttling", "ThrottlingException"}
-    | {"IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch", "OperationAborted", "TooManyRequests"}
+    {
+        "SlowDown",
+        "RequestTimeout",
+        "InternalError",
+        "ServiceUnavailable",
+        "Throttling",
+        "ThrottlingException",
+    }
+    | {
+        "IncompleteBody",
+        "BadDigest",
+        "XAmzContentSHA256Mismatch",
+        "OperationAborted",
+        "TooManyRequests",
+    }
 )
 # Of connections, as the clients call them: by name, because nothing is imported that may not be installed. First of all
 # looked for: some of them bear a status that no store has sent.
@@ -68,8 +81,12 @@ _CONNECTION_TYPES = frozenset(
     | {"ClientConnectionError", "ClientPayloadError", "FSTimeoutError", "TimeoutError", "EOFError"}
 )
 _MISSING_CODES = frozenset({"NoSuchKey", "NoSuchUpload", "NoSuchVersion", "404", "InvalidRange"})
-_MISSING_STATUSES = frozenset({404, 416})  # the second: the object ends before what is asked for begins
-_PASSING_ERRNOS = frozenset({errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EBUSY})
+_MISSING_STATUSES = frozenset(
+    {404, 416}
+)  # the second: the object ends before what is asked for begins
+_PASSING_ERRNOS = frozenset(
+    {errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.EBUSY}
+)
 _STATUS_TIMEOUT, _STATUS_TOO_MANY, _STATUS_SERVER = 408, 429, 500
 
 
@@ -102,9 +119,17 @@ def meaning(error: BaseException) -> tuple[Meaning, str]:
             return "refused", remedy
     if names & _CONNECTION_TYPES:
         return "passing", ""
-    if code in _PASSING_CODES or status in {_STATUS_TIMEOUT, _STATUS_TOO_MANY} or status >= _STATUS_SERVER:
+    if (
+        code in _PASSING_CODES
+        or status in {_STATUS_TIMEOUT, _STATUS_TOO_MANY}
+        or status >= _STATUS_SERVER
+    ):
         return "passing", ""
-    if code in _MISSING_CODES or status in _MISSING_STATUSES or isinstance(error, FileNotFoundError):
+    if (
+        code in _MISSING_CODES
+        or status in _MISSING_STATUSES
+        or isinstance(error, FileNotFoundError)
+    ):
         return "missing", ""
     if status or isinstance(error, PermissionError):
         return "refused", _DENIED if status in {0, 401, 403} else "see the store's answer"

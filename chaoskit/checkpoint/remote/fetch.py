@@ -53,7 +53,9 @@ def read_chunk(store: Store, directory: str, entry: FileEntry, number: int) -> b
     """
     for _ in range(2):
         try:
-            data = store.get_range(f"{directory}/{entry.name}", number * FILE_CHUNK_BYTES, FILE_CHUNK_BYTES)
+            data = store.get_range(
+                f"{directory}/{entry.name}", number * FILE_CHUNK_BYTES, FILE_CHUNK_BYTES
+            )
             check_chunk(entry, number, data)
         except FileNotFoundError:
             raise Damaged(f"{entry.name} is missing, or too short for its chunk {number}") from None
@@ -64,7 +66,9 @@ def read_chunk(store: Store, directory: str, entry: FileEntry, number: int) -> b
     raise damage
 
 
-def fill(store: Store, directory: str, wanted: Sequence[tuple[FileEntry, Sequence[Segment]]]) -> None:
+def fill(
+    store: Store, directory: str, wanted: Sequence[tuple[FileEntry, Sequence[Segment]]]
+) -> None:
     """Fill the memory of all segments, which may not overlap in one file. After an error it holds anything.
 
     Raises:
@@ -86,7 +90,9 @@ def verify(store: Store, directory: str, entries: Sequence[FileEntry]) -> None:
     """
 
     def check(entry: FileEntry, number: int) -> None:
-        read_chunk(store, directory, entry, number)  # gives nothing on: what was given would be kept until the end
+        read_chunk(
+            store, directory, entry, number
+        )  # gives nothing on: what was given would be kept until the end
 
     _each_chunk(store, check, entries)
 
@@ -110,7 +116,9 @@ def download(store: Store, directory: str, entries: Sequence[FileEntry], target:
     _each_chunk(store, copy, entries)
 
 
-def _each_chunk(store: Store, act: Callable[[FileEntry, int], None], entries: Sequence[FileEntry]) -> None:
+def _each_chunk(
+    store: Store, act: Callable[[FileEntry, int], None], entries: Sequence[FileEntry]
+) -> None:
     rows = [(entry, number) for entry in entries for number in range(len(entry.chunks))]
     for _ in store.each(act, [entry for entry, _ in rows], [number for _, number in rows]):
         pass

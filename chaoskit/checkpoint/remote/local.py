@@ -24,7 +24,10 @@ class LocalStore(Store):
                 file.flush()
                 os.fsync(file.fileno())
             draft.replace(path)
-            for directory in (path.parent, path.parent.parent):  # files that were sent before are made durable, too
+            for directory in (
+                path.parent,
+                path.parent.parent,
+            ):  # files that were sent before are made durable, too
                 _sync(directory)
 
         self._attempts(f"write {name}", write)

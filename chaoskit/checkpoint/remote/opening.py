@@ -11,11 +11,18 @@ from chaoskit.checkpoint.remote.store import Store, Traffic
 from chaoskit.errors import BadInput
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
-_KINDS: dict[str, type[Store]] = {"s3": S3Store, "s3a": S3Store, "file": LocalStore, "local": LocalStore}
+_KINDS: dict[str, type[Store]] = {
+    "s3": S3Store,
+    "s3a": S3Store,
+    "file": LocalStore,
+    "local": LocalStore,
+}
 _CONNECT_S = 5.0
 
 
-def open_store(url: str, storage_options: Mapping[str, Any] | None = None, traffic: Traffic | None = None) -> Store:
+def open_store(
+    url: str, storage_options: Mapping[str, Any] | None = None, traffic: Traffic | None = None
+) -> Store:
     """The store below a URL such as ``s3://bucket/run``, ``gs://bucket/run``, ``file:///mnt/run``, ``memory://run``.
 
     Nothing is asked of it yet. To be called in the process that uses it: it does not survive a fork.
@@ -32,7 +39,9 @@ def open_store(url: str, storage_options: Mapping[str, Any] | None = None, traff
 
     options = _with_defaults(protocol, dict(storage_options or {}), traffic)
     try:
-        fs, root = fsspec.core.url_to_fs(url, skip_instance_cache=True, use_listings_cache=False, **options)
+        fs, root = fsspec.core.url_to_fs(
+            url, skip_instance_cache=True, use_listings_cache=False, **options
+        )
     except (ValueError, TypeError) as error:
         raise BadInput("url", url, f"correct it, or storage_options: {error}") from None
     return _KINDS.get(protocol, Store)(fs, root, url, traffic)
@@ -46,14 +55,18 @@ def require_store(field: str, url: str) -> str:
     """
     protocol, separator, place = url.partition("://")
     if not separator or not place.strip("/"):
-        raise BadInput(field, url, "write PROTOCOL://PLACE, such as s3://bucket/run or file:///mnt/run")
+        raise BadInput(
+            field, url, "write PROTOCOL://PLACE, such as s3://bucket/run or file:///mnt/run"
+        )
     try:
         import fsspec
 
         fsspec.get_filesystem_class(protocol)
     except ImportError as error:
         extra = _EXTRAS.get(protocol, "s3" if error.name == "fsspec" else "")
-        raise BadInput(field, url, f"pip install 'chaoskit[{extra}]'" if extra else str(error)) from None
+        raise BadInput(
+            field, url, f"pip install 'chaoskit[{extra}]'" if extra else str(error)
+        ) from None
     except ValueError as error:
         raise BadInput(field, url, f"use a protocol that fsspec knows: {error}") from None
     return protocol

@@ -37,7 +37,10 @@ def cut(size_bytes: int) -> list[Part]:
     """The parts of a file; one empty part for an empty one."""
     step = part_bytes(size_bytes)
     offsets = range(0, max(1, size_bytes), step)
-    return [Part(number, offset, min(step, size_bytes - offset)) for number, offset in enumerate(offsets, 1)]
+    return [
+        Part(number, offset, min(step, size_bytes - offset))
+        for number, offset in enumerate(offsets, 1)
+    ]
 
 
 def md5(data: bytes) -> str:

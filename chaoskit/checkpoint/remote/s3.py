@@ -41,7 +41,9 @@ class S3Store(Store):
 
     def _get(self, name: str, **options: str) -> bytes:
         async def read() -> bytes:
-            answer = await self._fs._call_s3("get_object", Bucket=self._bucket, Key=self._key(name), **options)
+            answer = await self._fs._call_s3(
+                "get_object", Bucket=self._bucket, Key=self._key(name), **options
+            )
             async with answer["Body"] as body:
                 data: bytes = await body.read()
             return data
@@ -57,7 +59,12 @@ class S3Store(Store):
         etag = md5(data)
         options: dict[str, Any] = {"Metadata": {_DIGEST: digest}} if digest else {}
         answer = self._call(
-            f"write {name}", "put_object", Key=self._key(name), Body=data, ContentMD5=content_md5(etag), **options
+            f"write {name}",
+            "put_object",
+            Key=self._key(name),
+            Body=data,
+            ContentMD5=content_md5(etag),
+            **options,
         )
         return _confirms(answer, etag)
 
@@ -90,13 +97,18 @@ class S3Store(Store):
         if begun:
             return begun[-1], self._taken(name, begun[-1])
         answer = self._call(
-            f"begin {name}", "create_multipart_upload", Key=self._key(name), Metadata={_DIGEST: entry.digest}
+            f"begin {name}",
+            "create_multipart_upload",
+            Key=self._key(name),
+            Metadata={_DIGEST: entry.digest},
         )
         return str(answer["UploadId"]), {}
 
     def _uploads(self, prefix: str) -> list[tuple[str, str]]:
         """Key and number of the uploads that were begun and not completed, the oldest first."""
-        answer = self._call(f"list uploads of {prefix}", "list_multipart_uploads", Prefix=self._key(prefix))
+        answer = self._call(
+            f"list uploads of {prefix}", "list_multipart_uploads", Prefix=self._key(prefix)
+        )
         uploads = sorted(answer.get("Uploads", []), key=lambda upload: upload["Initiated"])
         return [(upload["Key"], upload["UploadId"]) for upload in uploads]
 
@@ -104,11 +116,20 @@ class S3Store(Store):
         taken, marker, more = {}, 0, True
         while more:
             answer = self._call(
-                f"list parts of {name}", "list_parts", Key=self._key(name), UploadId=upload, PartNumberMarker=marker
+                f"list parts of {name}",
+                "list_parts",
+                Key=self._key(name),
+                UploadId=upload,
+                PartNumberMarker=marker,
             )
             for part in answer.get("Parts", []):
-                taken[int(part["PartNumber"])] = Taken(int(part["Size"]), str(part["ETag"]).strip('"'))
-            marker, more = int(answer.get("NextPartNumberMarker") or 0), bool(answer.get("IsTruncated"))
+                taken[int(part["PartNumber"])] = Taken(
+                    int(part["Size"]), str(part["ETag"]).strip('"')
+                )
+            marker, more = (
+                int(answer.get("NextPartNumberMarker") or 0),
+                bool(answer.get("IsTruncated")),
+            )
         return taken
 
     def _send_part(self, name: str, upload: str, number: int, data: bytes, etag: str) -> str:
@@ -126,7 +147,9 @@ class S3Store(Store):
         self.sent_bytes += len(data)
         return _etag(answer)
 
-    def _complete(self, name: str, entry: FileEntry, upload: str, own: Sequence[str], theirs: Sequence[str]) -> bool:
+    def _complete(
+        self, name: str, entry: FileEntry, upload: str, own: Sequence[str], theirs: Sequence[str]
+    ) -> bool:
         """Make one object of parts, whose MD5 is ``own`` here and ``theirs`` there. Gives whether that is confirmed."""
         parts = [{"PartNumber": number, "ETag": etag} for number, etag in enumerate(theirs, 1)]
         try:
@@ -145,7 +168,9 @@ class S3Store(Store):
         return _confirms(answer, whole_etag(own))
 
     def forget(self, directory: str) -> None:
-        for key, upload in self._uploads(f"{directory}/"):  # parts of uploads that broke off cost money
+        for key, upload in self._uploads(
+            f"{directory}/"
+        ):  # parts of uploads that broke off cost money
             try:
                 self._call(f"abort {key}", "abort_multipart_upload", Key=key, UploadId=upload)
             except FileNotFoundError:
@@ -156,7 +181,9 @@ class S3Store(Store):
 
     def _call(self, what: str, operation: str, **options: Any) -> dict[str, Any]:
         def ask() -> dict[str, Any]:
-            answer: dict[str, Any] = self._await(self._fs._call_s3(operation, Bucket=self._bucket, **options))
+            answer: dict[str, Any] = self._await(
+                self._fs._call_s3(operation, Bucket=self._bucket, **options)
+            )
             return answer
 
         return self._attempts(what, ask)

@@ -8,11 +8,19 @@ from pathlib import Path
 
 import xxhash
 
-from chaoskit.checkpoint.layout.manifest import FILE_CHUNK_BYTES, MANIFEST, Damaged, FileEntry, decode_manifest
+from chaoskit.checkpoint.layout.manifest import (
+    FILE_CHUNK_BYTES,
+    MANIFEST,
+    Damaged,
+    FileEntry,
+    decode_manifest,
+)
 from chaoskit.errors import ChaoskitError
 
 Bytes = bytes | bytearray | memoryview
-_HELD_MAX = 256  # of the files that a process may have open, no more than a quarter of what is usual
+_HELD_MAX = (
+    256  # of the files that a process may have open, no more than a quarter of what is usual
+)
 
 
 class DirectorySource:
@@ -41,7 +49,9 @@ class DirectorySource:
             with (self._directory / name).open("rb") as file:
                 return os.pread(file.fileno(), size_bytes, offset)
         except OSError as error:
-            raise ChaoskitError(f"the snapshot in {self._directory} cannot be read any more: {error}") from None
+            raise ChaoskitError(
+                f"the snapshot in {self._directory} cannot be read any more: {error}"
+            ) from None
 
 
 def _close_all(held: dict[str, int]) -> None:
@@ -60,7 +70,9 @@ def read_checked(source: DirectorySource, entry: FileEntry, offset: int, size_by
         raise Damaged(f"{entry.name} ends at {offset + len(data)} of {entry.size_bytes} bytes")
     view = memoryview(data)
     for begin in range(0, size_bytes, FILE_CHUNK_BYTES):
-        check_chunk(entry, (offset + begin) // FILE_CHUNK_BYTES, view[begin : begin + FILE_CHUNK_BYTES])
+        check_chunk(
+            entry, (offset + begin) // FILE_CHUNK_BYTES, view[begin : begin + FILE_CHUNK_BYTES]
+        )
     return data
 
 

@@ -43,7 +43,11 @@ class Traffic(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         if not self.request_timeout_s > 0:
             raise BadInput("request_timeout_s", self.request_timeout_s, "use seconds, more than 0")
         if not self.limit_bytes_per_s >= 0:
-            raise BadInput("limit_bytes_per_s", self.limit_bytes_per_s, "use bytes per second, or 0 for no limit")
+            raise BadInput(
+                "limit_bytes_per_s",
+                self.limit_bytes_per_s,
+                "use bytes per second, or 0 for no limit",
+            )
         if self.parallel < 1:
             raise BadInput("parallel", self.parallel, "use 1 or more requests at a time")
 
@@ -104,13 +108,16 @@ class Store:
 
     def get(self, name: str) -> bytes:
         """A small object. Raises FileNotFoundError if it is not there."""
-        return self._attempts(f"read {name}", lambda: bytes(self._ask("cat_file", self._path(name))))
+        return self._attempts(
+            f"read {name}", lambda: bytes(self._ask("cat_file", self._path(name)))
+        )
 
     def get_range(self, name: str, offset: int, size_bytes: int) -> bytes:
         """A part of an object; shorter where the object ends. Raises FileNotFoundError if it is not there."""
         end = offset + size_bytes
         return self._attempts(
-            f"read {name}", lambda: bytes(self._ask("cat_file", self._path(name), start=offset, end=end))
+            f"read {name}",
+            lambda: bytes(self._ask("cat_file", self._path(name), start=offset, end=end)),
         )
 
     # -- writing ------------------------------------------------------------------------------------------------
@@ -159,7 +166,9 @@ class Store:
 
     # -- common to all --------------------------------------------------------------------------------------------
 
-    def submit(self, act: Callable[..., Result], *arguments: Any) -> concurrent.futures.Future[Result]:
+    def submit(
+        self, act: Callable[..., Result], *arguments: Any
+    ) -> concurrent.futures.Future[Result]:
         """Do it when one of the requests that are allowed at a time is free."""
         return self._requests.submit(act, *arguments)
 
@@ -209,11 +218,15 @@ class Store:
                 if said == "missing":
                     raise FileNotFoundError(f"{self.url}: {what}: there is none") from error
                 if said == "refused":
-                    raise RemoteRefused(f"{self.url}: cannot {what}: {_text(error)}: {remedy}") from error
+                    raise RemoteRefused(
+                        f"{self.url}: cannot {what}: {_text(error)}: {remedy}"
+                    ) from error
                 delay_s = backoff.delay_s(attempt, time.monotonic() - begin_s, random.random())
                 if delay_s is None:
                     tried = f"{attempt + 1} times in {time.monotonic() - begin_s:.1f} s"
-                    raise RemoteUnavailable(f"{self.url}: cannot {what}, tried {tried}: {_text(error)}") from error
+                    raise RemoteUnavailable(
+                        f"{self.url}: cannot {what}, tried {tried}: {_text(error)}"
+                    ) from error
                 self._closing.wait(delay_s)
         raise RemoteUnavailable(f"{self.url} was closed")
 

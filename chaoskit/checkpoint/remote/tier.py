@@ -18,12 +18,24 @@ from chaoskit.checkpoint.disk.retention import Kept, Retention
 from chaoskit.checkpoint.disk.snapshot import Snapshot
 from chaoskit.checkpoint.layout.boundaries import Hook, undisturbed
 from chaoskit.checkpoint.layout.boxes import Box
-from chaoskit.checkpoint.layout.manifest import MANIFEST, Damaged, FileEntry, Manifest, decode_manifest
+from chaoskit.checkpoint.layout.manifest import (
+    MANIFEST,
+    Damaged,
+    FileEntry,
+    Manifest,
+    decode_manifest,
+)
 from chaoskit.checkpoint.remote import fetch
 from chaoskit.checkpoint.remote.opening import open_store
 from chaoskit.checkpoint.remote.source import DirectorySource
 from chaoskit.checkpoint.remote.store import Store, Traffic
-from chaoskit.checkpoint.remote.upload import QUARANTINE, Sent, Upload, Verification, quarantine_note
+from chaoskit.checkpoint.remote.upload import (
+    QUARANTINE,
+    Sent,
+    Upload,
+    Verification,
+    quarantine_note,
+)
 from chaoskit.errors import ChaoskitError
 from chaoskit.typed import typed_arguments
 
@@ -130,7 +142,9 @@ class RemoteTier:
 
     def upload(self, source: DirectorySource) -> Sent:
         """Send what is not there yet, verify it and commit it. See :meth:`Upload.run` for what it raises."""
-        return Upload(self.store, snapshot_name(*source.manifest.age), source, self._verification, self._at).run()
+        return Upload(
+            self.store, snapshot_name(*source.manifest.age), source, self._verification, self._at
+        ).run()
 
     def read_into(self, targets: Mapping[str, tuple[Tensor, Box]]) -> Restored:
         """Fill tensors from the newest snapshot that is not damaged; damaged ones are set aside on the way.
@@ -157,7 +171,9 @@ class RemoteTier:
         _log.warning("%s/%s is damaged and set aside: %s", self.store.url, name, reason)
         try:
             self.mark(name, reason)
-        except ChaoskitError as error:  # a reader may have no right to write; it is passed over all the same
+        except (
+            ChaoskitError
+        ) as error:  # a reader may have no right to write; it is passed over all the same
             _log.warning("%s/%s could not be marked: %s", self.store.url, name, error)
         return DamagedSnapshot(name, Path(name), reason)
 
@@ -203,7 +219,9 @@ class RemoteTier:
         present = {kept: name for kept, name in present.items() if self._is_what_it_says(name)}
         return [present[kept] for kept in self._doomed_of(present, verified)]
 
-    def _doomed_of(self, present: Collection[Kept], verified: Collection[tuple[int, int]] | None) -> list[Kept]:
+    def _doomed_of(
+        self, present: Collection[Kept], verified: Collection[tuple[int, int]] | None
+    ) -> list[Kept]:
         whole = {kept.age for kept in present} if verified is None else verified
         return self.retention.doomed(present, whole)
 

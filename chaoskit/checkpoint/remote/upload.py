@@ -46,7 +46,9 @@ class Sent(msgspec.Struct, frozen=True, kw_only=True):
     read_bytes: int
 
 
-def lacking(manifest: Manifest, sizes: Mapping[str, int], digests: Mapping[str, str]) -> list[FileEntry]:
+def lacking(
+    manifest: Manifest, sizes: Mapping[str, int], digests: Mapping[str, str]
+) -> list[FileEntry]:
     """The files that have to be sent, largest first. Pure.
 
     Args:
@@ -56,7 +58,8 @@ def lacking(manifest: Manifest, sizes: Mapping[str, int], digests: Mapping[str, 
     missing = [
         entry
         for entry in manifest.files
-        if sizes.get(entry.name) != entry.size_bytes or digests.get(entry.name) not in {None, entry.digest}
+        if sizes.get(entry.name) != entry.size_bytes
+        or digests.get(entry.name) not in {None, entry.digest}
     ]
     return sorted(missing, key=lambda entry: -entry.size_bytes)
 
@@ -90,10 +93,18 @@ class Upload:
         if self._is_committed(manifest, sizes):
             return self._sent(len(manifest.files))
         spoilt = QUARANTINE in sizes
-        if MANIFEST in sizes:  # of another snapshot of this name: what is about to change is none any more
+        if (
+            MANIFEST in sizes
+        ):  # of another snapshot of this name: what is about to change is none any more
             self._store.remove(f"{self._name}/{MANIFEST}")
-        here = [] if spoilt else [entry for entry in manifest.files if sizes.get(entry.name) == entry.size_bytes]
-        missing = lacking(manifest, {entry.name: entry.size_bytes for entry in here}, self._digests(here))
+        here = (
+            []
+            if spoilt
+            else [entry for entry in manifest.files if sizes.get(entry.name) == entry.size_bytes]
+        )
+        missing = lacking(
+            manifest, {entry.name: entry.size_bytes for entry in here}, self._digests(here)
+        )
         self._in_parallel(missing)
         self._verify([entry for entry in manifest.files if entry.name not in self._confirmed])
         if spoilt:
@@ -119,7 +130,13 @@ class Upload:
     def _digests(self, here: list[FileEntry]) -> dict[str, str]:
         """What the store knows of files of the right size. What it vouches for is not read back."""
         paths = [f"{self._name}/{entry.name}" for entry in here]
-        known = dict(zip((entry.name for entry in here), self._store.each(self._store.digest, paths), strict=True))
+        known = dict(
+            zip(
+                (entry.name for entry in here),
+                self._store.each(self._store.digest, paths),
+                strict=True,
+            )
+        )
         self._confirmed |= {entry.name for entry in here if known[entry.name] == entry.digest}
         return {name: digest for name, digest in known.items() if digest}
 

@@ -85,7 +85,9 @@ class Uploader:
         """At this moment."""
         with self._changed:
             waiting = self._waiting.name if self._waiting else ""
-            return msgspec.structs.replace(self._status, waiting=waiting, sent_bytes=self._tier.store.sent_bytes)
+            return msgspec.structs.replace(
+                self._status, waiting=waiting, sent_bytes=self._tier.store.sent_bytes
+            )
 
     def offer(self, snapshot: DirectorySource | Path, release: Callable[[], None] = _keep) -> None:
         """Have a snapshot sent, in place of one that waits. Returns at once, and never raises.
@@ -115,7 +117,9 @@ class Uploader:
     def wait(self, timeout_s: float) -> bool:
         """Until nothing is left to do. Gives whether that was so in time."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._waiting and not self._status.under_way, timeout_s)
+            return self._changed.wait_for(
+                lambda: not self._waiting and not self._status.under_way, timeout_s
+            )
 
     def close(self, timeout_s: float = 5.0) -> bool:
         """End the thread, also in the middle of an upload. Gives whether it ended in time; it holds up no exit."""
@@ -157,7 +161,9 @@ class Uploader:
                 _log.warning("%s is not uploaded yet: %s", offer.name, error)
                 pause_s = self._tier.store.traffic.backoff.cap_s
                 with self._changed:
-                    if self._changed.wait_for(lambda: self._waiting is not None or self._closing, pause_s):
+                    if self._changed.wait_for(
+                        lambda: self._waiting is not None or self._closing, pause_s
+                    ):
                         raise
         self._count(last=sent, last_error="", committed=self._status.committed + 1)
         try:

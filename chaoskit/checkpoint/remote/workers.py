@@ -16,7 +16,9 @@ class Workers:
 
     def __init__(self, most: int, name: str) -> None:
         self._most, self._name = most, name
-        self._todo: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._todo: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = (
+            queue.SimpleQueue()
+        )
         self._lock = threading.Lock()
         self._threads = 0
         self._closed = False

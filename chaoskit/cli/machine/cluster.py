@@ -30,13 +30,18 @@ from chaoskit.substrate.kubernetes.session import end_from_outside, find_namespa
 _OK, _LIMITED, _MISSING = ("ok", "green"), ("limited", "yellow"), ("missing", "red")
 _JOB, _STEPS = "gpt", 3
 
-app = command_app("Check a Kubernetes cluster, prepare a namespace of it, and end what is left of sessions there.")
+app = command_app(
+    "Check a Kubernetes cluster, prepare a namespace of it, and end what is left of sessions there."
+)
 
 
 @app.command()
 def doctor(
     trial: Annotated[
-        bool, typer.Option("--trial/--no-trial", help="Run a job of 3 steps on one node, too; it takes about 20 s.")
+        bool,
+        typer.Option(
+            "--trial/--no-trial", help="Run a job of 3 steps on one node, too; it takes about 20 s."
+        ),
     ] = True,
     machine: Json = False,
 ) -> int:
@@ -55,7 +60,12 @@ def doctor(
         found += _try()
     if machine:
         findings = [
-            {"name": one.name, "is_there": one.is_there, "is_limited": one.is_limited, "told": one.told}
+            {
+                "name": one.name,
+                "is_there": one.is_there,
+                "is_limited": one.is_limited,
+                "told": one.told,
+            }
             for one in found
         ]
         print_json({"findings": findings})
@@ -77,17 +87,26 @@ def _try() -> list[ClusterFinding]:
 
     began_s = time.monotonic()
     try:
-        with tempfile.TemporaryDirectory() as directory, Harness("kubernetes", directory) as harness:
+        with (
+            tempfile.TemporaryDirectory() as directory,
+            Harness("kubernetes", directory) as harness,
+        ):
             outcome = harness.run(_JOB, nodes=1, steps=_STEPS, options={"size": "tiny"}, twin=False)
     except ChaoskitError as error:
         return [_failed_run(str(error))]
     if outcome.reasons:
         return [_failed_run("; ".join(outcome.reasons))]
-    return [ClusterFinding("a run", f"{_STEPS} steps on one node, in {time.monotonic() - began_s:.0f} s")]
+    return [
+        ClusterFinding(
+            "a run", f"{_STEPS} steps on one node, in {time.monotonic() - began_s:.0f} s"
+        )
+    ]
 
 
 def _failed_run(reason: str) -> ClusterFinding:
-    return ClusterFinding("a run", reason, BadInput("job", _JOB, f"have the cluster run it: {reason}"))
+    return ClusterFinding(
+        "a run", reason, BadInput("job", _JOB, f"have the cluster run it: {reason}")
+    )
 
 
 @app.command("manifests")
@@ -95,13 +114,23 @@ def show_manifests(
     namespace: Annotated[str, typer.Option(help="In which runs are to take place.")] = "chaos",
     security: Annotated[
         Literal["restricted", "baseline", "privileged"],
-        typer.Option(help="The level of Pod Security that it enforces. chaoskit's own pods are restricted."),
+        typer.Option(
+            help="The level of Pod Security that it enforces. chaoskit's own pods are restricted."
+        ),
     ] = "restricted",
     machines: Annotated[
-        bool, typer.Option("--machines", help="And a role of the cluster for people that break machines.")
+        bool,
+        typer.Option(
+            "--machines", help="And a role of the cluster for people that break machines."
+        ),
     ] = False,
     nightly: Annotated[
-        str, typer.Option("--nightly", metavar="IMAGE", help="And a CronJob of chaoskit nightly run in this image.")
+        str,
+        typer.Option(
+            "--nightly",
+            metavar="IMAGE",
+            help="And a CronJob of chaoskit nightly run in this image.",
+        ),
     ] = "",
 ) -> None:
     """Print what an administrator makes once, so that others can run with few rights.
@@ -129,7 +158,10 @@ def list_sessions(machine: Json = False) -> None:
         if not found:
             with suppress(ApiError):  # it is not for everyone to read namespaces
                 find_namespace(api)
-        pods = [one["metadata"]["labels"].get(manifests.SESSION) for one in api.find("Pod", manifests.SESSION)]
+        pods = [
+            one["metadata"]["labels"].get(manifests.SESSION)
+            for one in api.find("Pod", manifests.SESSION)
+        ]
     told = [
         {
             "session": name,
@@ -152,13 +184,17 @@ def render_sessions(sessions: Sequence[Mapping[str, Any]]) -> DataTable:
     names = (Column("session", is_heading=True), Column("pods", is_number=True), Column("since"))
     table = DataTable(*names, Column("started by", is_text=True))
     for session in sessions:
-        table.add_row(*(str(session[field]) for field in ("session", "pods", "since", "started_by")))
+        table.add_row(
+            *(str(session[field]) for field in ("session", "pods", "since", "started_by"))
+        )
     return table
 
 
 @app.command("end")
 def end_sessions(
-    names: Annotated[list[str], typer.Argument(metavar="SESSION...", help="As chaoskit cluster list names them.")],
+    names: Annotated[
+        list[str], typer.Argument(metavar="SESSION...", help="As chaoskit cluster list names them.")
+    ],
 ) -> None:
     """End sessions that are left, as of a machine that lost its power: delete all that they have made.
 

@@ -60,11 +60,22 @@ def can_run(findings: list[DoctorFinding]) -> bool:
 def plain(findings: list[DoctorFinding]) -> dict[str, Any]:
     """Return the findings as JSON values."""
     told = [
-        {"name": one.name, "state": one.state, "found": one.found, "remedy": one.remedy, "core": one.core}
+        {
+            "name": one.name,
+            "state": one.state,
+            "found": one.found,
+            "remedy": one.remedy,
+            "core": one.core,
+        }
         for one in findings
     ]
     faults = {kind.__name__: here(kind) for kind in kinds()}
-    return {"ok": can_run(findings), "findings": told, "faults": faults, "not_compared": NOT_COMPARED}
+    return {
+        "ok": can_run(findings),
+        "findings": told,
+        "faults": faults,
+        "not_compared": NOT_COMPARED,
+    }
 
 
 def render(findings: list[DoctorFinding]) -> RenderableType:
@@ -80,11 +91,20 @@ def render(findings: list[DoctorFinding]) -> RenderableType:
     faults.add_column(no_wrap=True)
     faults.add_column()
     for (state, reason), names in limited.items():
-        faults.add_row(Text(state, "yellow"), Text.assemble(", ".join(names), (f"\n→ {reason}", "dim")))
+        faults.add_row(
+            Text(state, "yellow"), Text.assemble(", ".join(names), (f"\n→ {reason}", "dim"))
+        )
     whole = len(kinds()) - sum(map(len, limited.values()))
-    blocks: list[RenderableType] = [table, Text(f"\n{whole} of {len(kinds())} faults can be done here in every form")]
+    blocks: list[RenderableType] = [
+        table,
+        Text(f"\n{whole} of {len(kinds())} faults can be done here in every form"),
+    ]
     blocks += [Padding(faults, (0, 0, 0, 2))] if limited else []
-    says = "training and recovery can run here" if can_run(findings) else "nothing can run here until this is mended"
+    says = (
+        "training and recovery can run here"
+        if can_run(findings)
+        else "nothing can run here until this is mended"
+    )
     lacking = [one.name for one in findings if one.core and one.state == "missing"]
     blocks += [Text(f"not compared on any machine: {NOT_COMPARED}", "dim")]
     return Group(*blocks, Text(": ".join(filter(None, [says, ", ".join(lacking)])), "bold"))

@@ -31,7 +31,9 @@ _TOKEN = "CHAOSKIT_HEALTH_TOKEN"
 _TOKEN_LENGTH_MIN = 16
 _STYLES = {"ok": "green", "warn": "yellow", "bad": "red"}
 
-app = command_app("Check whether this machine is fit to train, cordon unfit nodes, and drain nodes of a run.")
+app = command_app(
+    "Check whether this machine is fit to train, cordon unfit nodes, and drain nodes of a run."
+)
 
 Name = Annotated[str, typer.Argument(metavar="NODE", help="Its name in the run, such as node2.")]
 
@@ -43,18 +45,23 @@ Name = Annotated[str, typer.Argument(metavar="NODE", help="Its name in the run, 
 def check(
     directory: Annotated[Path, typer.Option(help="Where runs write on this machine.")] = Path(),
     only: Annotated[
-        list[str] | None, typer.Option(metavar="PROBE", help="gpu, clock, disk, memory or compute; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="PROBE", help="gpu, clock, disk, memory or compute; repeatable."),
     ] = None,
     against: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="HOST:PORT", help="Test the network to [bold]chaoskit node serve-check[/] there; repeatable."
+            metavar="HOST:PORT",
+            help="Test the network to [bold]chaoskit node serve-check[/] there; repeatable.",
         ),
     ] = None,
     limit: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Another limit than the default; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Another limit than the default; repeatable."),
     ] = None,
-    node: Annotated[str, typer.Option(help="Name under which it may be cordoned. Default: the host's.")] = "",
+    node: Annotated[
+        str, typer.Option(help="Name under which it may be cordoned. Default: the host's.")
+    ] = "",
     machine: Json = False,
 ) -> int:
     """Examine this machine: GPUs, clock, disk, memory, processor, and the network to others.
@@ -70,7 +77,9 @@ def check(
     """
     unknown = sorted(set(only or ()).difference(PROBES))
     if unknown:
-        raise BadInput("only", unknown[0], name_remedy(unknown[0], PROBES, f"write one of {', '.join(PROBES)}"))
+        raise BadInput(
+            "only", unknown[0], name_remedy(unknown[0], PROBES, f"write one of {', '.join(PROBES)}")
+        )
     if node:
         require_node_name("node", node)
     name = node or name_of_this_machine()
@@ -78,8 +87,12 @@ def check(
     addresses = tuple(map(parse_address, against or []))
     token = _token() if addresses else ""
     quarantine = Quarantine(state_directory())
-    cordoned = next((one for one in quarantine.entries() if one.node == name and not one.on_probation), None)
-    found = examine(name, directory, limits, only=tuple(only or PROBES), against=addresses, token=token)
+    cordoned = next(
+        (one for one in quarantine.entries() if one.node == name and not one.on_probation), None
+    )
+    found = examine(
+        name, directory, limits, only=tuple(only or PROBES), against=addresses, token=token
+    )
     verdict = decide(name, found)
     proved = not verdict.refused and not only and quarantine.prove(name)
     if machine:
@@ -97,7 +110,9 @@ def check(
 
 @app.command("serve-check")
 def serve_check(
-    host: Annotated[str, typer.Option(help="Address to listen at, as others reach it.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen at, as others reach it.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 for any free one.")] = 0,
 ) -> None:
     """Answer the network tests of other machines, until it is ended with Ctrl-C.
@@ -110,7 +125,9 @@ def serve_check(
     try:
         server = PairServer(token, socket.create_server((host, port)))
     except (OSError, OverflowError) as error:
-        raise BadInput("host", f"{host}:{port}", f"choose an address and port that are free here ({error})") from None
+        raise BadInput(
+            "host", f"{host}:{port}", f"choose an address and port that are free here ({error})"
+        ) from None
     with server:
         if not os.environ.get(_TOKEN):
             echo(f"{_TOKEN}={token}")
@@ -122,7 +139,9 @@ def _token() -> str:
     token = os.environ.get(_TOKEN, "")
     if len(token) < _TOKEN_LENGTH_MIN:
         raise BadInput(
-            _TOKEN, "*" * len(token), f"set it to what the other side has, {_TOKEN_LENGTH_MIN} letters or more"
+            _TOKEN,
+            "*" * len(token),
+            f"set it to what the other side has, {_TOKEN_LENGTH_MIN} letters or more",
         )
     return token
 
@@ -149,10 +168,18 @@ def render(found: list[Finding], verdict: HealthVerdict) -> RenderableType:
     for one in found:
         notes = "\n".join(filter(None, (one.detail, one.remedy and f"→ {one.remedy}")))
         style = _STYLES[one.severity]
-        table.add_row(Text(one.severity, style), one.what, show(one.value), show(one.limit), Text(notes, "dim"))
+        table.add_row(
+            Text(one.severity, style),
+            one.what,
+            show(one.value),
+            show(one.limit),
+            Text(notes, "dim"),
+        )
     worst = "bad" if verdict.refused else "warn" if verdict.reasons else "ok"
     lines = [Text(f"  {reason}", "dim") for reason in verdict.reasons]
-    return Group(table, Text(f"{verdict.node}: {verdict.standing}", f"bold {_STYLES[worst]}"), *lines)
+    return Group(
+        table, Text(f"{verdict.node}: {verdict.standing}", f"bold {_STYLES[worst]}"), *lines
+    )
 
 
 # -- the list of cordoned nodes -----------------------------------------------------------------------------------
@@ -223,8 +250,12 @@ def _show(entry: Entry) -> None:
 @app.command()
 def drain(
     node: Name,
-    grace_s: Annotated[float | None, typer.Option(help="Seconds until the node is removed.")] = None,
-    cancel: Annotated[bool, typer.Option("--cancel", help="Take the notice back: the node stays.")] = False,
+    grace_s: Annotated[
+        float | None, typer.Option(help="Seconds until the node is removed.")
+    ] = None,
+    cancel: Annotated[
+        bool, typer.Option("--cancel", help="Take the notice back: the node stays.")
+    ] = False,
     run: Run = None,
     machine: Json = False,
 ) -> int:
@@ -238,7 +269,9 @@ def drain(
     Example: [cyan]chaoskit node drain node2 --grace-s 30[/]
     """
     if cancel == (grace_s is not None):
-        raise BadInput("grace_s", grace_s, "leave out --grace-s or --cancel, and give the other one")
+        raise BadInput(
+            "grace_s", grace_s, "leave out --grace-s or --cancel, and give the other one"
+        )
     target = RunClient(run or newest_live_run())
     reply = target.cancel_drain(node) if grace_s is None else target.drain(node, grace_s)
     if machine:

@@ -64,7 +64,13 @@ class DoctorFinding:
 
 def _judged(name: str, good: bool, found: str, remedy: str, *, core: bool = False) -> DoctorFinding:
     """Without its remedy if it is good; what is not good is missing where it belongs to the core, else limited."""
-    return DoctorFinding(name, "ok" if good else "missing" if core else "limited", found, "" if good else remedy, core)
+    return DoctorFinding(
+        name,
+        "ok" if good else "missing" if core else "limited",
+        found,
+        "" if good else remedy,
+        core,
+    )
 
 
 # -- the interpreter and its packages -----------------------------------------------------------------------------
@@ -82,9 +88,17 @@ def torch_version() -> DoctorFinding:
     try:
         import torch
     except (ImportError, OSError) as error:
-        return DoctorFinding("torch", "missing", f"cannot be imported: {error}", "pip install 'torch>=2.9'", core=True)
+        return DoctorFinding(
+            "torch",
+            "missing",
+            f"cannot be imported: {error}",
+            "pip install 'torch>=2.9'",
+            core=True,
+        )
     numbers = tuple(int(part) for part in torch.__version__.partition("+")[0].split(".")[:2])
-    return _judged("torch", numbers >= _TORCH_LEAST, torch.__version__, "pip install 'torch>=2.9'", core=True)
+    return _judged(
+        "torch", numbers >= _TORCH_LEAST, torch.__version__, "pip install 'torch>=2.9'", core=True
+    )
 
 
 def gloo() -> DoctorFinding:
@@ -94,17 +108,32 @@ def gloo() -> DoctorFinding:
 
         good = distributed.is_available() and distributed.is_gloo_available()
     except (ImportError, OSError) as error:
-        return DoctorFinding("gloo", "missing", f"torch cannot be imported: {error}", "install torch", core=True)
+        return DoctorFinding(
+            "gloo", "missing", f"torch cannot be imported: {error}", "install torch", core=True
+        )
     if not good:
         return DoctorFinding(
-            "gloo", "missing", "this torch was built without it", "use an official build of torch", core=True
+            "gloo",
+            "missing",
+            "this torch was built without it",
+            "use an official build of torch",
+            core=True,
         )
     try:
-        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
-            return DoctorFinding("gloo", "ok", "built in, and 127.0.0.1 can be connected to", core=True)
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            socket.create_connection(server.getsockname()),
+        ):
+            return DoctorFinding(
+                "gloo", "ok", "built in, and 127.0.0.1 can be connected to", core=True
+            )
     except OSError as error:
         return DoctorFinding(
-            "gloo", "missing", f"no connection over 127.0.0.1: {error}", "ip link set lo up", core=True
+            "gloo",
+            "missing",
+            f"no connection over 127.0.0.1: {error}",
+            "ip link set lo up",
+            core=True,
         )
 
 
@@ -116,11 +145,18 @@ def gpus() -> DoctorFinding:
         return DoctorFinding("GPUs", "limited", "torch cannot be imported", "install torch")
     if not torch.cuda.is_available():
         return DoctorFinding(
-            "GPUs", "limited", "no CUDA device", "device='cuda' needs an NVIDIA GPU and a torch with CUDA"
+            "GPUs",
+            "limited",
+            "no CUDA device",
+            "device='cuda' needs an NVIDIA GPU and a torch with CUDA",
         )
-    names = ", ".join(torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count()))
+    names = ", ".join(
+        torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())
+    )
     nccl = torch.distributed.is_available() and torch.distributed.is_nccl_available()
-    return _judged("GPUs", nccl, f"{names}; {'NCCL' if nccl else 'no NCCL'}", "use a build of torch with NCCL")
+    return _judged(
+        "GPUs", nccl, f"{names}; {'NCCL' if nccl else 'no NCCL'}", "use a build of torch with NCCL"
+    )
 
 
 def compiler() -> DoctorFinding:
@@ -155,7 +191,9 @@ def _extra(group: str, packages: list[str]) -> DoctorFinding:
             lacking.append(package)
     said = [", ".join(found)] if found else []
     said += [f"not installed: {', '.join(lacking)}"] if lacking else []
-    return _judged(f"extra {group}", not lacking, "; ".join(said), f"pip install 'chaoskit[{group}]'")
+    return _judged(
+        f"extra {group}", not lacking, "; ".join(said), f"pip install 'chaoskit[{group}]'"
+    )
 
 
 # -- the kernel ---------------------------------------------------------------------------------------------------
@@ -166,9 +204,19 @@ def fork() -> DoctorFinding:
     try:
         seen = _fork_and_see()
     except OSError as error:
-        return DoctorFinding("fork, pidfd", "missing", str(error), "raise ulimit -u; use Linux 5.3 or newer", core=True)
+        return DoctorFinding(
+            "fork, pidfd",
+            "missing",
+            str(error),
+            "raise ulimit -u; use Linux 5.3 or newer",
+            core=True,
+        )
     remedy = "use Linux 5.3 or newer, outside a sandbox that hides process ends"
-    found = "a child's end is seen at once" if seen else f"a child's end was not seen within {_WAIT_S:g} s"
+    found = (
+        "a child's end is seen at once"
+        if seen
+        else f"a child's end was not seen within {_WAIT_S:g} s"
+    )
     return _judged("fork, pidfd", seen, found, remedy, core=True)
 
 
@@ -176,7 +224,9 @@ def _fork_and_see() -> bool:
     asked, answer = os.pipe()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # the child touches nothing that a thread could hold
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # the child touches nothing that a thread could hold
             pid = os.fork()
         if pid == 0:
             os.close(answer)
@@ -201,7 +251,10 @@ def _fork_and_see() -> bool:
 def death_signal() -> DoctorFinding:
     """``PR_SET_PDEATHSIG``: what this process has is read, and set to the same again."""
     libc, held = ctypes.CDLL(None, use_errno=True), ctypes.c_int(-1)
-    good = libc.prctl(_PR_GET_PDEATHSIG, ctypes.byref(held)) == 0 and libc.prctl(_PR_SET_PDEATHSIG, held.value) == 0
+    good = (
+        libc.prctl(_PR_GET_PDEATHSIG, ctypes.byref(held)) == 0
+        and libc.prctl(_PR_SET_PDEATHSIG, held.value) == 0
+    )
     found = "can be set" if good else os.strerror(ctypes.get_errno())
     remedy = "nothing may outlive its owner: run where prctl is allowed"
     return _judged("PR_SET_PDEATHSIG", good, found, remedy, core=True)
@@ -216,8 +269,15 @@ def robust_mutex(robust: bool = True, wait_s: float = _WAIT_S) -> DoctorFinding:
     """
     with _Latch(robust) as latch:
         woken = latch.is_broken_by_its_owner(wait_s)
-    found = "broken by the kernel when its owner ends" if woken else "not broken when its owner ends"
-    return _judged("robust mutexes", woken, found, "use glibc; else a process's end is seen later, through its pidfd")
+    found = (
+        "broken by the kernel when its owner ends" if woken else "not broken when its owner ends"
+    )
+    return _judged(
+        "robust mutexes",
+        woken,
+        found,
+        "use glibc; else a process's end is seen later, through its pidfd",
+    )
 
 
 class _Latch:
@@ -254,7 +314,11 @@ def starvation() -> DoctorFinding:
         good = len(path.read_text().split()) == 3
     except OSError:
         good = False
-    found = f"this thread has waited {waited_ns / 1e6:.1f} ms for a CPU so far" if good else f"{path} cannot be read"
+    found = (
+        f"this thread has waited {waited_ns / 1e6:.1f} ms for a CPU so far"
+        if good
+        else f"{path} cannot be read"
+    )
     remedy = "use a kernel with CONFIG_SCHED_INFO; else a rank that gets no CPU may be called hung"
     return _judged("schedstat", good, found, remedy)
 
@@ -269,7 +333,11 @@ def memfd() -> DoctorFinding:
             os.close(handle)
     except OSError as error:
         return DoctorFinding(
-            "memfd", "missing", str(error), "allow memfd_create, and give the container memory", core=True
+            "memfd",
+            "missing",
+            str(error),
+            "allow memfd_create, and give the container memory",
+            core=True,
         )
     return DoctorFinding("memfd", "ok", "a megabyte was given", core=True)
 
@@ -282,13 +350,19 @@ def control_groups() -> list[DoctorFinding]:
 def _control_group(controller: str) -> DoctorFinding:
     reason, number = cgroup.unavailable(controller), cgroup.version(controller)
     remedy = "run as root, or delegate the controller (systemd: Delegate=yes)"
-    return _judged(f"cgroup {controller}", not reason, reason or f"v{number}, groups can be made", remedy)
+    return _judged(
+        f"cgroup {controller}", not reason, reason or f"v{number}, groups can be made", remedy
+    )
 
 
 def networks() -> list[DoctorFinding]:
     """What the substrate netns needs: networks of their own for nodes, and the means to break them."""
     lacking = capabilities.namespaces()
-    how = "this user may make them" if capabilities.privileged() else "a user namespace gives the rights to make them"
+    how = (
+        "this user may make them"
+        if capabilities.privileged()
+        else "a user namespace gives the rights to make them"
+    )
     remedy = "run as root, or allow user namespaces (sysctl user.max_user_namespaces); install util-linux"
     found = [_judged("network namespaces", not lacking, lacking or how, remedy)]
     if lacking:
@@ -308,14 +382,24 @@ def containers() -> DoctorFinding:
     """What the substrate docker needs. No container is made for this."""
     reason = docker_daemon.unavailable()
     remedy = "start a Docker daemon on this machine, be root, and pip install 'chaoskit[docker]'"
-    return _judged("docker", not reason, reason or f"a daemon at {docker_janitor.endpoint()}, and rights", remedy)
+    return _judged(
+        "docker",
+        not reason,
+        reason or f"a daemon at {docker_janitor.endpoint()}, and rights",
+        remedy,
+    )
 
 
 def disks() -> DoctorFinding:
     """Whether something can be wrong with the disk of a node, and of no other."""
     reason = capabilities.disks()
     remedy = "run as root on a kernel with FUSE, and install libfuse3 (Debian: libfuse3-3)"
-    return _judged("disks that fail", not reason, reason or "by FUSE, in the mount namespace of the node", remedy)
+    return _judged(
+        "disks that fail",
+        not reason,
+        reason or "by FUSE, in the mount namespace of the node",
+        remedy,
+    )
 
 
 # -- resources ----------------------------------------------------------------------------------------------------
@@ -324,14 +408,24 @@ def disks() -> DoctorFinding:
 def cores() -> DoctorFinding:
     """CPUs that this process may use."""
     number = len(os.sched_getaffinity(0))
-    return _judged("cores", number >= 2, f"{number} of {os.cpu_count()}", "use two or more: one makes every run slow")
+    return _judged(
+        "cores",
+        number >= 2,
+        f"{number} of {os.cpu_count()}",
+        "use two or more: one makes every run slow",
+    )
 
 
 def memory() -> DoctorFinding:
     """Memory that can still be had."""
     found = psutil.virtual_memory()
     said = f"{found.available / 2**30:.1f} of {found.total / 2**30:.1f} GiB available"
-    return _judged("memory", found.available >= _MEMORY_LEAST_BYTES, said, "free 2 GiB, or train with fewer nodes")
+    return _judged(
+        "memory",
+        found.available >= _MEMORY_LEAST_BYTES,
+        said,
+        "free 2 GiB, or train with fewer nodes",
+    )
 
 
 def shared_memory() -> DoctorFinding:
@@ -362,7 +456,9 @@ def file_size() -> DoctorFinding:
     try:
         require_file_size()
     except BadInput as error:
-        return DoctorFinding("file size", "missing", f"at most {soft} bytes", error.remedy, core=True)
+        return DoctorFinding(
+            "file size", "missing", f"at most {soft} bytes", error.remedy, core=True
+        )
     limited = "no limit" if soft == resource.RLIM_INFINITY else f"at most {soft} bytes"
     return DoctorFinding("file size", "ok", limited)
 
@@ -372,7 +468,9 @@ def processes() -> DoctorFinding:
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     limits = {"ulimit": sys.maxsize if soft == resource.RLIM_INFINITY else soft}
     with contextlib.suppress(OSError, ValueError):  # not mounted here, or "max"
-        place = cgroup.find_place("pids", Path("/proc/self/mounts").read_text(), Path("/proc/self/cgroup").read_text())
+        place = cgroup.find_place(
+            "pids", Path("/proc/self/mounts").read_text(), Path("/proc/self/cgroup").read_text()
+        )
         if place is not None:
             limits["control group"] = int((place.home / "pids.max").read_text())
     least = min(limits, key=lambda name: limits[name])
@@ -394,7 +492,13 @@ def runtime_directory() -> DoctorFinding:
         found, good = f"{undo.runtime_directory()} can be written", True
     except BadInput as error:
         found, good = error.remedy, False
-    return _judged("undo directory", good, found, "set XDG_RUNTIME_DIR to a directory that is yours alone", core=True)
+    return _judged(
+        "undo directory",
+        good,
+        found,
+        "set XDG_RUNTIME_DIR to a directory that is yours alone",
+        core=True,
+    )
 
 
 def state_directory() -> DoctorFinding:
@@ -403,7 +507,9 @@ def state_directory() -> DoctorFinding:
         good, found = _can_be_written(quarantine.state_directory())
     except BadInput as error:
         good, found = False, error.remedy
-    return _judged("state directory", good, found, "set XDG_STATE_HOME to a directory that can be written")
+    return _judged(
+        "state directory", good, found, "set XDG_STATE_HOME to a directory that can be written"
+    )
 
 
 def cache_directory() -> DoctorFinding:
@@ -426,7 +532,9 @@ def _can_be_written(directory: Path) -> tuple[bool, str]:
 def left_behind() -> DoctorFinding:
     """What runs that were killed have left to put back."""
     left = undo.left_behind()
-    return _judged("undo", not left, ", ".join(left) or "nothing is left to put back", "chaoskit cleanup")
+    return _judged(
+        "undo", not left, ", ".join(left) or "nothing is left to put back", "chaoskit cleanup"
+    )
 
 
 Probe = Callable[[], DoctorFinding | list[DoctorFinding]]

@@ -22,11 +22,19 @@ app = command_app()
 
 @app.command("accept")
 def accept(
-    store: Annotated[str, typer.Argument(help="A history: a folder, or a URL such as s3://bucket/history.")],
-    series: Annotated[str, typer.Argument(help="Its name or that of its test, the beginning, or a part.")],
+    store: Annotated[
+        str, typer.Argument(help="A history: a folder, or a URL such as s3://bucket/history.")
+    ],
+    series: Annotated[
+        str, typer.Argument(help="Its name or that of its test, the beginning, or a part.")
+    ],
     reason: Annotated[str, typer.Option(help="Why it may be slower.")],
-    until: Annotated[str, typer.Option(metavar="DATE", help="The last day of it, in UTC, such as 2026-12-31.")],
-    number: Annotated[str, typer.Option(help="The number that may be worse. Default: each of them.")] = "",
+    until: Annotated[
+        str, typer.Option(metavar="DATE", help="The last day of it, in UTC, such as 2026-12-31.")
+    ],
+    number: Annotated[
+        str, typer.Option(help="The number that may be worse. Default: each of them.")
+    ] = "",
     machine: Json = False,
 ) -> int:
     """Accept that a series got worse, until a day.
@@ -51,7 +59,11 @@ def accept(
         raise BadInput("number", number, name_remedy(number, names, remedy))
     chosen, _ = choose_series(by_series(read_store(store).runs), series)
     record = AcceptedRecord(
-        series=chosen, metric=" / ".join(parts), reason=reason.strip(), until=last, by=user_at_host()
+        series=chosen,
+        metric=" / ".join(parts),
+        reason=reason.strip(),
+        until=last,
+        by=user_at_host(),
     )
     history = RunHistory(store)
     history.add(new_id(), [record])

@@ -48,7 +48,9 @@ class Tried(NamedTuple):
 @app.command("canary", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def canary(
     context: typer.Context,
-    report: Annotated[Path | None, typer.Option(help="Directory for outcomes and journals of the runs.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Directory for outcomes and journals of the runs.")
+    ] = None,
     machine: Json = False,
 ) -> int:
     """Try the verdicts themselves: mistakes that must not pass.
@@ -66,14 +68,26 @@ def canary(
     directory = report or fresh_directory(None, _SUITE)
     require_writable("report", directory)
     written = directory / _REPORT
-    junit = ["-o", "junit_family=xunit1", f"--junitxml={written}"]  # the other family has no properties of a test
-    code = run_suite(_SUITE, [f"--chaos-report={directory}", *junit, "-q", *context.args], quiet=machine)
+    junit = [
+        "-o",
+        "junit_family=xunit1",
+        f"--junitxml={written}",
+    ]  # the other family has no properties of a test
+    code = run_suite(
+        _SUITE, [f"--chaos-report={directory}", *junit, "-q", *context.args], quiet=machine
+    )
     if code in (EXIT_BAD_INPUT, Verdict.ERROR.exit_code):
         return code
     tried = [*read_report(written)]
     code = EXIT_FAILED if code or any(one.is_wrong for one in tried) else 0
     if machine:
-        print_json({"exit_code": code, "directory": str(directory), "tried": [one._asdict() for one in tried]})
+        print_json(
+            {
+                "exit_code": code,
+                "directory": str(directory),
+                "tried": [one._asdict() for one in tried],
+            }
+        )
     else:
         console().print(render(tried))
     return code

@@ -34,10 +34,16 @@ app = command_app()
 @app.command("compare", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def compare_command(
     context: typer.Context,
-    before: Annotated[str, typer.Argument(help="A commit, merge-base, env:PATH; or a file or a history of records.")],
+    before: Annotated[
+        str,
+        typer.Argument(help="A commit, merge-base, env:PATH; or a file or a history of records."),
+    ],
     after: Annotated[str, typer.Argument(help="Likewise; '.' is the files as they are.")],
     budget: Annotated[
-        str, typer.Option(metavar="TIME", help="End after this time, such as 10m: what is open then is undecided.")
+        str,
+        typer.Option(
+            metavar="TIME", help="End after this time, such as 10m: what is open then is undecided."
+        ),
     ] = "",
     tolerance: Annotated[
         float | None,
@@ -48,14 +54,27 @@ def compare_command(
     ] = None,
     number: Annotated[
         list[str] | None,
-        typer.Option(help="What is compared in turns. May be given several times.", show_default=", ".join(NUMBERS)),
+        typer.Option(
+            help="What is compared in turns. May be given several times.",
+            show_default=", ".join(NUMBERS),
+        ),
     ] = None,
-    history: Annotated[str, typer.Option(metavar="STORE", help="Keep records of the runs of the version after.")] = "",
-    prepare: Annotated[
-        str, typer.Option(metavar="COMMAND", help="Run in the directory of each version first, such as 'make ext'.")
+    history: Annotated[
+        str, typer.Option(metavar="STORE", help="Keep records of the runs of the version after.")
     ] = "",
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 10 where anything was not decided.")] = False,
-    summary: Annotated[Path | None, typer.Option(metavar="FILE", help="Add the result to FILE, as Markdown.")] = None,
+    prepare: Annotated[
+        str,
+        typer.Option(
+            metavar="COMMAND",
+            help="Run in the directory of each version first, such as 'make ext'.",
+        ),
+    ] = "",
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 10 where anything was not decided.")
+    ] = False,
+    summary: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Add the result to FILE, as Markdown.")
+    ] = None,
     machine: Json = False,
 ) -> int:
     """Say what got worse from one version to another.
@@ -76,9 +95,7 @@ def compare_command(
         raise BadInput("tolerance", tolerance, "use a share above 0, such as 0.1")
     if _is_place(before) or _is_place(after):
         if context.args or budget or number or history or prepare:
-            told = (
-                "name two versions to run tests in turns, or two places with records, and no tests, budget or history"
-            )
+            told = "name two versions to run tests in turns, or two places with records, and no tests, budget or history"
             raise BadInput("after", after, told)
         early, late = _records(before, "before"), _records(after, "after")
         found, seconds = compare(early.runs, late.runs, tolerance or TOLERANCE), None
@@ -110,7 +127,9 @@ def compare_command(
 def _last_good(contents: RunContents) -> str:
     if commit := contents.last_good():
         return commit
-    raise BadInput("before", LAST_GOOD, "name a --history with a night in which nothing was wrong, or a commit")
+    raise BadInput(
+        "before", LAST_GOOD, "name a --history with a night in which nothing was wrong, or a commit"
+    )
 
 
 def _contents(history: str) -> RunContents:
@@ -123,14 +142,20 @@ def _contents(history: str) -> RunContents:
 
 def _keep(store: RunHistory, records: Sequence[HistoryRecord]) -> None:
     session = new_id()
-    kept = [msgspec.structs.replace(one, session=session) if isinstance(one, RunRecord) else one for one in records]
+    kept = [
+        msgspec.structs.replace(one, session=session) if isinstance(one, RunRecord) else one
+        for one in records
+    ]
     with closing(store):
         store.add(session, kept)
 
 
 def _show(found: RunComparison, seconds: float | None, machine: bool) -> None:
     if machine:
-        told: dict[str, Any] = {"findings": msgspec.to_builtins(found.findings), "absent": found.absent}
+        told: dict[str, Any] = {
+            "findings": msgspec.to_builtins(found.findings),
+            "absent": found.absent,
+        }
         print_json(told | ({} if seconds is None else {"seconds": round(seconds, 1)}))
         return
     shown = console()
@@ -143,18 +168,26 @@ def _show(found: RunComparison, seconds: float | None, machine: bool) -> None:
 def _is_place(name: str) -> bool:
     """Whether a name is that of a file or a history of records."""
     place = name.rpartition("@")[0] or name
-    return "://" in name or any(Path(one).is_file() or (Path(one) / "format.json").is_file() for one in (name, place))
+    return "://" in name or any(
+        Path(one).is_file() or (Path(one) / "format.json").is_file() for one in (name, place)
+    )
 
 
 def _records(name: str, field: str) -> RunContents:
     """The records in a place; of STORE@NAME, those of that commit or session."""
     if not _is_place(name):
-        raise BadInput(field, name, "name a file of --chaos-save or a history, as for the other one")
+        raise BadInput(
+            field, name, "name a file of --chaos-save or a history, as for the other one"
+        )
     place, mark, chosen = name.rpartition("@")
     if not mark or Path(name).exists():
         return read_store(name)
     contents = read_store(place)
-    contents.runs = [run for run in contents.runs if run.commit.startswith(chosen) or run.session.startswith(chosen)]
+    contents.runs = [
+        run
+        for run in contents.runs
+        if run.commit.startswith(chosen) or run.session.startswith(chosen)
+    ]
     if not chosen or not contents.runs:
         raise BadInput(field, name, f"name a commit or a session of which {place} has runs")
     return contents

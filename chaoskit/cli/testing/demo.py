@@ -34,7 +34,8 @@ app = command_app()
 @app.command()
 def demo(
     quick: Annotated[
-        bool, typer.Option("--quick", help="A tiny model and few steps: seconds instead of a minute.")
+        bool,
+        typer.Option("--quick", help="A tiny model and few steps: seconds instead of a minute."),
     ] = False,
     report: Annotated[Path, typer.Option(help="Directory for the report.")] = Path("chaoskit-demo"),
     machine: Json = False,
@@ -114,7 +115,9 @@ def _run_twin(harness: Harness, experiment: Experiment, job: str, shown: Console
 
 
 def _run_broken(harness: Harness, experiment: Experiment, job: str, shown: Console) -> Outcome:
-    progress = Progress(time.monotonic(), steps=experiment.steps, faults=list(map(str, experiment.faults)))
+    progress = Progress(
+        time.monotonic(), steps=experiment.steps, faults=list(map(str, experiment.faults))
+    )
     view = View(f"2 of 2  {job} + 1 spare, three faults", progress, shown)
     with view.shown():
         return harness.run_planned(experiment, watch=view.watch)
@@ -124,7 +127,9 @@ def _write(outcome: Outcome, directory: Path) -> None:
     write_outcome(outcome, directory)
     write_html([outcome], directory / "report.html")
     for index, recovery in enumerate(outcome.recoveries, 1):
-        (directory / f"timeline-{index}.svg").write_text(render_timeline_svg(recovery), encoding="utf-8")
+        (directory / f"timeline-{index}.svg").write_text(
+            render_timeline_svg(recovery), encoding="utf-8"
+        )
 
 
 def continuity(outcome: Outcome) -> str:
@@ -132,7 +137,11 @@ def continuity(outcome: Outcome) -> str:
     match = match_losses(outcome)
     if match is None:
         return "there is no unbroken run to compare with"
-    weights = "weights too" if outcome.weights_digest == outcome.twin_weights_digest else "but other final weights"
+    weights = (
+        "weights too"
+        if outcome.weights_digest == outcome.twin_weights_digest
+        else "but other final weights"
+    )
     return f"{match.equal} of {match.compared} losses bit-equal to the unbroken run, {weights}"
 
 
@@ -141,7 +150,9 @@ def print_demo(outcome: Outcome, directory: Path, shown: Console) -> None:
     shown.print()
     shown.print(render_summary([outcome]))
     match = match_losses(outcome)
-    fine = match is not None and match.exact and outcome.weights_digest == outcome.twin_weights_digest
+    fine = (
+        match is not None and match.exact and outcome.weights_digest == outcome.twin_weights_digest
+    )
     shown.print()
     shown.print(Text(continuity(outcome), "bold green" if fine else "bold red"))
     shown.print(Text(f"report:    {directory / 'report.html'}"), soft_wrap=True)
@@ -149,5 +160,6 @@ def print_demo(outcome: Outcome, directory: Path, shown: Console) -> None:
     if outcome.recoveries:
         first, last = directory / "timeline-1.svg", f"timeline-{len(outcome.recoveries)}.svg"
         shown.print(
-            Text(f"timelines: {first}" + (f" to {last}" if len(outcome.recoveries) > 1 else "")), soft_wrap=True
+            Text(f"timelines: {first}" + (f" to {last}" if len(outcome.recoveries) > 1 else "")),
+            soft_wrap=True,
         )

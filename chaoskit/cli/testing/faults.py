@@ -13,7 +13,16 @@ from rich.text import Text
 from chaoskit.cli.output import Json, command_app, console, print_json
 from chaoskit.faults import Fault
 from chaoskit.faults.base import FAMILIES
-from chaoskit.faults.describe import catalogue, entry, find, here, moments_in_words, of_family, signature, sorted_roles
+from chaoskit.faults.describe import (
+    catalogue,
+    entry,
+    find,
+    here,
+    moments_in_words,
+    of_family,
+    signature,
+    sorted_roles,
+)
 from chaoskit.faults.kinds import kinds
 
 app = command_app()
@@ -28,7 +37,9 @@ def fault_names() -> list[str]:
 def faults(
     name: Annotated[
         str | None,
-        typer.Argument(help="One fault, such as Kill: everything about it.", autocompletion=fault_names),
+        typer.Argument(
+            help="One fault, such as Kill: everything about it.", autocompletion=fault_names
+        ),
     ] = None,
     machine: Json = False,
 ) -> None:
@@ -42,7 +53,9 @@ def faults(
     kind = find(name) if name is not None else None
     if machine:
         told = catalogue()
-        print_json({"faults": [one for one in told if kind is None or one["name"] == kind.__name__]})
+        print_json(
+            {"faults": [one for one in told if kind is None or one["name"] == kind.__name__]}
+        )
     else:
         console().print(render_fault(kind) if kind else render_catalogue())
 

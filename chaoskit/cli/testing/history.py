@@ -31,7 +31,10 @@ from chaoskit.vocabulary import Verdict
 
 app = command_app("Records of runs over many sessions: what there is, and how it went.")
 
-Store = Annotated[str, typer.Argument(help="A folder, a URL such as s3://bucket/history, or a file of --chaos-save.")]
+Store = Annotated[
+    str,
+    typer.Argument(help="A folder, a URL such as s3://bucket/history, or a file of --chaos-save."),
+]
 _SHOWN = 40
 _FORMATS = ("jsonl", "csv")
 _COLUMNS = ("run_id", "session", "series", "title", "machine", "commit", "seed", "verdict")
@@ -40,7 +43,9 @@ _COLUMNS = ("run_id", "session", "series", "title", "machine", "commit", "seed",
 @app.command("add")
 def add(
     store: Store,
-    sources: Annotated[list[Path], typer.Argument(help="Directories of reports, or files of --chaos-save.")],
+    sources: Annotated[
+        list[Path], typer.Argument(help="Directories of reports, or files of --chaos-save.")
+    ],
     machine: Json = False,
 ) -> int:
     """Add runs that were made without a history: those of a report, or of a file.
@@ -53,13 +58,19 @@ def add(
     history = RunHistory(store)
     for source in sources:
         if source.is_dir():
-            there = Sources(root=sources_at(Path.cwd()).root)  # of which commit it was is not known any more
+            there = Sources(
+                root=sources_at(Path.cwd()).root
+            )  # of which commit it was is not known any more
             pairs = [records_of(outcome, there) for outcome in read_outcomes(source)]
-            contents = RunContents([run for run, _ in pairs], {shared.series: shared for _, shared in pairs})
+            contents = RunContents(
+                [run for run, _ in pairs], {shared.series: shared for _, shared in pairs}
+            )
         else:
             contents = read_file(source)
         session = new_id()
-        runs = [msgspec.structs.replace(run, session=run.session or session) for run in contents.runs]
+        runs = [
+            msgspec.structs.replace(run, session=run.session or session) for run in contents.runs
+        ]
         history.add(session, [*contents.plans.values(), *runs])
         added += len(runs)
         _tell_set_aside(contents)
@@ -92,7 +103,9 @@ def list_series(store: Store, machine: Json = False) -> int:
         latest = duration(medians[-1]) if medians else "–"
         title = Text(printable(runs[-1].title))
         shares = [f"{held} of {known}" for held, known in (_recovered(runs), _passed(runs))]
-        table.add_row(_series_name(key), title, str(len(runs)), *shares, latest, sparkline(medians[-_SHOWN:]))
+        table.add_row(
+            _series_name(key), title, str(len(runs)), *shares, latest, sparkline(medians[-_SHOWN:])
+        )
     console().print(table)
     return 0
 
@@ -100,7 +113,9 @@ def list_series(store: Store, machine: Json = False) -> int:
 @app.command("show")
 def show(
     store: Store,
-    series: Annotated[str, typer.Argument(help="Its name or that of its test, the beginning, or a part.")] = "",
+    series: Annotated[
+        str, typer.Argument(help="Its name or that of its test, the beginning, or a part.")
+    ] = "",
     metric: Annotated[str, typer.Option(help="The number that is drawn.")] = RECOVERY,
     machine: Json = False,
 ) -> int:
@@ -120,7 +135,10 @@ def show(
         return 0
     shown = console()
     shown.print(
-        Text.assemble((printable(runs[-1].title), "bold"), f"  {_series_name(chosen)}, {plural(len(runs), 'run')}")
+        Text.assemble(
+            (printable(runs[-1].title), "bold"),
+            f"  {_series_name(chosen)}, {plural(len(runs), 'run')}",
+        )
     )
     if medians := _session_medians(runs, metric):
         shown.print(Text(f"{metric} by session: {sparkline(medians[-_SHOWN:])}"))
@@ -135,10 +153,24 @@ def show(
     )
     for run in runs[-_SHOWN:]:
         value = run.metrics.get(metric)
-        number_text = "–" if value is None else duration(value.value) if value.unit == "s" else number(value.value)
+        number_text = (
+            "–"
+            if value is None
+            else duration(value.value)
+            if value.unit == "s"
+            else number(value.value)
+        )
         started = f"{datetime.fromtimestamp(run.started_unix_ns / 1e9, UTC):%Y-%m-%d %H:%M}"
         verdict = _result(run)
-        table.add_row(run.run_id, started, verdict, str(run.seed), number_text, run.commit[:10], Text(run.machine))
+        table.add_row(
+            run.run_id,
+            started,
+            verdict,
+            str(run.seed),
+            number_text,
+            run.commit[:10],
+            Text(run.machine),
+        )
     shown.print(table)
     if len(runs) > _SHOWN:
         shown.print(f"and {len(runs) - _SHOWN} before them")
@@ -159,16 +191,22 @@ def export(
     contents = read_store(store)
     if form == "jsonl":
         sys.stdout.write(
-            encode([*contents.plans.values(), *contents.accepted, *contents.nights, *contents.runs]).decode()
+            encode(
+                [*contents.plans.values(), *contents.accepted, *contents.nights, *contents.runs]
+            ).decode()
         )
         return 0
     written = io.StringIO()
     rows = csv.writer(written, lineterminator="\n")
     rows.writerow(["started", *_COLUMNS, "metric", "value", "unit"])
     for run in contents.runs:
-        started = datetime.fromtimestamp(run.started_unix_ns / 1e9, UTC).isoformat(timespec="seconds")
+        started = datetime.fromtimestamp(run.started_unix_ns / 1e9, UTC).isoformat(
+            timespec="seconds"
+        )
         of_run = [started, *(getattr(run, name) for name in _COLUMNS)]
-        rows.writerows([*of_run, name, metric.value, metric.unit] for name, metric in run.metrics.items())
+        rows.writerows(
+            [*of_run, name, metric.value, metric.unit] for name, metric in run.metrics.items()
+        )
     sys.stdout.write(written.getvalue())
     return 0
 
@@ -176,8 +214,12 @@ def export(
 @app.command("prune")
 def prune(
     store: Store,
-    older_than_days: Annotated[int, typer.Option(help="Sessions that began before so many days go.", min=1, max=36500)],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Delete nothing, and say what would go.")] = False,
+    older_than_days: Annotated[
+        int, typer.Option(help="Sessions that began before so many days go.", min=1, max=36500)
+    ],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Delete nothing, and say what would go.")
+    ] = False,
     machine: Json = False,
 ) -> int:
     """Delete the records of old sessions. Nothing is kept of them.
@@ -187,7 +229,9 @@ def prune(
     history = RunHistory(store)
     if not history.is_there():
         raise BadInput("store", store, "name a history")
-    names = history.prune((datetime.now(UTC) - timedelta(days=older_than_days)).date(), dry_run=dry_run)
+    names = history.prune(
+        (datetime.now(UTC) - timedelta(days=older_than_days)).date(), dry_run=dry_run
+    )
     history.close()
     if machine:
         print_json({"deleted": [] if dry_run else names, "found": names})
@@ -221,7 +265,9 @@ def _session_medians(runs: Sequence[RunRecord], metric: str) -> list[float]:
     return [median(of_one) for of_one in values.values()]
 
 
-def choose_series(found: Mapping[tuple[str, int], Sequence[RunRecord]], name: str) -> tuple[str, int]:
+def choose_series(
+    found: Mapping[tuple[str, int], Sequence[RunRecord]], name: str
+) -> tuple[str, int]:
     """Return the series that a name means: the series or test called so, else one that begins so or contains it.
 
     Raises:

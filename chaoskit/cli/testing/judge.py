@@ -18,7 +18,9 @@ app = command_app()
 
 @app.command()
 def judge(
-    directory: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Of one run: it holds plan.json and journal/.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="RUN_DIR", help="Of one run: it holds plan.json and journal/.")
+    ],
     machine: Json = False,
 ) -> int:
     """Judge a run again, by what its directory holds and nothing else.

@@ -30,7 +30,9 @@ _FORMATS = {"html": report_html, "md": report_markdown}
 @app.command("run")
 def run_night(
     plan: Plan,
-    preview: Annotated[bool, typer.Option("--preview", help="Say which tests would run, and run none.")] = False,
+    preview: Annotated[
+        bool, typer.Option("--preview", help="Say which tests would run, and run none.")
+    ] = False,
     machine: Json = False,
 ) -> int:
     """Run a night: doctor, control arm, experiments, a comparison with the last good night, SLAs.
@@ -54,7 +56,9 @@ def run_night(
     if machine:
         print_json(msgspec.to_builtins(record) | {"folder": str(night.folder)})
     else:
-        console().print(Text(f"{record.name}: {night_sentence(record)}\n{night.folder / 'report.html'}"))
+        console().print(
+            Text(f"{record.name}: {night_sentence(record)}\n{night.folder / 'report.html'}")
+        )
     return record.exit_code
 
 
@@ -72,9 +76,15 @@ def _show_preview(found: Mapping[str, Sequence[str]], repeats: int, *, machine: 
 def report(
     store: Annotated[str, typer.Argument(help="A history with nights: a folder, or a URL.")],
     night: Annotated[
-        str, typer.Option(metavar="NIGHT", help="Its day, commit or the beginning of its name. Default: the latest.")
+        str,
+        typer.Option(
+            metavar="NIGHT",
+            help="Its day, commit or the beginning of its name. Default: the latest.",
+        ),
     ] = "",
-    form: Annotated[str, typer.Option("--format", help="What is written: html, md or json.")] = "md",
+    form: Annotated[
+        str, typer.Option("--format", help="What is written: html, md or json.")
+    ] = "md",
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write to FILE instead of standard output.")
     ] = None,
@@ -90,12 +100,18 @@ def report(
     if machine or (form == "json" and output is None):
         print_json(report_json(found))
         return 0
-    text = msgspec.json.encode(report_json(found)).decode() if form == "json" else _FORMATS[form](found)
+    text = (
+        msgspec.json.encode(report_json(found)).decode()
+        if form == "json"
+        else _FORMATS[form](found)
+    )
     if output is None:
         sys.stdout.write(text)
         return 0
     try:
         output.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise BadInput("output", str(output), f"name a file that can be written ({error.strerror})") from None
+        raise BadInput(
+            "output", str(output), f"name a file that can be written ({error.strerror})"
+        ) from None
     return 0

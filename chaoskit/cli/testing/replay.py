@@ -37,19 +37,30 @@ app = command_app()
 def replay(
     plan: Annotated[
         Path,
-        typer.Argument(help="A plan: plan.json in the directory of any run, or one you wrote; with --history, a run."),
+        typer.Argument(
+            help="A plan: plan.json in the directory of any run, or one you wrote; with --history, a run."
+        ),
     ],
     times: Annotated[int | None, typer.Option(help="How often to run it; default: once.")] = None,
     shrink: Annotated[
-        bool, typer.Option("--shrink", help="Look for the smallest plan that fails in the same way.")
+        bool,
+        typer.Option("--shrink", help="Look for the smallest plan that fails in the same way."),
     ] = False,
-    budget_s: Annotated[float, typer.Option("--budget-s", help="Time for --shrink, in seconds.")] = 120.0,
-    twin: Annotated[bool, typer.Option("--twin/--no-twin", help="Compare with the unbroken run.")] = True,
+    budget_s: Annotated[
+        float, typer.Option("--budget-s", help="Time for --shrink, in seconds.")
+    ] = 120.0,
+    twin: Annotated[
+        bool, typer.Option("--twin/--no-twin", help="Compare with the unbroken run.")
+    ] = True,
     substrate: Annotated[
         str, typer.Option(help="local, netns or docker. Default: the first that can do the faults.")
     ] = "",
-    report: Annotated[Path | None, typer.Option(help="Directory for journals, outcomes and minimal.json.")] = None,
-    history: Annotated[str, typer.Option(metavar="STORE", help="Take the plan of a run from this history.")] = "",
+    report: Annotated[
+        Path | None, typer.Option(help="Directory for journals, outcomes and minimal.json.")
+    ] = None,
+    history: Annotated[
+        str, typer.Option(metavar="STORE", help="Take the plan of a run from this history.")
+    ] = "",
     machine: Json = False,
 ) -> int:
     """Run a plan of faults again, exactly as it was.
@@ -72,7 +83,9 @@ def replay(
     directory = report or fresh_directory(None, "replay")
     shown = console(machine)
     if shrink:
-        shrunk = shrink_plan(experiment, shown, directory, budget_s=budget_s, twin=twin, substrate=substrate)
+        shrunk = shrink_plan(
+            experiment, shown, directory, budget_s=budget_s, twin=twin, substrate=substrate
+        )
         if machine:
             print_json(plain_shrunk(shrunk, directory))
         return shrunk_verdict(shrunk).exit_code
@@ -125,11 +138,19 @@ def open_plan(file: Path, *, times: int, budget_s: float, history: str = "") -> 
 def _harness(experiment: Planned, name: str, directory: Path) -> Harness:
     """A harness on the substrate ``name``; "" is the cheapest one that can do the faults."""
     require_writable("report", directory)
-    return Harness(name or registry.for_all(fault.substrates for fault in experiment.faults), directory)
+    return Harness(
+        name or registry.for_all(fault.substrates for fault in experiment.faults), directory
+    )
 
 
 def run_plan(
-    experiment: Planned, shown: Console, directory: Path, *, times: int, twin: bool, substrate: str = ""
+    experiment: Planned,
+    shown: Console,
+    directory: Path,
+    *,
+    times: int,
+    twin: bool,
+    substrate: str = "",
 ) -> Replayed:
     """Run ``experiment`` ``times`` times. Of several runs, one that breaks the harness does not stop the others.
 
@@ -147,7 +168,9 @@ def run_plan(
             _run_twin(harness, experiment, shown)
         for turn in range(1, times + 1):
             try:
-                outcomes.append(_run(harness, experiment, shown, f"run {turn} of {times}", twin=twin))
+                outcomes.append(
+                    _run(harness, experiment, shown, f"run {turn} of {times}", twin=twin)
+                )
             except HarnessError as error:
                 if times == 1:
                     raise
@@ -166,13 +189,19 @@ def run_plan(
 
 
 def _run_twin(harness: Harness, experiment: Planned, shown: Console) -> None:
-    view = View(f"{experiment.name}, unbroken", Progress(time.monotonic(), steps=experiment.steps), shown)
+    view = View(
+        f"{experiment.name}, unbroken", Progress(time.monotonic(), steps=experiment.steps), shown
+    )
     with view.shown():
         harness.twin(experiment, view.watch)
 
 
-def _run(harness: Harness, experiment: Planned, shown: Console, turn: str, *, twin: bool) -> Outcome:
-    progress = Progress(time.monotonic(), steps=experiment.steps, faults=list(map(str, experiment.faults)))
+def _run(
+    harness: Harness, experiment: Planned, shown: Console, turn: str, *, twin: bool
+) -> Outcome:
+    progress = Progress(
+        time.monotonic(), steps=experiment.steps, faults=list(map(str, experiment.faults))
+    )
     view = View(f"{turn}  {experiment.name}: {describe(experiment)}", progress, shown)
     with view.shown():
         outcome = harness.run_planned(experiment, twin=twin, watch=view.watch)
@@ -189,14 +218,20 @@ def print_replay(result: Replayed, directory: Path, shown: Console) -> None:
         worst = next((one for one in result.outcomes if one.verdict is result.verdict), None)
         if worst is not None and result.verdict is not Verdict.PASSED:
             shown.print(render_summary([worst]))
-        shown.print(Text.assemble((result.verdict.upper(), VERDICT_STYLES[result.verdict]), "  ", frequency(result)))
+        shown.print(
+            Text.assemble(
+                (result.verdict.upper(), VERDICT_STYLES[result.verdict]), "  ", frequency(result)
+            )
+        )
     shown.print(Text(f"plan, journals and outcomes: {directory}", "dim"), soft_wrap=True)
 
 
 def frequency(result: Replayed) -> str:
     """``failed 3 of 10 runs: 30 % (95 % interval 10.8 % to 60.3 %)``."""
     runs, (low, high) = len(result.verdicts), result.interval
-    share, low_share, high_share = (number(100 * value) for value in (result.failed / runs, low, high))
+    share, low_share, high_share = (
+        number(100 * value) for value in (result.failed / runs, low, high)
+    )
     unknown = result.verdicts.count(Verdict.UNKNOWN)
     besides = f"; {unknown} unknown" if unknown else ""
     interval = f"{share} % (95 % interval {low_share} % to {high_share} %)"
@@ -204,7 +239,13 @@ def frequency(result: Replayed) -> str:
 
 
 def shrink_plan(
-    experiment: Planned, shown: Console, directory: Path, *, budget_s: float, twin: bool, substrate: str = ""
+    experiment: Planned,
+    shown: Console,
+    directory: Path,
+    *,
+    budget_s: float,
+    twin: bool,
+    substrate: str = "",
 ) -> Shrunk:
     """Shrink ``experiment`` and write the smallest plan that fails to ``minimal.json`` in ``directory``.
 
@@ -217,7 +258,9 @@ def shrink_plan(
 
     with _harness(experiment, substrate, directory) as harness:
         tell(f"shrinking {describe(experiment)}, for at most {number(budget_s)} s")
-        return shrink_to_file(harness, experiment, directory / MINIMAL, budget_s=budget_s, twin=twin, tell=tell)
+        return shrink_to_file(
+            harness, experiment, directory / MINIMAL, budget_s=budget_s, twin=twin, tell=tell
+        )
 
 
 def shrunk_verdict(shrunk: Shrunk) -> Verdict:

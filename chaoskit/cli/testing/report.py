@@ -24,8 +24,12 @@ app = command_app()
 @app.command()
 def report(
     directory: Annotated[Path, typer.Argument(help="Holds an outcome.json at any depth.")],
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="An HTML page to write.")] = None,
-    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="A JUnit XML file to write.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="An HTML page to write.")
+    ] = None,
+    junit: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A JUnit XML file to write.")
+    ] = None,
     check: Annotated[bool, typer.Option("--check", help="Exit by the worst result.")] = False,
     machine: Json = False,
 ) -> int:

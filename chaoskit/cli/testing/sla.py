@@ -22,7 +22,9 @@ from chaoskit.sla.judge import Judged, exit_code, judge
 from chaoskit.sla.promises import NIGHTS_LEAST, load
 from chaoskit.vocabulary import EXIT_BAD_INPUT, Verdict
 
-app = command_app("SLAs of recoveries: check them against records of runs, and turn them into alerts.")
+app = command_app(
+    "SLAs of recoveries: check them against records of runs, and turn them into alerts."
+)
 
 File = Annotated[Path, typer.Argument(help="A file of SLAs, in YAML or JSON.")]
 
@@ -31,9 +33,15 @@ File = Annotated[Path, typer.Argument(help="A file of SLAs, in YAML or JSON.")]
 def check(
     file: File,
     store: Annotated[str, typer.Argument(help="A history, or a file of --chaos-save.")],
-    against: Annotated[str, typer.Option(metavar="STORE", help="Earlier runs, for lines about regressions.")] = "",
-    strict: Annotated[bool, typer.Option("--strict", help="Exit with 10 where anything is not shown yet.")] = False,
-    summary: Annotated[Path | None, typer.Option(metavar="FILE", help="Add the result to FILE, as Markdown.")] = None,
+    against: Annotated[
+        str, typer.Option(metavar="STORE", help="Earlier runs, for lines about regressions.")
+    ] = "",
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 10 where anything is not shown yet.")
+    ] = False,
+    summary: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Add the result to FILE, as Markdown.")
+    ] = None,
     machine: Json = False,
 ) -> int:
     """Say of each line whether the records show it, disprove it, or are too few.
@@ -56,7 +64,9 @@ def check(
     refused: list[BadInput] = []
     for sla in slas:
         try:
-            judged += judge(sla, contents.runs, contents.plans, today=now.date(), before=earlier.runs)
+            judged += judge(
+                sla, contents.runs, contents.plans, today=now.date(), before=earlier.runs
+            )
         except BadInput as error:  # the others are judged all the same
             refused.append(error)
     for line in map(str, refused):
@@ -93,7 +103,9 @@ def lint(file: File, machine: Json = False) -> int:
             needs = [sla.needs(one, misses) for misses in (0, 1, 2)]
             most = sla.window.count if sla.window.unit == "run" else None
             fits = [count for count in needs if most is None or count <= most]
-            told.append({"sla": sla.name, "line": one.text, "runs_needed": fits, "window": str(sla.window)})
+            told.append(
+                {"sla": sla.name, "line": one.text, "runs_needed": fits, "window": str(sla.window)}
+            )
     if machine:
         print_json(told)
         return 0

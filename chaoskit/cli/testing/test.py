@@ -38,9 +38,14 @@ def run_tests(
     context: typer.Context,
     suite: Annotated[
         str,
-        typer.Argument(help="A suite of chaoskit, such as smoke, or a path to tests.", autocompletion=suite_words),
+        typer.Argument(
+            help="A suite of chaoskit, such as smoke, or a path to tests.",
+            autocompletion=suite_words,
+        ),
     ],
-    report: Annotated[Path | None, typer.Option(help="Directory for outcomes, journals and report.html.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Directory for outcomes, journals and report.html.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed of every run.")] = None,
     repeats: Annotated[int | None, typer.Option(help="How often each chaos test is run.")] = None,
     machine: Json = False,
@@ -66,7 +71,14 @@ def run_tests(
         written = [path.read_bytes() for path in sorted({*directory.rglob(FILE_NAME)} - earlier)]
         recovery = estimate_recovery(map(decode_outcome, written)).plain()
         outcomes = [json.loads(data) for data in written]
-        print_json({"exit_code": code, "directory": str(directory), "recovery": recovery, "outcomes": outcomes})
+        print_json(
+            {
+                "exit_code": code,
+                "directory": str(directory),
+                "recovery": recovery,
+                "outcomes": outcomes,
+            }
+        )
     return code
 
 

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from chaoskit.checkpoint.disk.snapshot import Snapshot
     from chaoskit.checkpoint.inspecting import Contents, Inspected
 
-app = command_app("Look at stored snapshots, in a directory or behind a URL, verify them, and prove that they restore.")
+app = command_app(
+    "Look at stored snapshots, in a directory or behind a URL, verify them, and prove that they restore."
+)
 
 #: A store's field -> the argument that sets it.
 FIELDS = {"url": "DIRECTORY", "root": "DIRECTORY"}
@@ -34,14 +36,20 @@ Root = Annotated[
     ),
 ]
 Endpoint = Annotated[
-    str, typer.Option(metavar="URL", help="Of s3://: where a store listens that is not Amazon's: http://minio:9000.")
+    str,
+    typer.Option(
+        metavar="URL",
+        help="Of s3://: where a store listens that is not Amazon's: http://minio:9000.",
+    ),
 ]
 Deadline = Annotated[float, typer.Option(help="Remote stores: seconds to retry before failing.")]
 Step = Annotated[int | None, typer.Option(help="Only the newest snapshot of this step.")]
 
 
 @app.command("list")
-def list_(root: Root, endpoint: Endpoint = "", deadline_s: Deadline = 30.0, machine: Json = False) -> None:
+def list_(
+    root: Root, endpoint: Endpoint = "", deadline_s: Deadline = 30.0, machine: Json = False
+) -> None:
     """List the snapshots, the newest first, and what is damaged, in quarantine or being written.
 
     Manifests are read, data files are not: see [bold]verify[/].
@@ -54,7 +62,14 @@ def list_(root: Root, endpoint: Endpoint = "", deadline_s: Deadline = 30.0, mach
     rows = [_plain(snapshot) for snapshot in found.snapshots]
     damaged = [{"name": one.name, "reason": one.reason} for one in found.damaged]
     if machine:
-        print_json({"snapshots": rows, "damaged": damaged, "quarantine": found.quarantine, "staging": found.unfinished})
+        print_json(
+            {
+                "snapshots": rows,
+                "damaged": damaged,
+                "quarantine": found.quarantine,
+                "staging": found.unfinished,
+            }
+        )
         return
     _print_snapshots(rows)
     for one in damaged:
@@ -77,7 +92,11 @@ def _print_snapshots(rows: Sequence[dict[str, Any]]) -> None:
     table = DataTable(Column("snapshot", is_heading=True), *numbers, Column("saved"))
     for row in rows:
         table.add_row(
-            row["name"], _size(row["size_bytes"]), str(row["world"]), str(row["tensors"]), str(row["saved_at"])
+            row["name"],
+            _size(row["size_bytes"]),
+            str(row["world"]),
+            str(row["tensors"]),
+            str(row["saved_at"]),
         )
     console().print(table)
 
@@ -87,7 +106,10 @@ def verify(
     root: Root,
     step: Step = None,
     quarantine: Annotated[
-        bool, typer.Option("--quarantine", help="Set aside what is damaged, so that no restore tries it.")
+        bool,
+        typer.Option(
+            "--quarantine", help="Set aside what is damaged, so that no restore tries it."
+        ),
     ] = False,
     endpoint: Endpoint = "",
     deadline_s: Deadline = 30.0,
@@ -121,7 +143,11 @@ def verify(
 
 @app.command("restore-drill")
 def restore_drill(
-    root: Root, step: Step = None, endpoint: Endpoint = "", deadline_s: Deadline = 30.0, machine: Json = False
+    root: Root,
+    step: Step = None,
+    endpoint: Endpoint = "",
+    deadline_s: Deadline = 30.0,
+    machine: Json = False,
 ) -> int:
     """Prove that a snapshot restores: load it in a fresh process, and compare.
 
@@ -160,7 +186,10 @@ def restore_drill(
             f"{chosen[0].name} restores: {parts}; {before}{found.ours_s:.2f} s, with plain torch {found.torch_s:.2f} s"
         )
     else:
-        reason = found.problem or f"two readers differ in {', '.join(found.differ) or 'nothing: it is empty'}"
+        reason = (
+            found.problem
+            or f"two readers differ in {', '.join(found.differ) or 'nothing: it is empty'}"
+        )
         echo(f"{chosen[0].name} does not restore: {reason}")
     return verdict.exit_code
 
@@ -168,10 +197,18 @@ def restore_drill(
 @app.command()
 def prune(
     root: Root,
-    keep_last: Annotated[int, typer.Option(help="Number of newest snapshots to keep; 0 keeps all.")] = 2,
-    keep_every: Annotated[int, typer.Option(help="Also keep snapshots whose step is a multiple of this.")] = 0,
-    budget_gb: Annotated[float, typer.Option(help="All together, in GB (1e9 bytes); the oldest go first.")] = 0.0,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and delete nothing.")] = False,
+    keep_last: Annotated[
+        int, typer.Option(help="Number of newest snapshots to keep; 0 keeps all.")
+    ] = 2,
+    keep_every: Annotated[
+        int, typer.Option(help="Also keep snapshots whose step is a multiple of this.")
+    ] = 0,
+    budget_gb: Annotated[
+        float, typer.Option(help="All together, in GB (1e9 bytes); the oldest go first.")
+    ] = 0.0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would go, and delete nothing.")
+    ] = False,
     endpoint: Endpoint = "",
     deadline_s: Deadline = 30.0,
     machine: Json = False,

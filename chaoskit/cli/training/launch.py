@@ -67,66 +67,118 @@ def launch(
     script: Annotated[
         str,
         typer.Argument(
-            help="train.py, train.py:function, or a reference job such as gpt.", autocompletion=script_words
+            help="train.py, train.py:function, or a reference job such as gpt.",
+            autocompletion=script_words,
         ),
     ],
     nodes: Annotated[int, typer.Option(help="Ranks of the full world.")] = 4,
     spares: Annotated[int, typer.Option(help="Warm workers that wait to replace a lost one.")] = 1,
-    min_world: Annotated[int, typer.Option(help="Fewest ranks that train; with fewer the run waits.")] = 1,
-    shards: Annotated[int, typer.Option(help="Slices of the global batch, at least --nodes; 0 for --nodes.")] = 0,
+    min_world: Annotated[
+        int, typer.Option(help="Fewest ranks that train; with fewer the run waits.")
+    ] = 1,
+    shards: Annotated[
+        int, typer.Option(help="Slices of the global batch, at least --nodes; 0 for --nodes.")
+    ] = 0,
     seed: Annotated[int, typer.Option(help="Random seed for weights, data order and dropout.")] = 0,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     reduction: Annotated[
         str, typer.Option(help="exact: same bits at every world size. fast: plain all-reduce.")
     ] = "exact",
     options: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Option of the train function; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Option of the train function; repeatable."
+        ),
     ] = None,
     setting: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Any field of chaoskit.RunConfig, such as hang_steps=5; repeatable."),
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="Any field of chaoskit.RunConfig, such as hang_steps=5; repeatable.",
+        ),
     ] = None,
     checkpoints: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where the state is stored: a directory that all nodes see.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Where the state is stored: a directory that all nodes see."
+        ),
     ] = None,
-    checkpoint_every: Annotated[int, typer.Option(metavar="N", help="Steps between two snapshots there.")] = 100,
+    checkpoint_every: Annotated[
+        int, typer.Option(metavar="N", help="Steps between two snapshots there.")
+    ] = 100,
     checkpoint_every_s: Annotated[
-        float, typer.Option(metavar="SECONDS", help="The same by time, whichever comes first; 0 for never.")
+        float,
+        typer.Option(
+            metavar="SECONDS", help="The same by time, whichever comes first; 0 for never."
+        ),
     ] = 0.0,
-    keep: Annotated[int, typer.Option(help="How many of the newest snapshots are kept; 0 for all.")] = 2,
+    keep: Annotated[
+        int, typer.Option(help="How many of the newest snapshots are kept; 0 for all.")
+    ] = 2,
     remote: Annotated[
-        str, typer.Option(metavar="URL", help="Where snapshots are uploaded to, such as s3://bucket/run.")
+        str,
+        typer.Option(
+            metavar="URL", help="Where snapshots are uploaded to, such as s3://bucket/run."
+        ),
     ] = "",
-    remote_every: Annotated[int, typer.Option(metavar="N", help="Steps between two uploads, at least.")] = 1000,
+    remote_every: Annotated[
+        int, typer.Option(metavar="N", help="Steps between two uploads, at least.")
+    ] = 1000,
     remote_every_s: Annotated[
-        float, typer.Option(metavar="SECONDS", help="The same by time, whichever comes first; 0 for never.")
+        float,
+        typer.Option(
+            metavar="SECONDS", help="The same by time, whichever comes first; 0 for never."
+        ),
     ] = 0.0,
-    resume: Annotated[bool, typer.Option("--resume/--no-resume", help="Go on from the newest snapshot.")] = True,
+    resume: Annotated[
+        bool, typer.Option("--resume/--no-resume", help="Go on from the newest snapshot.")
+    ] = True,
     health: Annotated[
-        str, typer.Option(help="enforce: unfit nodes get no workers. report: only log the finding. off: do not look.")
+        str,
+        typer.Option(
+            help="enforce: unfit nodes get no workers. report: only log the finding. off: do not look."
+        ),
     ] = "enforce",
     elastic: Annotated[
         str,
-        typer.Option(metavar="MIN..MAX|FILE", help="Sizes that `chaoskit scale` may give it, or a policy file."),
+        typer.Option(
+            metavar="MIN..MAX|FILE",
+            help="Sizes that `chaoskit scale` may give it, or a policy file.",
+        ),
     ] = "",
     follow: Annotated[
         str,
-        typer.Option(metavar="RULE", help="Let the batch follow the world: linear (SGD), square-root (Adam) or none."),
+        typer.Option(
+            metavar="RULE",
+            help="Let the batch follow the world: linear (SGD), square-root (Adam) or none.",
+        ),
     ] = "",
-    follow_warmup_steps: Annotated[int, typer.Option(help="Steps in which a higher learning rate is reached.")] = 0,
+    follow_warmup_steps: Annotated[
+        int, typer.Option(help="Steps in which a higher learning rate is reached.")
+    ] = 0,
     rules: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Log rules, as HyperPod has them: what each rank must print, and how often."),
+        typer.Option(
+            metavar="FILE",
+            help="Log rules, as HyperPod has them: what each rank must print, and how often.",
+        ),
     ] = None,
     port: Annotated[int, typer.Option(help="Port of the coordinator; 0 chooses a free one.")] = 0,
-    control_port: Annotated[int, typer.Option(help="Port of the control API, on loopback; 0 chooses a free one.")] = 0,
+    control_port: Annotated[
+        int, typer.Option(help="Port of the control API, on loopback; 0 chooses a free one.")
+    ] = 0,
     substrate: Annotated[
         str,
-        typer.Option(help="local; netns: each node in a network of its own, with no way out; docker: in a container."),
+        typer.Option(
+            help="local; netns: each node in a network of its own, with no way out; docker: in a container."
+        ),
     ] = "local",
-    report: Annotated[Path | None, typer.Option(help="Directory for journals and worker output.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="Directory for journals and worker output.")
+    ] = None,
     metrics_port: Annotated[
-        int | None, typer.Option(metavar="PORT", help="Serve Prometheus metrics there; 0 for any free one.")
+        int | None,
+        typer.Option(metavar="PORT", help="Serve Prometheus metrics there; 0 for any free one."),
     ] = None,
     metrics_host: Annotated[
         str, typer.Option(metavar="HOST", help="Address at which metrics are served.")
@@ -136,10 +188,17 @@ def launch(
     ] = "",
     notice_signal: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A signal that stores the state and ends, as SIGTERM does; repeatable."),
+        typer.Option(
+            metavar="NAME",
+            help="A signal that stores the state and ends, as SIGTERM does; repeatable.",
+        ),
     ] = None,
     grace: Annotated[
-        float, typer.Option(metavar="SECONDS", help="From such a signal to the end: no more than the scheduler gives.")
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="From such a signal to the end: no more than the scheduler gives.",
+        ),
     ] = GRACE_S,
     machine: Json = False,
 ) -> int:
@@ -167,7 +226,16 @@ def launch(
             raise BadInput(name, given[name], f"give --{_ABOUT[name]}, too: else it says nothing")
     settings: dict[str, Any] = {
         name: given[name]
-        for name in ("nodes", "spares", "min_world", "shards", "seed", "device", "reduction", "health")
+        for name in (
+            "nodes",
+            "spares",
+            "min_world",
+            "shards",
+            "seed",
+            "device",
+            "reduction",
+            "health",
+        )
     }
     settings["elastic"] = parse_elastic(elastic)
     settings["follow"] = {"rule": follow, "warmup_steps": follow_warmup_steps} if follow else None
@@ -229,7 +297,11 @@ def resume_command(context: typer.Context) -> str:
 
 def _next_directory(report: Path) -> Path:
     """``run-2`` for ``run``, or the first number that is free."""
-    return next(path for n in itertools.count(2) if not (path := report.with_name(f"{report.name}-{n}")).exists())
+    return next(
+        path
+        for n in itertools.count(2)
+        if not (path := report.with_name(f"{report.name}-{n}")).exists()
+    )
 
 
 def parse_options(pairs: list[str]) -> dict[str, Any]:
@@ -270,7 +342,11 @@ def parse_settings(pairs: list[str]) -> dict[str, Any]:
 def _typed(context: typer.Context) -> set[str]:
     """The parameters that the command line gives; the others have their defaults."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
-    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    return {
+        name
+        for name, source in sources.items()
+        if source is not None and source.name == "COMMANDLINE"
+    }
 
 
 def _merge(settings: dict[str, Any], more: dict[str, Any], typed: set[str]) -> None:
@@ -278,7 +354,9 @@ def _merge(settings: dict[str, Any], more: dict[str, Any], typed: set[str]) -> N
     for name, value in more.items():
         option = FIELDS.get(name) or f"--{name.replace('_', '-')}"
         if option.removeprefix("--").replace("-", "_") in typed:
-            raise BadInput("setting", f"{name}={value}", f"leave it out: {option} gives this setting")
+            raise BadInput(
+                "setting", f"{name}={value}", f"leave it out: {option} gives this setting"
+            )
         owner, dot, part = name.partition(".")
         if dot:
             inner = msgspec.to_builtins(settings.get(owner))
@@ -306,14 +384,18 @@ def parse_elastic(text: str) -> ElasticPolicy | None:
     least, dots, most = text.partition("..")
     try:
         if dots and least.isdecimal() and most.isdecimal():
-            policy = ElasticPolicy(min_replicas=int(least), max_replicas=int(most), scaling_timeout_s=0.0)
+            policy = ElasticPolicy(
+                min_replicas=int(least), max_replicas=int(most), scaling_timeout_s=0.0
+            )
             validate_policy(policy)
             return policy
         return read_policy(Path(text).read_bytes())
     except BadInput as error:
         raise BadInput("elastic", text, str(error)) from None
     except OSError as error:
-        raise BadInput("elastic", text, f"write MIN..MAX, such as 2..8, or a file's name ({error.strerror})") from None
+        raise BadInput(
+            "elastic", text, f"write MIN..MAX, such as 2..8, or a file's name ({error.strerror})"
+        ) from None
 
 
 def plain(result: LaunchResult) -> dict[str, Any]:
@@ -330,33 +412,47 @@ def print_result(result: LaunchResult, shown: Console) -> None:
     steps = f"{plural(result.steps, 'step')} in {clock(seconds)}{rate}"
     loss = "" if result.loss is None else f", last loss {result.loss:.6g}"
     if result.ok:
-        shown.print(Text.assemble(("training completed", "bold green"), f": {steps}{loss}"), soft_wrap=True)
+        shown.print(
+            Text.assemble(("training completed", "bold green"), f": {steps}{loss}"), soft_wrap=True
+        )
     elif result.stopped_by:
         words = f": by {result.stopped_by} after {steps}{loss}"
         shown.print(Text.assemble(("training stopped", "bold yellow"), words), soft_wrap=True)
         if result.reason:
             shown.print(Text(result.reason), soft_wrap=True)
     else:
-        shown.print(Text.assemble(("training failed", "bold red"), f": {result.reason}"), soft_wrap=True)
+        shown.print(
+            Text.assemble(("training failed", "bold red"), f": {result.reason}"), soft_wrap=True
+        )
         _print_error(result, shown)
         shown.print(Text(f"{steps}{loss}"), soft_wrap=True)
     if result.not_stored:
-        shown.print(Text.assemble(("not stored", "bold red"), f": {result.not_stored}"), soft_wrap=True)
+        shown.print(
+            Text.assemble(("not stored", "bold red"), f": {result.not_stored}"), soft_wrap=True
+        )
     _print_stored(result, shown)
     if result.cut_short_by:
         told = f": {result.cut_short_by} returned from its train function; other ranks would have taken another step"
-        shown.print(Text.assemble((f"ended after step {result.steps}", "yellow"), told), soft_wrap=True)
-        hint = "if this was not intended, decide on values that all ranks share, such as trainer.step"
+        shown.print(
+            Text.assemble((f"ended after step {result.steps}", "yellow"), told), soft_wrap=True
+        )
+        hint = (
+            "if this was not intended, decide on values that all ranks share, such as trainer.step"
+        )
         shown.print(Text(hint, "dim"), soft_wrap=True)
     for node, reason in result.unfit.items():
-        shown.print(Text.assemble((f"{node} is not fit to train", "yellow"), f": {reason}"), soft_wrap=True)
+        shown.print(
+            Text.assemble((f"{node} is not fit to train", "yellow"), f": {reason}"), soft_wrap=True
+        )
         hint = f'to keep it out of other runs: chaoskit node cordon {node} --reason "..."'
         shown.print(Text(hint, "dim"), soft_wrap=True)
     if result.recoveries:
         times = ", ".join(map(duration, result.recoveries[-5:]))
         more = "the last ones " if len(result.recoveries) > 5 else ""
         count = plural(len(result.recoveries), "time")
-        shown.print(Text(f"recovered {count}: {more}{times} from loss to next step"), soft_wrap=True)
+        shown.print(
+            Text(f"recovered {count}: {more}{times} from loss to next step"), soft_wrap=True
+        )
     if result.account is not None:
         shown.print(render_account(result.account), soft_wrap=True)
     shown.print(Text(f"journals and worker output: {result.directory}", "dim"), soft_wrap=True)
@@ -376,7 +472,11 @@ def _print_error(result: LaunchResult, shown: Console) -> None:
     if result.error and result.error not in result.reason:
         shown.print(Text(f"the last error: {result.error}", "red"), soft_wrap=True)
     try:
-        lines = Path(result.error_log).read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]
+        lines = (
+            Path(result.error_log)
+            .read_text(encoding="utf-8", errors="replace")
+            .splitlines()[-_LOG_LINES:]
+        )
     except OSError:
         return
     if lines:

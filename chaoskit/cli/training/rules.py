@@ -24,20 +24,29 @@ app = command_app("Try log rules on recorded logs before they restart a job.")
 def try_rules(
     rules: Annotated[
         Path,
-        typer.Argument(help="YAML or JSON: a list of rules, or a HyperPod job with logMonitoringConfiguration in it."),
+        typer.Argument(
+            help="YAML or JSON: a list of rules, or a HyperPod job with logMonitoringConfiguration in it."
+        ),
     ],
-    log: Annotated[Path, typer.Argument(help="What the job printed, with a timestamp at the start of lines.")],
+    log: Annotated[
+        Path, typer.Argument(help="What the job printed, with a timestamp at the start of lines.")
+    ],
     expect: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME:VERDICT", help="This rule shall fire so: slow, hanging, not-a-number, faulted. Repeatable."
+            metavar="NAME:VERDICT",
+            help="This rule shall fire so: slow, hanging, not-a-number, faulted. Repeatable.",
         ),
     ] = None,
     period_s: Annotated[
-        float | None, typer.Option(help="For a log without timestamps: seconds from a line to the next.")
+        float | None,
+        typer.Option(help="For a log without timestamps: seconds from a line to the next."),
     ] = None,
     tail_s: Annotated[
-        float, typer.Option(help="The log was watched for so many seconds after its last line: a job that hung.")
+        float,
+        typer.Option(
+            help="The log was watched for so many seconds after its last line: a job that hung."
+        ),
     ] = 0.0,
     machine: Json = False,
 ) -> int:
@@ -80,7 +89,9 @@ def _expected(given: list[str], names: set[str]) -> set[tuple[str, str]]:
         name, _, verdict = one.rpartition(":")
         if name not in names:
             example = closest_name(name, names) or "NAME"
-            raise BadInput("expect", one, f"write {example}:VERDICT with one of {', '.join(sorted(names))}")
+            raise BadInput(
+                "expect", one, f"write {example}:VERDICT with one of {', '.join(sorted(names))}"
+            )
         if verdict not in verdicts:
             raise BadInput("expect", one, f"write NAME:VERDICT with one of {', '.join(verdicts)}")
         wanted.add((name, verdict))
@@ -110,16 +121,32 @@ def _named(found: tuple[float, float, float] | None) -> dict[str, float] | None:
 def render(found: list[Replay]) -> RenderableType:
     """Render what the rules made of the log."""
     rule = Column("rule", is_heading=True)
-    table = DataTable(rule, Column("points", is_number=True), *map(Column, ("first", "last", "gaps, s", "metric")))
+    table = DataTable(
+        rule, Column("points", is_number=True), *map(Column, ("first", "last", "gaps, s", "metric"))
+    )
     for one in found:
-        ends = [show_time(point.time_s) for point in (one.points[0], one.points[-1])] if one.points else ["", ""]
-        table.add_row(Text(one.rule.name), str(len(one.points)), *ends, _spread(one.gaps_s), _spread(one.values))
+        ends = (
+            [show_time(point.time_s) for point in (one.points[0], one.points[-1])]
+            if one.points
+            else ["", ""]
+        )
+        table.add_row(
+            Text(one.rule.name),
+            str(len(one.points)),
+            *ends,
+            _spread(one.gaps_s),
+            _spread(one.values),
+        )
     said: list[RenderableType] = [Text("gaps and metrics: least / median / greatest", "dim")]
-    everything = sorted((fired for one in found for fired in one.fired), key=lambda fired: fired.time_s)
+    everything = sorted(
+        (fired for one in found for fired in one.fired), key=lambda fired: fired.time_s
+    )
     for fired in everything:
         text = f"{show_time(fired.time_s)}  {fired.rule}: {fired.verdict}, {fired.reason}"
         stopped = fired.verdict == RuleVerdict.STOPPED
-        said.append(Text(text if stopped else f"{text} -> {fired.action}", "" if stopped else "red"))
+        said.append(
+            Text(text if stopped else f"{text} -> {fired.action}", "" if stopped else "red")
+        )
     if not any(one.alarms for one in found):
         said.append(Text("nothing would have fired", "green"))
     for one in found:

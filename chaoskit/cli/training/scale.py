@@ -24,7 +24,9 @@ app = command_app()
 def scale(
     size: Annotated[int, typer.Argument(help="Nodes of the world from now on.")],
     run: Run = None,
-    wait_s: Annotated[float, typer.Option(help="Seconds to wait for the new size; 0 returns after the reply.")] = 60.0,
+    wait_s: Annotated[
+        float, typer.Option(help="Seconds to wait for the new size; 0 returns after the reply.")
+    ] = 60.0,
     machine: Json = False,
 ) -> int:
     """Change the number of nodes of a running job. Training goes on meanwhile.
@@ -47,7 +49,9 @@ def scale(
     state = _await(target, size, wait_s) if reply.accepted and wait_s else target.state()
     done = reply.accepted and (not wait_s or state.world == size)
     if machine:
-        print_json({"done": done, **msgspec.to_builtins(reply), "state": msgspec.to_builtins(state)})
+        print_json(
+            {"done": done, **msgspec.to_builtins(reply), "state": msgspec.to_builtins(state)}
+        )
     else:
         echo(reply_text(reply))
         if reply.accepted and wait_s:

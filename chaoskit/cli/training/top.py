@@ -18,7 +18,9 @@ from chaoskit.observe.live import read_live
 from chaoskit.observe.picture import draw
 
 _FRAME_S = 0.25
-_IDLE_PER_WORK = 60  # a frame is followed by so many times the CPU time that it took: at most 1.6 % of one CPU
+_IDLE_PER_WORK = (
+    60  # a frame is followed by so many times the CPU time that it took: at most 1.6 % of one CPU
+)
 _PIPE_COLUMNS = 120
 
 app = command_app()
@@ -27,8 +29,12 @@ app = command_app()
 @app.command()
 def top(
     run_dir: RunDirectory = None,
-    minutes: Annotated[float, typer.Option(min=0.1, max=60.0, help="Show ratios over the last N minutes, too.")] = 10.0,
-    once: Annotated[bool, typer.Option("--once", help="Print one picture and end; so does a pipe.")] = False,
+    minutes: Annotated[
+        float, typer.Option(min=0.1, max=60.0, help="Show ratios over the last N minutes, too.")
+    ] = 10.0,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one picture and end; so does a pipe.")
+    ] = False,
     machine: Json = False,
 ) -> None:
     """Show nodes, ranks, phases, tiers and events of a run, live.
@@ -58,7 +64,9 @@ def top(
 
 def _show(screen: Console, follower: Follower, directory: Path, window_s: float) -> None:
     """Draw the run until it is over, or the user ends the view."""
-    with Live(console=screen, auto_refresh=False, screen=False, vertical_overflow="crop") as picture:
+    with Live(
+        console=screen, auto_refresh=False, screen=False, vertical_overflow="crop"
+    ) as picture:
         while True:
             began_s = time.process_time()
             over = follower.is_over

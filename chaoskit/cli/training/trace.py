@@ -20,9 +20,14 @@ app = command_app()
 def trace(
     run_dir: RunDirectory = None,
     otlp_endpoint: Annotated[
-        str, typer.Option(metavar="URL", help="Send it to this OTLP/HTTP receiver, such as http://localhost:4318.")
+        str,
+        typer.Option(
+            metavar="URL", help="Send it to this OTLP/HTTP receiver, such as http://localhost:4318."
+        ),
     ] = "",
-    file: Annotated[Path | None, typer.Option(help="Write it into this file, as OTLP/JSON.")] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="Write it into this file, as OTLP/JSON.")
+    ] = None,
     machine: Json = False,
 ) -> int:
     """Export a run as an OpenTelemetry trace: each recovery a span, its phases within.
@@ -41,16 +46,29 @@ def trace(
     follower = Follower(directory)
     follower.finish()
     if follower.started is None:
-        raise BadInput("run_dir", str(directory), "name a run of this version: it does not say when it was started")
+        raise BadInput(
+            "run_dir",
+            str(directory),
+            "name a run of this version: it does not say when it was started",
+        )
     spans = otel.encode_run(follower)
     if file is not None:
         otel.write_file(spans, file)
     taken = otel.post(spans, url) if url else None
     if machine:
         trace_id = format(spans[0].context.trace_id, "032x") if spans[0].context else ""
-        print_json({"trace_id": trace_id, "spans": len(spans), "file": str(file) if file else None, "taken": taken})
+        print_json(
+            {
+                "trace_id": trace_id,
+                "spans": len(spans),
+                "file": str(file) if file else None,
+                "taken": taken,
+            }
+        )
     else:
-        sys.stdout.write(f"{len(spans)} spans{f' in {file}' if file else ''}{f', sent to {url}' if taken else ''}\n")
+        sys.stdout.write(
+            f"{len(spans)} spans{f' in {file}' if file else ''}{f', sent to {url}' if taken else ''}\n"
+        )
     if taken is False:
         sys.stderr.write(f"chaoskit: {url} did not take the spans\n")
         return EXIT_FAILED

@@ -76,7 +76,10 @@ def _within(cost: Cost, limit_s: float) -> int:
 
 def _fill(costs: Costs, counts: dict[str, int], total: int) -> dict[str, int]:
     """Give the remaining shards, one by one, to whoever is done with one more first."""
-    queue = [(costs[worker].takes_s(count + 1), place, worker) for place, (worker, count) in enumerate(counts.items())]
+    queue = [
+        (costs[worker].takes_s(count + 1), place, worker)
+        for place, (worker, count) in enumerate(counts.items())
+    ]
     heapq.heapify(queue)
     for _ in range(total - sum(counts.values())):
         _, place, worker = queue[0]
@@ -125,7 +128,10 @@ class Balancer:
         return found
 
     def _move(self, shares: Mapping[str, int], paces: Mapping[str, Pace]) -> Proposal | None:
-        costs, rest_s = {worker: Cost(pace.shard_s, pace.other_s) for worker, pace in paces.items()}, exchange_s(paces)
+        costs, rest_s = (
+            {worker: Cost(pace.shard_s, pace.other_s) for worker, pace in paces.items()},
+            exchange_s(paces),
+        )
         if min(cost.shard_s for cost in costs.values()) <= 0:
             return None
         if self._candidate is not None and self._candidate.keys() != costs.keys():
@@ -136,7 +142,9 @@ class Balancer:
             self._candidate = None
             return None
         self._streak += 1
-        own = {worker: Cost(pace.own_s + pace.input_s, pace.other_s) for worker, pace in paces.items()}
+        own = {
+            worker: Cost(pace.own_s + pace.input_s, pace.other_s) for worker, pace in paces.items()
+        }
         is_own = gain(own, shares, self._candidate, rest_s) >= LEAST_GAIN
         if self._streak < (SUSTAINED if is_own else SUSTAINED_STARVED):
             return None
@@ -145,9 +153,16 @@ class Balancer:
 
     def _return(self, shares: Mapping[str, int], paces: Mapping[str, Pace]) -> Proposal | None:
         """The way back, when all are equally fast. A move from there must not promise enough to be made again."""
-        costs, rest_s = {worker: Cost(pace.shard_s, pace.other_s) for worker, pace in paces.items()}, exchange_s(paces)
+        costs, rest_s = (
+            {worker: Cost(pace.shard_s, pace.other_s) for worker, pace in paces.items()},
+            exchange_s(paces),
+        )
         even = split(dict.fromkeys(costs, Cost(1.0)), shares)
-        if min(cost.shard_s for cost in costs.values()) <= 0 or even == shares or not _is_uneven(shares):
+        if (
+            min(cost.shard_s for cost in costs.values()) <= 0
+            or even == shares
+            or not _is_uneven(shares)
+        ):
             self._alike = 0
             return None
         shards_s = [cost.shard_s for cost in costs.values()]

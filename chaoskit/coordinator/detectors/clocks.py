@@ -37,7 +37,11 @@ class Clocks:
             return None
         self._off[heartbeat.node] = off
         side = "ahead of" if aheads_ms[worst] > 0 else "behind"
-        detail = f"{worst} is {side} the coordinator, within {heartbeat.clock.error_ms:.3g} ms" if off else ""
+        detail = (
+            f"{worst} is {side} the coordinator, within {heartbeat.clock.error_ms:.3g} ms"
+            if off
+            else ""
+        )
         return judge_offset(aheads_ms[worst], self._limits, detail)
 
 
@@ -45,5 +49,10 @@ def _aheads_ms(heartbeat: Heartbeat) -> dict[str, float]:
     """How far the clocks of a node and of its workers are ahead of the coordinator's, as far as that is certain."""
     assert heartbeat.clock is not None
     node_ms, error_ms = heartbeat.clock.ahead_ms, heartbeat.clock.error_ms
-    found_ms = {heartbeat.node: node_ms} | {beat.worker: node_ms + beat.clock_ms for beat in heartbeat.beats}
-    return {one: math.copysign(max(0.0, abs(ahead_ms) - error_ms), ahead_ms) for one, ahead_ms in found_ms.items()}
+    found_ms = {heartbeat.node: node_ms} | {
+        beat.worker: node_ms + beat.clock_ms for beat in heartbeat.beats
+    }
+    return {
+        one: math.copysign(max(0.0, abs(ahead_ms) - error_ms), ahead_ms)
+        for one, ahead_ms in found_ms.items()
+    }

@@ -58,7 +58,9 @@ class Contact:
         self._leases = Leases(interval_s, beats, slow_s)
         self._contact_s = interval_s * _CONTACT_BEATS
         self._detail = f"silent for {beats} beats"
-        self._slow_detail = f"no report for {self._leases.slow_s:g} s, although the kernel of the node acknowledges"
+        self._slow_detail = (
+            f"no report for {self._leases.slow_s:g} s, although the kernel of the node acknowledges"
+        )
         self._fence_s = fence_s * _FENCE_MARGIN
         self._silent: dict[str, tuple[float, str]] = {}  # since when, and how that shows
         self._left: dict[str, str] = {}  # node without a connection -> how that ended
@@ -109,7 +111,9 @@ class Contact:
         """Nodes that miss a report, and whose kernels are to be sent something that they acknowledge."""
         return self._leases.ask(now_s)
 
-    def listen(self, keepers: Collection[str], now_s: float, acknowledged: Collection[str] = ()) -> None:
+    def listen(
+        self, keepers: Collection[str], now_s: float, acknowledged: Collection[str] = ()
+    ) -> None:
         """Look which leases have run out; to be called a few times an interval, when all input was read.
 
         Args:

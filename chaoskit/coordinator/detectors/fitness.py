@@ -65,13 +65,20 @@ class Fitness:
             needed: nodes on probation that cannot be waited for. One that is found unfit later is given up then.
         """
         for node in sorted(membership.on_probation.intersection(needed)):
-            if node in membership.nodes and not (node in self._verdicts and self._verdicts[node].refused):
+            if node in membership.nodes and not (
+                node in self._verdicts and self._verdicts[node].refused
+            ):
                 return events.Fit(node)
         for node, verdict in self._verdicts.items() if self._enforce else ():
             unjudged = node in membership.on_probation
             if node not in membership.nodes or (node in membership.unfit and not unjudged):
                 continue
-            if not verdict.refused and unjudged and ITSELF in self._looks[node] and node not in untested:
+            if (
+                not verdict.refused
+                and unjudged
+                and ITSELF in self._looks[node]
+                and node not in untested
+            ):
                 return events.Fit(node)
             if verdict.refused and not _is_alone(node, membership.keepers):
                 return events.Unfit(node, _in_short(verdict))

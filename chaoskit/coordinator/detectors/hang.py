@@ -90,7 +90,10 @@ class HangDetector:
         self._beats: Sequence[Beat] = ()
         self._observed_s = 0.0
         self._stalls = 0  # since the last step
-        self._planned, self._planned_s = 0, 0.0  # the newest generation, and when it was first seen here
+        self._planned, self._planned_s = (
+            0,
+            0.0,
+        )  # the newest generation, and when it was first seen here
         self._sole: tuple[str, int, Phase] | None = None  # the only rank, while it waits for others
         self._sole_since_s = math.inf
         self._ended = ""  # the last rank that was found without a waiting one
@@ -140,17 +143,24 @@ class HangDetector:
         if planned != self._planned:
             self._planned, self._planned_s = planned, now_s
         self._beats, self._observed_s = beats, now_s
-        is_sole = world_of_one and len(beats) == 1 and beats[0].generation >= planned and not incomplete
+        is_sole = (
+            world_of_one and len(beats) == 1 and beats[0].generation >= planned and not incomplete
+        )
         if stuck := self._stuck_alone(beats[0] if is_sole else None, now_s):
             return [stuck]
         is_alone = len(beats) == 1 and beats[0].generation >= planned and not joiner_waits
         awaited = () if is_alone else {beat.worker for beat in self._awaited(beats, gathers)}
-        waited = [self._hang(beat, self._limit_s(beat), now_s) for beat in beats if beat.worker in awaited]
+        waited = [
+            self._hang(beat, self._limit_s(beat), now_s) for beat in beats if beat.worker in awaited
+        ]
         if found := [hang for hang in waited if hang.age_s > hang.limit_s]:
             return found
         rest = [] if incomplete else [beat for beat in beats if beat.worker not in awaited]
         still = [beat for beat in rest if self._all_stand_still(beat, is_alone)]
-        unwaited = [self._hang(beat, self._abandoned_limit_s(beat, is_alone), now_s, waited=False) for beat in still]
+        unwaited = [
+            self._hang(beat, self._abandoned_limit_s(beat, is_alone), now_s, waited=False)
+            for beat in still
+        ]
         hangs = [hang for hang in unwaited if hang.age_s > hang.limit_s]
         return self._one_of(hangs, gathers or replacement_starts, now_s)
 
@@ -161,14 +171,22 @@ class HangDetector:
         first look at it.
         """
         waits = sole is not None and sole.phase in (Phase.REDUCE, Phase.REGROUP)
-        place = (sole.worker, sole.generation, Phase(sole.phase)) if sole is not None and waits else None
+        place = (
+            (sole.worker, sole.generation, Phase(sole.phase))
+            if sole is not None and waits
+            else None
+        )
         if place != self._sole:
             self._sole, self._sole_since_s = place, now_s
         if sole is None or place is None:
             return None
         age_s = min(_age_s(sole), now_s - self._sole_since_s)
         limit_s = max(self._config.startup_s, self._config.collective_timeout_s)
-        return Hang(sole.worker, Phase(sole.phase), age_s, limit_s, waited=False) if age_s > limit_s else None
+        return (
+            Hang(sole.worker, Phase(sole.phase), age_s, limit_s, waited=False)
+            if age_s > limit_s
+            else None
+        )
 
     def _one_of(self, hangs: list[Hang], joiner_comes: bool, now_s: float) -> list[Hang]:
         """Choose one of the ranks that hang without a waiting one.
@@ -181,7 +199,9 @@ class HangDetector:
         if again := [hang for hang in hangs if hang.worker == self._ended]:
             return again
         suspects = {hang.worker for hang in hangs}
-        joins = any(beat.phase == Phase.RESTORE and beat.worker not in suspects for beat in self._beats)
+        joins = any(
+            beat.phase == Phase.RESTORE and beat.worker not in suspects for beat in self._beats
+        )
         if (joins or joiner_comes) and now_s < self._ended_s + self._config.startup_s:
             return []
         self._ended, self._ended_s = hangs[0].worker, now_s
@@ -194,7 +214,10 @@ class HangDetector:
         # One that waits in the newest generation waits for those of older ones, too.
         newest = self._generation if reached >= 0 else 0
         # A rank that regroups waits for all of its generation, also for one that has taken a step more.
-        left = max((beat.generation for beat in beats if beat.phase == Phase.REGROUP and beat.step > 0), default=0)
+        left = max(
+            (beat.generation for beat in beats if beat.phase == Phase.REGROUP and beat.step > 0),
+            default=0,
+        )
         # A worker that was in no generation yet waits for one, at step 0.
         is_alone = sum(beat.generation > 0 for beat in beats) == 1 and not gathers
 
@@ -220,9 +243,12 @@ class HangDetector:
         # One that is stuck on its way to the newest generation shows REGROUP, and the others wait for it. Ranks that
         # are done reach no step boundary, so a rank that missed their last step would wait there for ever.
         are_done = any(beat.phase == Phase.DONE for beat in self._beats)
-        others_wait = bool(placed) and (are_done or any(beat.phase == Phase.REDUCE for beat in placed))
+        others_wait = bool(placed) and (
+            are_done or any(beat.phase == Phase.REDUCE for beat in placed)
+        )
         stalled = others_wait and all(
-            beat.phase in (Phase.REDUCE, Phase.REGROUP) and min(_age_s(beat) + since_s, now_s - formed_s) > patience_s
+            beat.phase in (Phase.REDUCE, Phase.REGROUP)
+            and min(_age_s(beat) + since_s, now_s - formed_s) > patience_s
             for beat in placed
         )
         self._stalls += stalled
@@ -233,7 +259,11 @@ class HangDetector:
         generation = max((beat.generation for beat in beats), default=self._generation)
         if generation > self._generation:
             self._generation, self._carried_step_s = generation, self.step_s
-            self._paces = {beat.worker: self._paces[beat.worker] for beat in beats if beat.worker in self._paces}
+            self._paces = {
+                beat.worker: self._paces[beat.worker]
+                for beat in beats
+                if beat.worker in self._paces
+            }
         for beat in beats:
             pace = self._paces.get(beat.worker)
             if pace is None or pace.generation != beat.generation:
@@ -243,7 +273,9 @@ class HangDetector:
                 self._stalls = 0
 
     def _hang(self, beat: Beat, limit_s: float, now_s: float, *, waited: bool = True) -> Hang:
-        age_s = min(_age_s(beat), now_s - self._planned_s) if self._is_abandoned(beat) else _age_s(beat)
+        age_s = (
+            min(_age_s(beat), now_s - self._planned_s) if self._is_abandoned(beat) else _age_s(beat)
+        )
         return Hang(beat.worker, Phase(beat.phase), age_s, limit_s, waited)
 
     def _is_abandoned(self, beat: Beat) -> bool:
@@ -253,7 +285,11 @@ class HangDetector:
     def _all_stand_still(self, suspect: Beat, is_alone: bool) -> bool:
         """Return whether no member makes progress, as far as it does not need the rank of ``suspect`` for that."""
         # The user's code of a sharded job builds the groups of a new generation, and waits there for all members.
-        rest = [beat for beat in self._beats if beat.phase != Phase.OUTSIDE or beat.generation <= suspect.generation]
+        rest = [
+            beat
+            for beat in self._beats
+            if beat.phase != Phase.OUTSIDE or beat.generation <= suspect.generation
+        ]
         return all(self._stands_still(beat, is_alone) for beat in rest)
 
     def _stands_still(self, beat: Beat, is_alone: bool) -> bool:
@@ -261,7 +297,9 @@ class HangDetector:
         if beat.phase in _AWAITING:
             return True
         is_joining = beat.phase in (Phase.START, Phase.RESTORE)
-        return _age_s(beat) > (self._config.startup_s if is_joining else self._unwaited_limit_s(beat, is_alone))
+        return _age_s(beat) > (
+            self._config.startup_s if is_joining else self._unwaited_limit_s(beat, is_alone)
+        )
 
     def _abandoned_limit_s(self, beat: Beat, is_alone: bool) -> float:
         """Age at which a phase is a hang while no rank waits for it and no other rank goes on.
@@ -269,7 +307,11 @@ class HangDetector:
         A rank that restores a state waits for its source, but once a newer plan has broken the restore off no source
         is left to wait for. It has ``startup_s`` from that plan on.
         """
-        return self._config.startup_s if self._is_abandoned(beat) else self._unwaited_limit_s(beat, is_alone)
+        return (
+            self._config.startup_s
+            if self._is_abandoned(beat)
+            else self._unwaited_limit_s(beat, is_alone)
+        )
 
     def _unwaited_limit_s(self, beat: Beat, is_alone: bool) -> float:
         """Age at which the phase of a rank that no rank waits for is a hang.
@@ -284,7 +326,9 @@ class HangDetector:
             return max(limit_s, self._config.outside_limit_s)
         if beat.phase == Phase.RESTORE and not is_alone:
             return math.inf
-        if beat.phase == Phase.OUTSIDE and beat.trained_in != beat.generation:  # it may build its model again
+        if (
+            beat.phase == Phase.OUTSIDE and beat.trained_in != beat.generation
+        ):  # it may build its model again
             return max(limit_s, self._config.startup_s)
         return limit_s
 
@@ -295,7 +339,9 @@ class HangDetector:
         if self.limits.are_known and beat.phase == Phase.OUTSIDE:
             return self._config.outside_limit_s
         if self.limits.are_known and beat.phase in TIMED_PHASES:
-            return self.limits.limit_s(Phase(beat.phase), self.step_s, first=beat.trained_in != beat.generation)
+            return self.limits.limit_s(
+                Phase(beat.phase), self.step_s, first=beat.trained_in != beat.generation
+            )
         if beat.phase == Phase.RESTORE:
             return self._config.startup_s  # a state may be large
         if beat.phase == Phase.OUTSIDE:  # a sharded job builds its model here, in every generation

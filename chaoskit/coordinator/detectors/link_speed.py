@@ -40,7 +40,9 @@ class SlowLink(NamedTuple):
 
 def speed_of(reading: PairReading) -> LinkSpeed:
     """What a test says of a link."""
-    return LinkSpeed(reading.connect_ms or _NEVER_MS, min(reading.sent_mb_s, reading.received_mb_s, FAST_MB_S))
+    return LinkSpeed(
+        reading.connect_ms or _NEVER_MS, min(reading.sent_mb_s, reading.received_mb_s, FAST_MB_S)
+    )
 
 
 def slow_links(measured: Mapping[tuple[str, str], LinkSpeed]) -> list[SlowLink]:
@@ -51,7 +53,9 @@ def slow_links(measured: Mapping[tuple[str, str], LinkSpeed]) -> list[SlowLink]:
     if len(measured) < 2:
         return []
     usual_ms = sorted(speed.connect_ms for speed in measured.values())[len(measured) // 4]
-    usual_mb_s = sorted((speed.mb_s for speed in measured.values()), reverse=True)[len(measured) // 4]
+    usual_mb_s = sorted((speed.mb_s for speed in measured.values()), reverse=True)[
+        len(measured) // 4
+    ]
     found = []
     for nodes, speed in measured.items():
         later = speed.connect_ms / max(usual_ms, LATE_MS)
@@ -65,10 +69,17 @@ def blame(links: Collection[SlowLink]) -> str:
     """What these links have in common, in words; "" without any."""
     if not links:
         return ""
-    count, most = len(links), Counter(node for link in links for node in link.nodes).most_common(1)[0]
+    count, most = (
+        len(links),
+        Counter(node for link in links for node in link.nodes).most_common(1)[0],
+    )
     worst = max(links, key=lambda link: link.score)
     shown = f"{'-'.join(worst.nodes)}: {worst.speed.connect_ms:.0f} ms to connect, {worst.speed.mb_s:.1f} MB/s"
-    where = f"{most[0]} is slow to reach" if most[1] == count > 1 else f"{count} slow link{'s' * (count > 1)}"
+    where = (
+        f"{most[0]} is slow to reach"
+        if most[1] == count > 1
+        else f"{count} slow link{'s' * (count > 1)}"
+    )
     return f"{where} ({shown})"
 
 
@@ -97,7 +108,8 @@ class LinkSpeeds:
         self._number, self._asked, self._measured = self._number + 1, frozenset(asked), {}
         doors = [(node, *self._doors[node]) for node in asked]
         return [
-            Send(node, MeasureLinks(self._number, tuple(door for door in doors if door[0] != node))) for node in asked
+            Send(node, MeasureLinks(self._number, tuple(door for door in doors if door[0] != node)))
+            for node in asked
         ]
 
     def answer(self, answer: LinksMeasured) -> list[SlowLink] | None:

@@ -67,7 +67,9 @@ class Links:
         self._test: _Test | None = None
         self._rested_s = -math.inf
         self._tested: frozenset[str] = frozenset()  # who answered the last one
-        self._doors: dict[str, tuple[str, int]] = {}  # by node: where others may try to connect to it
+        self._doors: dict[
+            str, tuple[str, int]
+        ] = {}  # by node: where others may try to connect to it
 
     def introduce(self, hello: AgentHello) -> None:
         """A node has come, perhaps again."""
@@ -118,15 +120,23 @@ class Links:
             decided.append(LeftOut(tuple(out), f"no connection {', '.join(pairs)}"))
             inside -= set(out)
         tested = self._tested
-        whole = [node for node in membership.left_out if node in tested and not _is_apart(node, inside, apart)]
+        whole = [
+            node
+            for node in membership.left_out
+            if node in tested and not _is_apart(node, inside, apart)
+        ]
         return [*decided, Returned((whole[0],))] if whole else decided
 
-    def _take_result(self, attached: Collection[str], inside: Collection[str], now_s: float) -> _Test | None:
+    def _take_result(
+        self, attached: Collection[str], inside: Collection[str], now_s: float
+    ) -> _Test | None:
         """Return the test that is over; None while an attached node may still answer."""
         test = self._test
         if test is None:
             return None
-        awaited = attached if test.confirms is None else inside  # the end of a node may be known before its loss
+        awaited = (
+            attached if test.confirms is None else inside
+        )  # the end of a node may be known before its loss
         missing = [node for node in test.asked if node in awaited and node not in test.answers]
         if missing and now_s < test.since_s + ANSWER_S:
             return None
@@ -135,7 +145,9 @@ class Links:
         self._tested = frozenset(first.answers).difference(missing)
         return test
 
-    def _ask_to_confirm(self, test: _Test, attached: Collection[str], inside: set[str], now_s: float) -> None:
+    def _ask_to_confirm(
+        self, test: _Test, attached: Collection[str], inside: set[str], now_s: float
+    ) -> None:
         """Have both nodes of each broken link answer once more, before one of them is left out."""
         doubtful = {node for pair in test.apart if pair <= inside for node in pair}
         self._count += 1
@@ -155,7 +167,10 @@ def _is_apart(node: str, others: Collection[str], apart: Collection[Pair]) -> bo
 
 
 def to_leave_out(
-    nodes: Collection[str], apart: Collection[Pair], keepers: Collection[str], mute: Collection[str] = ()
+    nodes: Collection[str],
+    apart: Collection[Pair],
+    keepers: Collection[str],
+    mute: Collection[str] = (),
 ) -> list[str]:
     """Whom to do without, so that all others reach each other: again and again the one that is cut off from most.
 
@@ -167,8 +182,12 @@ def to_leave_out(
     left, out = set(nodes), []
     while broken := [pair for pair in apart if pair <= left]:
         kept = left.intersection(keepers)
-        candidates = [node for node in left if any(node in pair for pair in broken) and kept != {node}]
-        worst = max(candidates, key=lambda node: (node in mute, sum(node in pair for pair in broken), node))
+        candidates = [
+            node for node in left if any(node in pair for pair in broken) and kept != {node}
+        ]
+        worst = max(
+            candidates, key=lambda node: (node in mute, sum(node in pair for pair in broken), node)
+        )
         left.discard(worst)
         out.append(worst)
     return out

@@ -28,10 +28,18 @@ class Muster:
         self._generation = 0
         self._observed_s = 0.0
         self._published_s = 0.0  # counted time since the plan
-        self._complete_s = 0.0  # counted time since all have come, or the first one stands in the new generation
+        self._complete_s = (
+            0.0  # counted time since all have come, or the first one stands in the new generation
+        )
 
     def observe(
-        self, plan: Plan, beats: Sequence[Beat], arrived: Collection[str], now_s: float, *, worked: int = 0
+        self,
+        plan: Plan,
+        beats: Sequence[Beat],
+        arrived: Collection[str],
+        now_s: float,
+        *,
+        worked: int = 0,
     ) -> list[Hang]:
         """Return the members that stay behind.
 
@@ -47,7 +55,9 @@ class Muster:
         if not plan.abort and worked < plan.generation:
             # The generation before goes on until a step boundary. A member that does not stand in it reaches none: a
             # newcomer comes at once, and one that was on its way into that generation is as late as before.
-            beats = [beat for beat in beats if not beat.generation or self._is_missing(beat, worked)]
+            beats = [
+                beat for beat in beats if not beat.generation or self._is_missing(beat, worked)
+            ]
         piece_s = min(_PIECE_S, now_s - self._observed_s)
         self._observed_s = now_s
         self._published_s += piece_s
@@ -55,10 +65,16 @@ class Muster:
         if len(behind) < len(beats) or len(arrived) == len(plan.members):
             self._complete_s += piece_s
         found = [(beat, self._late_s(beat, beat.worker in arrived)) for beat in behind]
-        return [Hang(beat.worker, Phase(beat.phase), late_s, FOLLOW_S) for beat, late_s in found if late_s > FOLLOW_S]
+        return [
+            Hang(beat.worker, Phase(beat.phase), late_s, FOLLOW_S)
+            for beat, late_s in found
+            if late_s > FOLLOW_S
+        ]
 
     def _is_missing(self, beat: Beat, worked: int) -> bool:
-        return beat.generation < worked and beat.phase != Phase.DONE  # a rank that is done enters no generation
+        return (
+            beat.generation < worked and beat.phase != Phase.DONE
+        )  # a rank that is done enters no generation
 
     def _late_s(self, beat: Beat, arrived: bool) -> float:
         if beat.phase not in _IN_OUR_HANDS or (arrived and beat.phase == Phase.DONE):

@@ -114,8 +114,12 @@ class Newcomers:
     def untested(self, membership: Membership, attached: Collection[str]) -> frozenset[str]:
         """Nodes whose trial is not over, and can be held."""
         there, ranked = self._there(membership, attached), _ranked(membership)
-        over = {node for node, trial in self._trials.items() if trial.passed or trial.tries >= TRIES}
-        return frozenset(node for node in there if node not in over and self._peers(node, there, ranked))
+        over = {
+            node for node, trial in self._trials.items() if trial.passed or trial.tries >= TRIES
+        }
+        return frozenset(
+            node for node in there if node not in over and self._peers(node, there, ranked)
+        )
 
     def _there(self, membership: Membership, attached: Collection[str]) -> list[str]:
         """Nodes that could be at either end of a test, by name."""
@@ -133,16 +137,25 @@ class Newcomers:
         """As by hand, but stricter where others show what this network can do."""
         found = [one for one in pair.judge(reading, self._limits) if one.what.startswith("pair.")]
         passed = [trial.passed for trial in self._trials.values() if trial.passed is not None]
-        return [self._compare(one, [other for link in passed for other in _values(link, one.what)]) for one in found]
+        return [
+            self._compare(one, [other for link in passed for other in _values(link, one.what)])
+            for one in found
+        ]
 
     def _compare(self, finding: Finding, others: Sequence[float]) -> Finding:
         if finding.severity != "warn" or not others or not isinstance(finding.value, float):
             return finding
         usual = sorted(others)[len(others) // 2]
-        times = finding.value / usual if finding.what.endswith("_ms") else usual / max(finding.value, 1e-9)
+        times = (
+            finding.value / usual
+            if finding.what.endswith("_ms")
+            else usual / max(finding.value, 1e-9)
+        )
         if times < MUCH:
             return finding
-        return msgspec.structs.replace(finding, severity="bad", detail=f"usual between the others: {usual:.4g}")
+        return msgspec.structs.replace(
+            finding, severity="bad", detail=f"usual between the others: {usual:.4g}"
+        )
 
     def _findings(self, trial: _Trial, ranked: Collection[str]) -> list[Finding]:
         """Of a trial that is over. What failed tells of this node only if the other end is known to be well."""
@@ -152,7 +165,12 @@ class Newcomers:
         if trial.tries < TRIES:
             return []
         told = _named if any(self._is_well(peer, ranked) for peer in trial.failed) else _softened
-        return [told(one, peer) for peer, found in trial.failed.items() for one in found if one.severity == "bad"]
+        return [
+            told(one, peer)
+            for peer, found in trial.failed.items()
+            for one in found
+            if one.severity == "bad"
+        ]
 
     def _is_well(self, node: str, ranked: Collection[str]) -> bool:
         trial = self._trials.get(node)
@@ -186,7 +204,9 @@ def _values(reading: PairReading, what: str) -> tuple[float, ...]:
 
 def _named(finding: Finding, peer: str) -> Finding:
     """With the node at the other end."""
-    return msgspec.structs.replace(finding, detail="; ".join(filter(None, (f"to {peer}", finding.detail))))
+    return msgspec.structs.replace(
+        finding, detail="; ".join(filter(None, (f"to {peer}", finding.detail)))
+    )
 
 
 def _softened(finding: Finding, peer: str) -> Finding:

@@ -62,14 +62,26 @@ class _Window:
         if steps <= 0 or shards <= 0:
             return
         self._effort = effort
-        compute_s, input_s = (effort.compute_ms - before.compute_ms) / 1e3, (effort.input_ms - before.input_ms) / 1e3
+        compute_s, input_s = (
+            (effort.compute_ms - before.compute_ms) / 1e3,
+            (effort.input_ms - before.input_ms) / 1e3,
+        )
         wait_s = (effort.wait_ms - before.wait_ms) / 1e3
         other_s = (effort.other_ms - before.other_ms) / 1e3
         starved_s = max(0.0, effort.starved_ms - before.starved_ms) / 1e3
-        pace = Pace(compute_s / shards, input_s / shards, wait_s / steps, other_s / steps, starved_s / shards)
+        pace = Pace(
+            compute_s / shards,
+            input_s / shards,
+            wait_s / steps,
+            other_s / steps,
+            starved_s / shards,
+        )
         self._samples.append(_Sample(pace, compute_s + input_s + wait_s + other_s))
         self.is_fresh = True
-        while len(self._samples) > WINDOW_SAMPLES and self._covered_s - self._samples[0].took_s >= WINDOW_S:
+        while (
+            len(self._samples) > WINDOW_SAMPLES
+            and self._covered_s - self._samples[0].took_s >= WINDOW_S
+        ):
             self._samples.popleft()
 
     @property

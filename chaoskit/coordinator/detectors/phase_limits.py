@@ -40,7 +40,9 @@ class PhaseLimits:
         self._hang_steps = config.hang_steps
         self._longest_s = dict.fromkeys(TIMED_PHASES, 0.0)
         self._suspected_s = dict.fromkeys(TIMED_PHASES, 0.0)  # age of the oldest suspect
-        self._raised_s = dict.fromkeys(TIMED_PHASES, 0.0)  # twice the limit at which the last suspect was found
+        self._raised_s = dict.fromkeys(
+            TIMED_PHASES, 0.0
+        )  # twice the limit at which the last suspect was found
         self._steps = 0
         self._reached = 0
         self._calm_from: int | None = None  # None until ranks tell of their steps
@@ -113,7 +115,11 @@ class PhaseLimits:
             return None
         limits = {phase.label: round(self.limit_s(phase, step_s) * 1000) for phase in TIMED_PHASES}
         before, suspects = self._told
-        if suspects == self.suspects and before and all(_is_near(limits[name], before[name]) for name in limits):
+        if (
+            suspects == self.suspects
+            and before
+            and all(_is_near(limits[name], before[name]) for name in limits)
+        ):
             return None
         self._told = limits, self.suspects
         longest = {phase.label: round(self.longest_s(phase) * 1000) for phase in TIMED_PHASES}

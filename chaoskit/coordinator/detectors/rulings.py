@@ -48,10 +48,16 @@ class Rulings:
 
     def __init__(self, limit: int, window_s: float) -> None:
         self._limit, self._window_s = limit, window_s
-        self._matched: dict[str, frozenset[str]] = {}  # worker -> rules of which it has printed a line
+        self._matched: dict[
+            str, frozenset[str]
+        ] = {}  # worker -> rules of which it has printed a line
         self._acted: dict[str, int] = {}  # rule -> generation in which it had somebody given up
-        self._blamed: dict[tuple[str, str], RuleFired] = {}  # rule, verdict -> for which somebody was given up last
-        self._row: dict[tuple[str, str], tuple[int, float]] = {}  # rule, verdict -> restarts in a row, the last one
+        self._blamed: dict[
+            tuple[str, str], RuleFired
+        ] = {}  # rule, verdict -> for which somebody was given up last
+        self._row: dict[
+            tuple[str, str], tuple[int, float]
+        ] = {}  # rule, verdict -> restarts in a row, the last one
 
     def note_matches(self, worker: str, rules: Collection[str]) -> None:
         """``worker`` prints lines that these rules wait for."""
@@ -64,19 +70,27 @@ class Rulings:
         if fired.action not in ("restart-process", "replace-node"):
             return Excused()
         if fired.worker not in members or fired.generation != generation:
-            return Excused(f"it was said in generation {fired.generation}, by one who has no rank in {generation}")
+            return Excused(
+                f"it was said in generation {fired.generation}, by one who has no rank in {generation}"
+            )
         printers = [one for one in members if fired.rule in self._matched.get(one, ())]
         if fired.verdict == "hanging" and not fired.matched and printers:
-            return Excused(f"{printers[0]} prints what the rule waits for, and this worker never did")
+            return Excused(
+                f"{printers[0]} prints what the rule waits for, and this worker never did"
+            )
         if self._acted.get(fired.rule) == generation:
             return Excused("one restart for each rule in a generation: there was one")
         kind = (fired.rule, fired.verdict)
         blamed = self._blamed.get(kind)
         if fired.verdict != "hanging" and blamed is not None and _overlap(fired, blamed):
-            return Excused(f"{blamed.worker} was given up for this in step {blamed.step}, and the step brings it back")
+            return Excused(
+                f"{blamed.worker} was given up for this in step {blamed.step}, and the step brings it back"
+            )
         count = self._in_row(kind, now_s) + 1
         if count > self._limit:
-            return Hopeless(f"log rule {fired.rule}: {fired.reason}, again after {count - 1} restarts in a row")
+            return Hopeless(
+                f"log rule {fired.rule}: {fired.reason}, again after {count - 1} restarts in a row"
+            )
         return GiveUp(whole_node=fired.action == "replace-node")
 
     def take_in(self, ruled: Ruled, now_s: float) -> None:

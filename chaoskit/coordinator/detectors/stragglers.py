@@ -47,11 +47,15 @@ def diagnose(
     """
     found = [one for worker in paces if (one := _compare(worker, paces)) is not None]
     exchanged_s = exchange_s(paces)
-    busy_s = slowest_s({worker: Cost(pace.shard_s, pace.other_s) for worker, pace in paces.items()}, shares)
+    busy_s = slowest_s(
+        {worker: Cost(pace.shard_s, pace.other_s) for worker, pace in paces.items()}, shares
+    )
     if not found and exchanged_s > max(busy_s, NETWORK_SCORE * best_exchange_s, NETWORK_S):
         score = exchanged_s / best_exchange_s
         usual = f"{_ms(best_exchange_s)} at best"
-        detail = f"a step takes {_ms(busy_s)} of work, and {_ms(exchanged_s)} in which all wait, {usual}"
+        detail = (
+            f"a step takes {_ms(busy_s)} of work, and {_ms(exchanged_s)} in which all wait, {usual}"
+        )
         found.append(Straggler("", "network", score, detail))
     return found
 
@@ -63,7 +67,10 @@ def _compare(worker: str, paces: Mapping[str, Pace]) -> Straggler | None:
     pace, usual_s = paces[worker], median(other.shard_s for other in others)
     if usual_s <= 0 or pace.shard_s < SCORE_OVER * usual_s:
         return None
-    compute_s, input_s = median(one.compute_s for one in others), median(one.input_s for one in others)
+    compute_s, input_s = (
+        median(one.compute_s for one in others),
+        median(one.input_s for one in others),
+    )
     kind: Kind = "input" if pace.input_s - input_s > pace.compute_s - compute_s else "compute"
     detail = f"a shard takes {_ms(pace.compute_s)} of computation and {_ms(pace.input_s)} of input"
     detail += f", those of others {_ms(compute_s)} and {_ms(input_s)}"
@@ -87,15 +94,24 @@ class Stragglers:
 
     def look(self, round_: Round, shares: Mapping[str, int]) -> list[Straggler]:
         """Those of whom nothing was said yet."""
-        if frozenset(round_.paces) != self._members:  # a larger world takes longer to exchange as much
+        if (
+            frozenset(round_.paces) != self._members
+        ):  # a larger world takes longer to exchange as much
             self._members, self._best_exchange_s = frozenset(round_.paces), math.inf
-        found = {(one.worker, one.kind): one for one in diagnose(round_.paces, shares, self._best_exchange_s)}
+        found = {
+            (one.worker, one.kind): one
+            for one in diagnose(round_.paces, shares, self._best_exchange_s)
+        }
         self._best_exchange_s = min(self._best_exchange_s, exchange_s(round_.paces))
         clear = {key for key, one in found.items() if one.score >= SCORE}
         self._streaks = {key: self._streaks.get(key, 0) + 1 for key in clear}
         self._told = {key: 0 if key in found else quiet + 1 for key, quiet in self._told.items()}
         self._told = {key: quiet for key, quiet in self._told.items() if quiet < SUSTAINED}
-        fresh = [key for key, rounds in self._streaks.items() if rounds >= SUSTAINED and key not in self._told]
+        fresh = [
+            key
+            for key, rounds in self._streaks.items()
+            if rounds >= SUSTAINED and key not in self._told
+        ]
         self._told |= dict.fromkeys(fresh, 0)
         return [found[key] for key in fresh]
 
@@ -117,11 +133,20 @@ class SlowRanks:
 
     def look(self, round_: Round) -> list[Straggler]:
         """Those who are over the limit, the slowest first. They stay so until they are not slow, or gone."""
-        judged = round_.paces if self._limit and len(round_.paces) > 2 else {}  # of two nobody knows which one is odd
+        judged = (
+            round_.paces if self._limit and len(round_.paces) > 2 else {}
+        )  # of two nobody knows which one is odd
         scores = {worker: _own_score(worker, round_) for worker in judged}
-        self._slow = {worker: self._slow.get(worker, 0) + 1 for worker, score in scores.items() if score > self._limit}
+        self._slow = {
+            worker: self._slow.get(worker, 0) + 1
+            for worker, score in scores.items()
+            if score > self._limit
+        }
         over = [worker for worker, steps in self._slow.items() if steps >= self._steps]
-        return sorted((self._tell(worker, scores[worker], round_) for worker in over), key=lambda one: -one.score)
+        return sorted(
+            (self._tell(worker, scores[worker], round_) for worker in over),
+            key=lambda one: -one.score,
+        )
 
     def _tell(self, worker: str, score: float, round_: Round) -> Straggler:
         own_s = round_.latest[worker].own_s

@@ -31,7 +31,9 @@ class Watch:
         self._heard_s: dict[str, float] = {}
         self._worked, self._worked_s = 0, 0.0
         self._plan_generation = 0
-        self._planned_s: float | None = None  # when the newest plan came; None once it has led to a step
+        self._planned_s: float | None = (
+            None  # when the newest plan came; None once it has led to a step
+        )
 
     @property
     def step_s(self) -> float:
@@ -114,13 +116,17 @@ class Watch:
             world_of_one=len(plan.members) == 1 and not over,
         )
         # Whoever has no copy to restore from waits there for the next plan.
-        hangs |= {hang.worker: hang for hang in hanging if not (over and hang.phase == Phase.RESTORE)}
+        hangs |= {
+            hang.worker: hang for hang in hanging if not (over and hang.phase == Phase.RESTORE)
+        }
         if worked != self._worked:
             self._worked, self._worked_s = worked, now_s
         if plan.abort:
             gathered = all(beat.generation == plan.generation for beat in beats)
         else:
-            gathered = all(self._heard_s[beat.worker] > self._worked_s + _BELATED_S for beat in beats)
+            gathered = all(
+                self._heard_s[beat.worker] > self._worked_s + _BELATED_S for beat in beats
+            )
         formed_s = self._worked_s if worked == plan.generation else -math.inf
         is_candidate = not hangs and gathered and len(beats) == len(members)
         return list(hangs.values()), is_candidate and self._hangs.stalled(now_s, formed_s=formed_s)
@@ -129,6 +135,8 @@ class Watch:
         """From a plan that interrupts a step to the first commit of its generation."""
         if plan.generation != self._plan_generation:
             self._plan_generation, self._planned_s = plan.generation, now_s if plan.abort else None
-        if self._planned_s is not None and any(beat.trained_in == plan.generation for beat in beats):
+        if self._planned_s is not None and any(
+            beat.trained_in == plan.generation for beat in beats
+        ):
             self._hangs.limits.cured(now_s - self._planned_s)
             self._planned_s = None

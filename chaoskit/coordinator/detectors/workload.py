@@ -67,7 +67,11 @@ class Workload:
         for one in self._slow.look(round_):
             if membership.has_substitute(one.worker):
                 return [*decided, GiveUp(one.worker, one.detail)]
-        if not self._config.balance or len(ranks) < 2 or self._config.shards_of(-1, len(ranks)) <= len(ranks):
+        if (
+            not self._config.balance
+            or len(ranks) < 2
+            or self._config.shards_of(-1, len(ranks)) <= len(ranks)
+        ):
             return decided
         proposal = self._balancer.look(shares, round_.paces)
         if proposal is not None:
@@ -102,7 +106,10 @@ def tell_links(links: Sequence[SlowLink]) -> Note:
     """Which links are slow, after all were tried."""
     detail = blame(links) or "no link is slower than the others"
     score = round(max((link.score for link in links), default=1.0), 2)
-    return Note(Event.STRAGGLER, {"worker": "", "rank": None, "kind": "network", "score": score, "detail": detail})
+    return Note(
+        Event.STRAGGLER,
+        {"worker": "", "rank": None, "kind": "network", "score": score, "detail": detail},
+    )
 
 
 def _shown(pace: Pace) -> dict[str, float]:

@@ -54,7 +54,9 @@ def reassign(
     return {member: tuple(sorted(shards)) for member, shards in held.items()}
 
 
-def fit(shares: Mapping[str, int], members: Sequence[str], shard_count: int) -> dict[str, int] | None:
+def fit(
+    shares: Mapping[str, int], members: Sequence[str], shard_count: int
+) -> dict[str, int] | None:
     """What ``shares`` mean for ``members``, when some of those whom they were made for are lost, and others have come.
 
     Who goes on keeps its part relative to the others; who is new gets the mean of these. Everybody has a shard.
@@ -70,11 +72,15 @@ def fit(shares: Mapping[str, int], members: Sequence[str], shard_count: int) -> 
     whole = sum(weights.values())
     exact = {member: weight * shard_count / whole for member, weight in weights.items()}
     fitted = {member: max(1, int(part)) for member, part in exact.items()}
-    while (missing := shard_count - sum(fitted.values())) > 0:  # to whom the rounding took most, the lowest rank first
+    while (
+        missing := shard_count - sum(fitted.values())
+    ) > 0:  # to whom the rounding took most, the lowest rank first
         for member in sorted(members, key=lambda member: fitted[member] - exact[member])[:missing]:
             fitted[member] += 1
     while sum(fitted.values()) > shard_count:
-        fitted[max(members, key=lambda member: (fitted[member] > 1, fitted[member] - exact[member]))] -= 1
+        fitted[
+            max(members, key=lambda member: (fitted[member] > 1, fitted[member] - exact[member]))
+        ] -= 1
     return fitted
 
 
@@ -82,13 +88,21 @@ def _contiguous(
     members: Sequence[str], shard_count: int, shares: Mapping[str, int] | None
 ) -> dict[str, tuple[int, ...]]:
     least, extras = divmod(shard_count, len(members))
-    counts = [shares[member] if shares else least + (rank < extras) for rank, member in enumerate(members)]
+    counts = [
+        shares[member] if shares else least + (rank < extras) for rank, member in enumerate(members)
+    ]
     starts = [0, *accumulate(counts)]
-    return {member: tuple(range(starts[rank], starts[rank + 1])) for rank, member in enumerate(members)}
+    return {
+        member: tuple(range(starts[rank], starts[rank + 1])) for rank, member in enumerate(members)
+    }
 
 
 def _adopt_orphans(
-    held: dict[str, list[int]], room: dict[str, int], extras: int, stretchable: set[str], shard_count: int
+    held: dict[str, list[int]],
+    room: dict[str, int],
+    extras: int,
+    stretchable: set[str],
+    shard_count: int,
 ) -> None:
     """Give every shard without an owner to a member with room; ``extras`` of ``stretchable`` may take one more."""
     owners = {shard: member for member, shards in held.items() for shard in shards}
@@ -106,12 +120,16 @@ def _adopt_orphans(
         owners[shard] = member
 
 
-def _nearest(shard: int, owners: Mapping[int, str], candidates: Collection[str], shard_count: int) -> str | None:
+def _nearest(
+    shard: int, owners: Mapping[int, str], candidates: Collection[str], shard_count: int
+) -> str | None:
     """The candidate that owns most of the closest subtree beside ``shard`` of which any candidate owns anything."""
     node = Subtree(shard, shard + 1)
     while merge := merge_above(node, shard_count):
         sibling = merge.right if merge.left == node else merge.left
-        shares = Counter(owners[other] for other in sibling.shards if owners.get(other) in candidates)
+        shares = Counter(
+            owners[other] for other in sibling.shards if owners.get(other) in candidates
+        )
         if shares:
             return shares.most_common(1)[0][0]
         node = merge.parent
@@ -120,12 +138,17 @@ def _nearest(shard: int, owners: Mapping[int, str], candidates: Collection[str],
 
 def _by_subtree(shards: Sequence[int], shard_count: int) -> list[int]:
     """The shards, those in the largest subtrees first: cutting the end off splits as few sums as possible."""
-    subtrees = sorted(maximal_subtrees(shards, shard_count), key=lambda subtree: subtree.lo - subtree.hi)
+    subtrees = sorted(
+        maximal_subtrees(shards, shard_count), key=lambda subtree: subtree.lo - subtree.hi
+    )
     return [shard for subtree in subtrees for shard in subtree.shards]
 
 
 def seat(
-    seats: Sequence[tuple[str, str]], members: Mapping[str, str], spares: Mapping[str, str], size: int
+    seats: Sequence[tuple[str, str]],
+    members: Mapping[str, str],
+    spares: Mapping[str, str],
+    size: int,
 ) -> list[str]:
     """The worker of every rank of the next generation.
 
@@ -141,7 +164,9 @@ def seat(
     world = min(size, len(members) + len(spares))
     seated = {worker for worker, _ in seats}
     joiners = {worker: node for worker, node in members.items() if worker not in seated}
-    orphaned = Counter(node for worker, node in seats if worker not in members) - Counter(joiners.values())
+    orphaned = Counter(node for worker, node in seats if worker not in members) - Counter(
+        joiners.values()
+    )
     joiners |= _chosen(spares, orphaned, world - len(members))
 
     ranks = {rank: worker for rank, (worker, _) in enumerate(seats) if worker in members}

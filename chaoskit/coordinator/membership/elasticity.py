@@ -57,7 +57,9 @@ class Elasticity:
         """When to take in a :class:`chaoskit.elastic.events.Tick`; infinity for never."""
         return self._world.next_s() if self._world is not None else float("inf")
 
-    def take_in(self, event: events.AnyEvent, membership: Membership, now_s: float) -> list[Decision]:
+    def take_in(
+        self, event: events.AnyEvent, membership: Membership, now_s: float
+    ) -> list[Decision]:
         """What the policy says to an event that ``membership`` has taken in.
 
         ``now_s``: of the membership, for which no time passes between coordinators.
@@ -79,7 +81,11 @@ class Elasticity:
             return None
         members = self._world.members
         size = max(len(members), self._policy.sizes[0])
-        idle = frozenset(membership.nodes).difference(members) if self._world.size else frozenset[str]()
+        idle = (
+            frozenset(membership.nodes).difference(members)
+            if self._world.size
+            else frozenset[str]()
+        )
         if (size, idle) == (membership.size, membership.idle):
             return None
         return events.Resized(size, tuple(sorted(idle)), self._reason, self._swap_by_s)
@@ -96,12 +102,16 @@ class Elasticity:
             self._collect(happening, now_s)
             return []
         request = getattr(happening, "request", "")
-        if request and request in self._answers:  # asked again, as a coordinator has ended meanwhile
+        if (
+            request and request in self._answers
+        ):  # asked again, as a coordinator has ended meanwhile
             return [self._answers[request]]
         decisions = self._world.handle(happening, now_s)
         for decision in decisions:
             if isinstance(decision, Resize):
-                self._leaving |= {leave.node: (leave.by_s, decision.reason) for leave in decision.leaves}
+                self._leaving |= {
+                    leave.node: (leave.by_s, decision.reason) for leave in decision.leaves
+                }
                 for node in decision.members:
                     self._leaving.pop(node, None)
                 self._reason = decision.reason

@@ -8,7 +8,9 @@ from chaoskit.coordinator.membership import events
 from chaoskit.elastic import events as happenings
 
 
-def happenings_of(event: events.AnyEvent, nodes: Collection[str], unfit: Collection[str]) -> list[happenings.Event]:
+def happenings_of(
+    event: events.AnyEvent, nodes: Collection[str], unfit: Collection[str]
+) -> list[happenings.Event]:
     """What the policy is told.
 
     Args:

@@ -49,7 +49,11 @@ class Limits:
 
     def farewell_of(self, config: RunConfig) -> float:
         """Seconds that a rank that goes and is well may take."""
-        return self.farewell_s if config.elastic is None else config.elastic.graceful_shutdown_timeout_s
+        return (
+            self.farewell_s
+            if config.elastic is None
+            else config.elastic.graceful_shutdown_timeout_s
+        )
 
 
 #: The limits of every real run.

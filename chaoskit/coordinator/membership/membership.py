@@ -96,16 +96,25 @@ class Membership(Renewal):
                 return self._vacate(now_s)
             case Rebalanced(shares) if self.may_rebalance:
                 self._shares = dict(shares)
-            case Behind(worker) if worker in self.parting and self._holders.intersection(self.members):
+            case Behind(worker) if worker in self.parting and self._holders.intersection(
+                self.members
+            ):
                 return self._lose([worker], "left", now_s)
             case JobFailed(reason):
                 self._failure = reason
             case GenerationSeen(generation, node, started):
                 self._lose_record(generation, node, started)
             case Resumes(generation):
-                self._floor, self._record_lost, self._trained, self._resumes = generation, True, True, True
+                self._floor, self._record_lost, self._trained, self._resumes = (
+                    generation,
+                    True,
+                    True,
+                    True,
+                )
             case Tick():
-                self._launched |= self._may_launch(now_s) if self._record_lost else self._may_start(now_s)
+                self._launched |= (
+                    self._may_launch(now_s) if self._record_lost else self._may_start(now_s)
+                )
                 return self._start_missing([], now_s)
         return []
 
@@ -158,11 +167,15 @@ class Membership(Renewal):
                 return self._lose_nodes([node], "evicted", now_s)
         return []
 
-    def _hear_of_worker(self, event: WorkerReady | WorkerLost | Healed | WorkerDone, now_s: float) -> list[Action]:
+    def _hear_of_worker(
+        self, event: WorkerReady | WorkerLost | Healed | WorkerDone, now_s: float
+    ) -> list[Action]:
         match event:
             case WorkerLost(worker, cause) if worker in self._hosts:
                 self._note_trained(event.trained_in)
-                self._last_loss = f"{worker}: {event.detail}" if event.detail else f"{worker}: {cause}"
+                self._last_loss = (
+                    f"{worker}: {event.detail}" if event.detail else f"{worker}: {cause}"
+                )
                 if worker in self.members and cause in (EXITED, "raised"):
                     self._ended_ranks.add(worker)
                 self._count_loss(worker, cause, now_s)
@@ -170,15 +183,22 @@ class Membership(Renewal):
                     self._doubt([worker])
                 if event.aside or cause == SLOW:
                     self._strikes.condemn(self._hosts[worker])
-                return [*self._strike(self._hosts[worker], now_s), *self._lose([worker], "lost", now_s)]
-            case WorkerReady(worker, node, endpoint, fingerprint) if self._hosts.get(worker) == node:
+                return [
+                    *self._strike(self._hosts[worker], now_s),
+                    *self._lose([worker], "lost", now_s),
+                ]
+            case WorkerReady(worker, node, endpoint, fingerprint) if (
+                self._hosts.get(worker) == node
+            ):
                 self._ready.setdefault(worker, endpoint)
                 self._begun_s.pop(worker, None)
                 self._fingerprint = self._fingerprint or fingerprint
                 self._failed_starts, self._start_after_s, self._ready_s = 0, now_s, now_s
                 return self._start_missing([], now_s)
             case WorkerDone(worker) if worker in self.crew[len(self.members) :]:
-                self._done.add(worker)  # it says so once, and is a member again if another rank is lost
+                self._done.add(
+                    worker
+                )  # it says so once, and is a member again if another rank is lost
             case Healed(worker) | WorkerDone(worker) if worker in self.members:
                 stood_in = (event.generation if isinstance(event, Healed) else 0) or self.generation
                 if stood_in >= self._trained_in:  # else others have trained without it since then
@@ -221,7 +241,9 @@ class Membership(Renewal):
                     # overwritten by what is newer.
                     self._begin_with_others()
             case Convicted(workers):
-                named = {snapshot.worker for snapshot in self._plan.restore} if self._plan else set()
+                named = (
+                    {snapshot.worker for snapshot in self._plan.restore} if self._plan else set()
+                )
                 restoring = self._is_restoring()
                 self._revival.convict(workers)
                 if restoring and named.intersection(workers):
@@ -255,7 +277,11 @@ class Membership(Renewal):
 
         A joiner of a generation that never settled has done nothing that it could finish.
         """
-        trainees = [worker for worker in self.members if self._settled or (self._base and self._base.member(worker))]
+        trainees = [
+            worker
+            for worker in self.members
+            if self._settled or (self._base and self._base.member(worker))
+        ]
         return bool(trainees) and self._done.issuperset(trainees)
 
     def _end(self, now_s: float) -> Finish | None:
@@ -279,7 +305,9 @@ class Membership(Renewal):
             return Finish(False, spent + self._last())
         if not self._plan and not self._record_lost:
             return self._begin(now_s)
-        if not self._trained and not self._nodes and now_s >= self._deadline_s:  # all were lost in the first regroup
+        if (
+            not self._trained and not self._nodes and now_s >= self._deadline_s
+        ):  # all were lost in the first regroup
             return Finish(False, self._late())
         if self._failed_starts >= STARTS_MAX and len(members) < self._config.least_world:
             ended = f"{self._failed_starts} workers in a row ended before they were ready: {self._left()}"
@@ -288,10 +316,16 @@ class Membership(Renewal):
             return self._revive(now_s)
         if not self._plan:  # nobody is there who could be asked for copies
             late = now_s >= self._deadline_s
-            return Finish(False, f"the coordinator's record was lost: {self._late()}") if late else None
+            return (
+                Finish(False, f"the coordinator's record was lost: {self._late()}")
+                if late
+                else None
+            )
         if self._is_short_of_workers or self._stalled_generation == self.generation:
             return self._regroup(abort=True)
-        if self._may_move() and not self._config.job.sharded:  # there all begin anew, once it is known with what
+        if (
+            self._may_move() and not self._config.job.sharded
+        ):  # there all begin anew, once it is known with what
             return self._regroup(abort=False)
         if self.may_rebalance and self._wants_other_shares():
             return self._regroup(abort=False)
@@ -300,7 +334,9 @@ class Membership(Renewal):
     def _begin(self, now_s: float) -> Publish | Finish | None:
         config, ready = self._config, sorted(self._ready, key=name_order)
         hosts = [self._hosts[worker] for worker in ready]
-        full = len(ready) >= self._size and len(set(hosts)) >= min(self._size, len(set(self._hosts.values())))
+        full = len(ready) >= self._size and len(set(hosts)) >= min(
+            self._size, len(set(self._hosts.values()))
+        )
         if not full and now_s < self._deadline_s:
             return None
         if len(ready) < config.least_world:
@@ -309,10 +345,14 @@ class Membership(Renewal):
 
     def _late(self) -> str:
         workers = plural(len(self._ready), "worker is", "workers are")
-        found = f"{len(self._nodes)} of {plural(self._config.nodes, 'node')} joined, {workers} ready"
+        found = (
+            f"{len(self._nodes)} of {plural(self._config.nodes, 'node')} joined, {workers} ready"
+        )
         unfit = [node for node in self._nodes if node in self._unfit]
         found += f"; not fit to train: {', '.join(unfit)}" if unfit else ""
-        return f"start-up took longer than startup_s={self._config.startup_s:g}: {found}{self._last()}"
+        return (
+            f"start-up took longer than startup_s={self._config.startup_s:g}: {found}{self._last()}"
+        )
 
     def _last(self) -> str:
         return f"; the last one that was lost is {self._last_loss}" if self._last_loss else ""

@@ -57,7 +57,9 @@ def next_world(known: Candidates) -> list[str]:
     room = min(known.size + len(needed), known.size_max) - len(kept)
     spares = willing(known.spares, known.trusted, room)
     if known.spread and not known.abort:
-        spares = _on_other_nodes(spares, {known.hosts[worker] for worker in kept}, known.starting, room)
+        spares = _on_other_nodes(
+            spares, {known.hosts[worker] for worker in kept}, known.starting, room
+        )
     members = {worker: known.hosts[worker] for worker in kept}
     return seat(known.seats, members, spares, len(kept) + max(0, room))
 
@@ -72,7 +74,9 @@ def willing(spares: Mapping[str, str], trusted: Collection[str], wanted: int) ->
     return good if len(good) >= wanted else spares
 
 
-def _on_other_nodes(spares: Mapping[str, str], taken: Set[str], starting: Set[str], wanted: int) -> Mapping[str, str]:
+def _on_other_nodes(
+    spares: Mapping[str, str], taken: Set[str], starting: Set[str], wanted: int
+) -> Mapping[str, str]:
     """Return the spares on nodes without a rank; all spares if these are too few and no other node starts a worker."""
     others = {worker: node for worker, node in spares.items() if node not in taken}
     return others if starting - taken or len(others) >= wanted else spares

@@ -15,7 +15,9 @@ from chaoskit.elastic.events import Event as Happening
 from chaoskit.wire.messages import Snapshot
 
 
-def leaving_at_once(hosts: Mapping[str, str], idle: Collection[str], crew: Collection[str]) -> list[str]:
+def leaving_at_once(
+    hosts: Mapping[str, str], idle: Collection[str], crew: Collection[str]
+) -> list[str]:
     """Workers that end now because their nodes are to idle: members leave at a step boundary.
 
     Args:
@@ -30,7 +32,9 @@ def may_evict(node: str, keepers: Set[str]) -> bool:
     return not keepers <= {node}
 
 
-def overdue(started: Collection[str], ordered_s: Mapping[str, float], limit_s: float, now_s: float) -> list[str]:
+def overdue(
+    started: Collection[str], ordered_s: Mapping[str, float], limit_s: float, now_s: float
+) -> list[str]:
     """Return the workers of ``started`` that were ordered longer ago than ``limit_s``.
 
     Args:
@@ -58,15 +62,20 @@ class Policies:
 
     next_world: Callable[[Candidates], list[str]] = next_world
     assign: Callable[
-        [Mapping[str, tuple[int, ...]], Sequence[str], int, Mapping[str, int] | None], dict[str, tuple[int, ...]]
+        [Mapping[str, tuple[int, ...]], Sequence[str], int, Mapping[str, int] | None],
+        dict[str, tuple[int, ...]],
     ] = assignment.reassign
-    leaving_at_once: Callable[[Mapping[str, str], Collection[str], Collection[str]], list[str]] = leaving_at_once
+    leaving_at_once: Callable[[Mapping[str, str], Collection[str], Collection[str]], list[str]] = (
+        leaving_at_once
+    )
     restorable: Callable[[Sequence[Snapshot]], tuple[Snapshot, ...]] = revival.complete
     may_give_up: Callable[[bool, float, float], bool] = contact.may_give_up
     may_evict: Callable[[str, Set[str]], bool] = may_evict
     overdue: Callable[[Collection[str], Mapping[str, float], float, float], list[str]] = overdue
     compared: Callable[[RunConfig, Sequence[str]], Collection[str] | None] = results.compared
-    happenings_of: Callable[[AnyEvent, Collection[str], Collection[str]], list[Happening]] = happenings.happenings_of
+    happenings_of: Callable[[AnyEvent, Collection[str], Collection[str]], list[Happening]] = (
+        happenings.happenings_of
+    )
 
 
 #: The policies of every real run; a simulated history replaces some to plant a mistake.

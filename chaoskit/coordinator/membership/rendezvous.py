@@ -51,7 +51,9 @@ class RendezvousBoard:
         if not isinstance(request, (Put, Get, Exchange)):
             raise Refused(f"unexpected {type(request).__name__} in a rendezvous")
         if request.generation != self._generation:
-            return [] if isinstance(request, Put) else [Reply(client, Superseded(request.generation))]
+            return (
+                [] if isinstance(request, Put) else [Reply(client, Superseded(request.generation))]
+            )
         if isinstance(request, Put):
             return self._resolve(f"key/{request.key}", Value(request.value))
         if isinstance(request, Get):

@@ -22,7 +22,9 @@ class Renewal(Succession):
         if not self._trained or self._plan is None:
             return
         over = not self._is_complete or self._stalled_generation == self.generation
-        if self._growing and not over and not self._is_wanting:  # who was to come is lost, or not wanted: all train on
+        if (
+            self._growing and not over and not self._is_wanting
+        ):  # who was to come is lost, or not wanted: all train on
             self._growing, self._may_train, self._holders = False, True, members
         elif over or self._growing or self._may_grow():
             self._growing = not over
@@ -31,7 +33,9 @@ class Renewal(Succession):
                 self._stalled_generation = self.generation
             if not self._is_complete:
                 self._done = set()  # the last steps must be taken again
-            if self._may_train:  # though nobody has said so yet: what was known to be stored is too old
+            if (
+                self._may_train
+            ):  # though nobody has said so yet: what was known to be stored is too old
                 self._may_train = False
                 self._revival.end()
         elif self._healed >= members:
@@ -55,7 +59,9 @@ class Renewal(Succession):
         also those of members that have ended since the nodes answered.
         """
         revival = self._revival
-        if self._is_restoring() or not self._nodes:  # asking nobody would leave no trace in the record
+        if (
+            self._is_restoring() or not self._nodes
+        ):  # asking nobody would leave no trace in the record
             return False
         if revival.outdated:
             return True
@@ -93,7 +99,9 @@ class Renewal(Succession):
                 return None  # a node that comes back sees what is stored
             if self._growing:
                 return None  # they train on, and are asked again
-            if not revival.has_heard(self._nodes) and (self._config.job.sharded or not self._is_fruitless(now_s)):
+            if not revival.has_heard(self._nodes) and (
+                self._config.job.sharded or not self._is_fruitless(now_s)
+            ):
                 return None  # to read a large state takes time; a node that is silent for too long is lost
             if revival.awaits_reach and not self._is_fruitless(now_s):
                 return None
@@ -102,10 +110,16 @@ class Renewal(Succession):
             if self.members and revival.bare_s(now_s) < self._limits.healing_s:
                 return None
             why = "no live worker has the state of the training, and no node a complete copy"
-            withheld = "; copies of ranks whose state was found corrupt are not taken" if revival.withheld else ""
+            withheld = (
+                "; copies of ranks whose state was found corrupt are not taken"
+                if revival.withheld
+                else ""
+            )
             return Finish(False, f"{lost}: {why}{withheld}")
         if self._is_fruitless(now_s):
-            return Finish(False, f"{lost}: no worker took over a sealed copy in startup_s={startup_s:g}")
+            return Finish(
+                False, f"{lost}: no worker took over a sealed copy in startup_s={startup_s:g}"
+            )
         if self._is_restoring() or revival.awaits_reach or self._awaits_workers(now_s):
             return None
         return self._regroup(abort=True, restore=revival.restore(now_s))
@@ -140,6 +154,11 @@ class Renewal(Succession):
     def _is_restoring(self) -> bool:
         """Whether the members of the last plan can still begin with the copies that it names, or anew."""
         plan = self._plan
-        if plan is None or self._stalled_generation == plan.generation or self._growing or not self._is_complete:
+        if (
+            plan is None
+            or self._stalled_generation == plan.generation
+            or self._growing
+            or not self._is_complete
+        ):
             return False
         return self._revival.serves(plan) if plan.restore else self._may_train

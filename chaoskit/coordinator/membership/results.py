@@ -29,7 +29,9 @@ class Results:
             among: the workers whose results count; None: all.
         """
         self._digests[worker] = digest
-        counted = {name: one for name, one in self._digests.items() if among is None or name in among}
+        counted = {
+            name: one for name, one in self._digests.items() if among is None or name in among
+        }
         if len(set(counted.values())) <= 1:
             return ""
         found = ", ".join(f"{name} {one[:12]}" for name, one in sorted(counted.items()))

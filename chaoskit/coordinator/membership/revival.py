@@ -37,7 +37,9 @@ class _Failures:
         """When it is worth another attempt."""
         if self.count < ATTEMPTS_MAX:
             return self.last_s
-        return self.last_s + min(limits.retry_max_s, limits.retry_s * 2.0 ** (self.count - ATTEMPTS_MAX))
+        return self.last_s + min(
+            limits.retry_max_s, limits.retry_s * 2.0 ** (self.count - ATTEMPTS_MAX)
+        )
 
 
 def complete(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
@@ -69,11 +71,15 @@ class Revival:
     """
 
     def __init__(
-        self, limits: Limits = LIMITS, restorable: Callable[[Sequence[Snapshot]], tuple[Snapshot, ...]] = complete
+        self,
+        limits: Limits = LIMITS,
+        restorable: Callable[[Sequence[Snapshot]], tuple[Snapshot, ...]] = complete,
     ) -> None:
         self._limits, self._restorable = limits, restorable
         self._since_s = math.inf
-        self._moved_s = math.inf  # when a node last answered or was lost, or a copy failed: ticks are not remembered
+        self._moved_s = (
+            math.inf
+        )  # when a node last answered or was lost, or a copy failed: ticks are not remembered
         self._restoring_s = math.inf  # since the first plan that names copies
         self._sealed_s = -math.inf  # until when a member that has ended may have sealed a piece
         self._number = -1  # of the last question
@@ -85,13 +91,19 @@ class Revival:
         self._late: set[str] = set()  # of these, who came later than others and has never answered
         self.outdated = False
         self._committed = 0  # steps, by what they answered
-        self._reached = 0  # the newest step of which any node has told since the last holder was lost
+        self._reached = (
+            0  # the newest step of which any node has told since the last holder was lost
+        )
         self._snapshots: list[Snapshot] = []
         self._resting: list[Snapshot] = []  # offered, too, but lately nobody could read them
         self._corrupt: set[Snapshot] = set()
         self._convicts: set[str] = set()  # workers
-        self._withheld = False  # whether a node has told of a convict's copy, since the last question
-        self._failed: dict[Snapshot, _Failures] = {}  # since the last holder was lost, wherever they were offered
+        self._withheld = (
+            False  # whether a node has told of a convict's copy, since the last question
+        )
+        self._failed: dict[
+            Snapshot, _Failures
+        ] = {}  # since the last holder was lost, wherever they were offered
 
     @property
     def active(self) -> bool:
@@ -115,13 +127,18 @@ class Revival:
             return False
         known = self.snapshots
         failed = {one: self._failed[_identity(one)] for one in self._resting}
-        hopeful = [one for one in self._resting if not known or not failed[one].is_lasting(self._limits)]
+        hopeful = [
+            one for one in self._resting if not known or not failed[one].is_lasting(self._limits)
+        ]
         found = self._restorable([*self._snapshots, *hopeful])
         return bool(found) and (not known or found[0].age > known[0].age)
 
     def is_due(self, now_s: float) -> bool:
         """Whether some copy that could not be read is worth another attempt."""
-        return any(now_s >= self._failed[_identity(snapshot)].again_s(self._limits) for snapshot in self._resting)
+        return any(
+            now_s >= self._failed[_identity(snapshot)].again_s(self._limits)
+            for snapshot in self._resting
+        )
 
     def begin(self, nodes: Sequence[str], now_s: float) -> list[str]:
         """Nobody has the state: which of the live ``nodes`` are to be asked now. To be called until :meth:`end`."""
@@ -157,7 +174,9 @@ class Revival:
     @property
     def misses_pieces(self) -> bool:
         """Return whether nothing complete is known, and some node was asked before the last member ended."""
-        asked_s = [self._questions_s[node] for node, told_s in self._told_s.items() if told_s is not None]
+        asked_s = [
+            self._questions_s[node] for node, told_s in self._told_s.items() if told_s is not None
+        ]
         return not self.snapshots and any(question_s < self._sealed_s for question_s in asked_s)
 
     def end(self) -> None:
@@ -180,7 +199,13 @@ class Revival:
         return node in self._told_s and self._told_s[node] is None
 
     def answer(
-        self, node: str, snapshots: Collection[Snapshot], now_s: float, *, number: int = 0, committed: int = 0
+        self,
+        node: str,
+        snapshots: Collection[Snapshot],
+        now_s: float,
+        *,
+        number: int = 0,
+        committed: int = 0,
     ) -> None:
         """What a node can offer. Whoever was not asked is not heard, nor is an answer to an earlier question.
 
@@ -250,7 +275,9 @@ class Revival:
             known = _identity(snapshot)
             self._failed[known] = self._failed.get(known, _Failures()).add(now_s)
         self._moved_s = now_s
-        self._snapshots = [one for one in self._snapshots if one != snapshot and not _is_stored_as(one, snapshot)]
+        self._snapshots = [
+            one for one in self._snapshots if one != snapshot and not _is_stored_as(one, snapshot)
+        ]
         self._corrupt.update([_identity(snapshot)] if corrupt else [])
 
     def waited_s(self, now_s: float) -> float:

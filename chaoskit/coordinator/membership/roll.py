@@ -20,28 +20,42 @@ from chaoskit.wire.messages import Endpoint, Plan
 class Roll:
     """Nodes, the workers that live on them, and which of these have a rank, are spare, or have the state."""
 
-    def __init__(self, config: RunConfig, *, policies: Policies = POLICIES, limits: Limits = LIMITS) -> None:
+    def __init__(
+        self, config: RunConfig, *, policies: Policies = POLICIES, limits: Limits = LIMITS
+    ) -> None:
         self._config, self._policies, self._limits = config, policies, limits
         self._size = config.nodes  # of the full world
         self._idle: set[str] = set()  # nodes that are to have no workers
-        self._swap_by_s: float | None = None  # until then who goes may stay for who is started in its place
+        self._swap_by_s: float | None = (
+            None  # until then who goes may stay for who is started in its place
+        )
         self._nodes: list[str] = []  # live, in order of joining
         self._started: dict[str, int] = {}  # node -> workers ever started there
         self._hosts: dict[str, str] = {}  # live worker -> node
-        self._begun_s: dict[str, float] = {}  # workers that are not ready yet -> when their start was decided
+        self._begun_s: dict[
+            str, float
+        ] = {}  # workers that are not ready yet -> when their start was decided
         self._ready: dict[str, Endpoint] = {}
         self._holders: set[str] = set()
-        self._healed: set[str] = set()  # members of a sharded job that have their piece, until all have
+        self._healed: set[str] = (
+            set()
+        )  # members of a sharded job that have their piece, until all have
         self._growing = False  # a sharded job, once it is known what all can begin with
         self._may_train = False  # members of a sharded job, in the last generation
         self._done: set[str] = set()
-        self._parting: tuple[str, ...] = ()  # leavers of a generation that has settled, which stay for now
+        self._parting: tuple[
+            str, ...
+        ] = ()  # leavers of a generation that has settled, which stay for now
         self._over_s = math.inf  # when all members had committed the last step
         self._entered: set[str] = set()  # members that stand in the last generation
-        self._stood_in: dict[str, int] = {}  # live worker -> the newest generation in which it is known to have stood
+        self._stood_in: dict[
+            str, int
+        ] = {}  # live worker -> the newest generation in which it is known to have stood
         #: Generations of which it is not known that they worked, while a holder may lack what was committed there.
         self._unsettled: dict[int, frozenset[str]] = {}  # -> their members
-        self._trained_in = 0  # of these, the newest one in which a rank is known to have committed a step
+        self._trained_in = (
+            0  # of these, the newest one in which a rank is known to have committed a step
+        )
         self._plan: Plan | None = None
         # Ranks and shards follow from the last generation that worked: a survivor has gradients of those shards only.
         self._base: Plan | None = None
@@ -50,9 +64,13 @@ class Roll:
         self._settled = False
         self._stalled_generation = 0
         self._losses = 0
-        self._shares: dict[str, int] = {}  # worker -> shards, once ranks were found not to be equally fast
+        self._shares: dict[
+            str, int
+        ] = {}  # worker -> shards, once ranks were found not to be equally fast
         self._strikes = Strikes(config.strikes_max)
-        self._silent: dict[str, float] = {}  # lost nodes that may come back with what they keep -> until when
+        self._silent: dict[
+            str, float
+        ] = {}  # lost nodes that may come back with what they keep -> until when
         self._left_out: set[str] = set()  # nodes that cannot reach all others
         self._unfit = {*config.quarantined, *config.on_probation}
         self._on_probation = set(config.on_probation).difference(config.quarantined)
@@ -66,7 +84,9 @@ class Roll:
         self._revival = Revival(limits, policies.restorable)
         self._ready_s = -math.inf  # when the last worker became ready
         self._failure = ""
-        self._ended_ranks: set[str] = set()  # members whose processes ended: why may be heard after their loss
+        self._ended_ranks: set[str] = (
+            set()
+        )  # members whose processes ended: why may be heard after their loss
         self._last_loss = ""  # worker and detail of the last one that was lost, in words
         self._deadline_s = math.inf
         self._finished = False
@@ -157,7 +177,9 @@ class Roll:
     def spares(self) -> tuple[str, ...]:
         """Ready workers without a rank, by name."""
         crew = self.crew
-        return tuple(sorted((worker for worker in self._ready if worker not in crew), key=name_order))
+        return tuple(
+            sorted((worker for worker in self._ready if worker not in crew), key=name_order)
+        )
 
     @property
     def is_starting(self) -> bool:
@@ -205,7 +227,9 @@ class Roll:
     def _may_be_behind(self, worker: str) -> bool:
         """Whether others may have committed steps without ``worker`` since it is known to have had the state."""
         stood_in = self._stood_in.get(worker, 0)
-        return any(one > stood_in and worker not in members for one, members in self._unsettled.items())
+        return any(
+            one > stood_in and worker not in members for one, members in self._unsettled.items()
+        )
 
     @property
     def fingerprint(self) -> str:
@@ -221,7 +245,9 @@ class Roll:
         """Whether it matters that some rank has committed a step in ``generation``, and is not known yet."""
         if self._finished or generation not in self._unsettled:
             return False
-        return generation == self.generation or (generation > self._trained_in and not self._config.job.sharded)
+        return generation == self.generation or (
+            generation > self._trained_in and not self._config.job.sharded
+        )
 
     @property
     def settled(self) -> bool:
@@ -277,7 +303,9 @@ class Roll:
         if not self._trained and self._plan is None:
             return ()
         limit_s = self._config.startup_s
-        return tuple(worker for worker, begun_s in self._begun_s.items() if now_s - begun_s > limit_s)
+        return tuple(
+            worker for worker, begun_s in self._begun_s.items() if now_s - begun_s > limit_s
+        )
 
     def is_ready(self, worker: str) -> bool:
         """Whether ``worker`` lives and can take a rank, or has one."""

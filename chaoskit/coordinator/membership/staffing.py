@@ -33,7 +33,9 @@ class Staffing(Roll):
         if now_s < self._start_after_s:
             return starts
         target = self._size + self._config.spares if self._launched and trusted else 0
-        there = sum(node not in self._idle for node in self._hosts.values())  # who leaves may wait for its successor
+        there = sum(
+            node not in self._idle for node in self._hosts.values()
+        )  # who leaves may wait for its successor
         for index in range(target - there):
             hosts, lost_here = list(self._hosts.values()), lost_on[index : index + 1]
             node = min(trusted, key=lambda node: (hosts.count(node), node not in lost_here))
@@ -84,9 +86,14 @@ class Staffing(Roll):
             self._holders.discard(worker)
             self._stood_in.pop(worker, None)
             self._done.discard(worker)
-        return [*(StopWorker(worker, cause) for worker in workers), *self._start_missing(nodes, now_s)]
+        return [
+            *(StopWorker(worker, cause) for worker in workers),
+            *self._start_missing(nodes, now_s),
+        ]
 
-    def _lose_nodes(self, nodes: Collection[str], cause: str, now_s: float, *, doubt: bool = True) -> list[Action]:
+    def _lose_nodes(
+        self, nodes: Collection[str], cause: str, now_s: float, *, doubt: bool = True
+    ) -> list[Action]:
         """All workers of ``nodes`` are lost; ``doubt``: they may have met in their generation, and cannot say so."""
         workers = self._staff(nodes)
         self._doubt(workers if doubt else [])
@@ -121,7 +128,9 @@ class Staffing(Roll):
         A start that was decided at this very moment was not ordered yet, and spends nothing: of two nodes that are lost
         together, the first has workers started on the second.
         """
-        ordered = (worker for worker in self._staff(nodes) if self._begun_s.get(worker, -math.inf) < now_s)
+        ordered = (
+            worker for worker in self._staff(nodes) if self._begun_s.get(worker, -math.inf) < now_s
+        )
         return sum(self._costs(worker) for worker in ordered)
 
     def _count_loss(self, worker: str, cause: str, now_s: float) -> None:
@@ -130,7 +139,9 @@ class Staffing(Roll):
             return
         self._failed_starts += 1
         if self._failed_starts > 1:
-            self._start_after_s = now_s + min(PAUSE_MAX_S, PAUSE_S * 2.0 ** (self._failed_starts - 2))
+            self._start_after_s = now_s + min(
+                PAUSE_MAX_S, PAUSE_S * 2.0 ** (self._failed_starts - 2)
+            )
 
     def _note_trained(self, generation: int) -> None:
         """A rank committed a step in ``generation``, of which it is not known that it settled.
@@ -144,15 +155,23 @@ class Staffing(Roll):
             return
         self._trained, self._trained_in = True, max(self._trained_in, generation)
         later = {worker for worker, stood_in in self._stood_in.items() if stood_in > generation}
-        self._holders = {worker for worker in self._hosts if worker in members} | (self._holders & later)
+        self._holders = {worker for worker in self._hosts if worker in members} | (
+            self._holders & later
+        )
 
     def _forget_outlived(self) -> None:
         """The last generation has worked. Those before it count while a holder may not have stood in a later one.
 
         It has what it had as a member of an earlier one, until it has taken over what the others committed without it.
         """
-        oldest = min((self._stood_in.get(worker, 0) for worker in self._holders), default=self.generation)
-        self._unsettled = {one: members for one, members in self._unsettled.items() if oldest < one < self.generation}
+        oldest = min(
+            (self._stood_in.get(worker, 0) for worker in self._holders), default=self.generation
+        )
+        self._unsettled = {
+            one: members
+            for one, members in self._unsettled.items()
+            if oldest < one < self.generation
+        }
 
     def _doubt(self, workers: list[str]) -> None:
         """These are lost, and cannot say any more whether the first generation settled: the others may have trained.
@@ -164,4 +183,6 @@ class Staffing(Roll):
             old = [worker for worker in self.members if self._base.member(worker)]
             self._trained = True
             if not self._config.job.sharded:
-                self._holders.update(old or self.members)  # who came later has taken nothing over that we know of
+                self._holders.update(
+                    old or self.members
+                )  # who came later has taken nothing over that we know of

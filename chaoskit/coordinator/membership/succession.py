@@ -21,7 +21,13 @@ class Succession(Staffing):
     @property
     def may_rebalance(self) -> bool:
         """Whether shards can be moved between the members: all train, and no other membership is to come soon."""
-        if not self._settled or self._done or self._revival.active or self._config.job.sharded or self._finished:
+        if (
+            not self._settled
+            or self._done
+            or self._revival.active
+            or self._config.job.sharded
+            or self._finished
+        ):
             return False
         members = self.members
         if len(members) < self.world:
@@ -49,14 +55,19 @@ class Succession(Staffing):
             return False
         room = self._size - (len(self.crew) - len(going))
         coming = any(self._hosts[worker] not in self._idle for worker in self._begun_s)
-        return coming and len(willing(self._usable_spares, self._strikes.trusted(self._nodes), room)) < room
+        return (
+            coming
+            and len(willing(self._usable_spares, self._strikes.trusted(self._nodes), room)) < room
+        )
 
     def _may_move(self) -> bool:
         """Whether another world is wanted, and all ranks will come to a step boundary where they can leave this one."""
         if not self._settled or self._done or self._revival.active or self._awaits_successors:
             return False
         going = self._going
-        if not going and not self._is_wanting:  # as between most events: no worker need be seated to know that
+        if (
+            not going and not self._is_wanting
+        ):  # as between most events: no worker need be seated to know that
             return False
         if going and self.generation > 1 and not self._entered.issuperset(self.members):
             return False  # who hangs on its way into this generation would never come to a boundary, and not be blamed
@@ -78,13 +89,16 @@ class Succession(Staffing):
         """The workers that have a rank in the next generation, by rank."""
         known = Candidates(
             abort=abort,
-            seats=[(member.worker, member.node) for member in self._base.members] if self._base else [],
+            seats=[(member.worker, member.node) for member in self._base.members]
+            if self._base
+            else [],
             hosts=self._hosts,
             crew=self.crew,
             departing=self._going,
             holders=self._holders,
             spares=self._usable_spares,
-            starting={node for worker, node in self._hosts.items() if worker not in self._ready} - self._idle,
+            starting={node for worker, node in self._hosts.items() if worker not in self._ready}
+            - self._idle,
             trusted=self._strikes.trusted(self._nodes),
             size=self._size,
             size_max=self._config.world_max,
@@ -95,7 +109,11 @@ class Succession(Staffing):
     @property
     def _usable_spares(self) -> dict[str, str]:
         """Spare -> its node, but for nodes that are to idle."""
-        return {worker: self._hosts[worker] for worker in self.spares if self._hosts[worker] not in self._idle}
+        return {
+            worker: self._hosts[worker]
+            for worker in self.spares
+            if self._hosts[worker] not in self._idle
+        }
 
     # -- how ------------------------------------------------------------------------------------------------------
 
@@ -107,9 +125,16 @@ class Succession(Staffing):
         return self._publish(workers, abort=abort, restore=restore, leavers=leavers)
 
     def _publish(
-        self, workers: list[str], *, abort: bool, restore: tuple[Snapshot, ...] = (), leavers: tuple[str, ...] = ()
+        self,
+        workers: list[str],
+        *,
+        abort: bool,
+        restore: tuple[Snapshot, ...] = (),
+        leavers: tuple[str, ...] = (),
     ) -> Publish:
-        previous = {member.worker: member.shards for member in self._base.members} if self._base else {}
+        previous = (
+            {member.worker: member.shards for member in self._base.members} if self._base else {}
+        )
         shard_count = self._config.shards_of(-1, len(workers))
         if sum(map(len, previous.values())) != shard_count:
             previous = {}  # gradients of another batch are of no use
@@ -128,7 +153,9 @@ class Succession(Staffing):
         self._base = self._base or self._plan
         self._settled, self._entered = False, set()
         self._unsettled[self._plan.generation] = frozenset(workers)
-        if self._config.job.sharded:  # whoever had a piece in the generation before takes it over anew
+        if (
+            self._config.job.sharded
+        ):  # whoever had a piece in the generation before takes it over anew
             self._healed, self._done = set(), set()
             self._may_train, self._growing = True, False
         return Publish(self._plan)

@@ -28,7 +28,10 @@ class Timetable:
         self._every_s = every_s
         self._last_s: float | None = None  # when a step was picked, or the first one was seen
         self._picked = self._generation = -1
-        self._first, self._newest = (-1, 0.0), (-1, 0.0)  # steps since the last pick, and when each was seen
+        self._first, self._newest = (
+            (-1, 0.0),
+            (-1, 0.0),
+        )  # steps since the last pick, and when each was seen
 
     def saw(self, step: int, generation: int, now_s: float) -> None:
         """Somebody has committed ``step`` steps."""
@@ -36,7 +39,9 @@ class Timetable:
             return
         if self._last_s is None:
             self._last_s = now_s
-        if generation > self._generation:  # what the one before was to store, and had not reached, is picked anew
+        if (
+            generation > self._generation
+        ):  # what the one before was to store, and had not reached, is picked anew
             if self._newest[0] < self._picked:
                 self._last_s = now_s - self._every_s
             self._picked, self._generation = -1, generation

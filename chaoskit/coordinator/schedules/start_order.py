@@ -25,7 +25,9 @@ class Deferral(Generic[Start]):
         self._generation = 0
         self._until_s: float | None = None  # None: nothing is being recovered
         self._world = 0
-        self._commits: dict[str, int] = {}  # of each worker, when it was first seen in the generation
+        self._commits: dict[
+            str, int
+        ] = {}  # of each worker, when it was first seen in the generation
         self._recovered: set[str] = set()
         self._held: list[Start] = []
 

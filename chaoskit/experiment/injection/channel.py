@@ -12,7 +12,13 @@ from pathlib import Path
 
 from chaoskit.process.linux import socket_name
 from chaoskit.wire.injection_line import InjectionDoor, InjectionLine
-from chaoskit.wire.messages import ArmTriggers, InjectionHello, InjectionOrder, InjectionReport, Trigger
+from chaoskit.wire.messages import (
+    ArmTriggers,
+    InjectionHello,
+    InjectionOrder,
+    InjectionReport,
+    Trigger,
+)
 
 _WAITING_MAX = 1024  # that connect while the harness starts the run
 _TRIGGERS_MAX = 200  # in one message
@@ -39,9 +45,13 @@ class InjectionChannel:
             self._listener.bind(name)
         self._path.chmod(0o600)
         self._listener.listen(_WAITING_MAX)
-        self._lines: dict[tuple[str, str], InjectionLine] = {}  # node, worker; "" for the node's checkpoint daemon
+        self._lines: dict[
+            tuple[str, str], InjectionLine
+        ] = {}  # node, worker; "" for the node's checkpoint daemon
         self._open: set[InjectionLine] = set()
-        self._armed: dict[str, list[Trigger]] = {}  # node -> triggers for the workers that it starts from now on
+        self._armed: dict[
+            str, list[Trigger]
+        ] = {}  # node -> triggers for the workers that it starts from now on
         self._hear: Callable[[InjectionReport], None] = lambda report: None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -104,7 +114,12 @@ class InjectionChannel:
         if hello.worker:
             wanted = (*self._triggers, *self._armed.get(hello.node, ()))
             for begin in range(0, len(wanted) or 1, _TRIGGERS_MAX):
-                line.send(ArmTriggers(wanted[begin : begin + _TRIGGERS_MAX], more=begin + _TRIGGERS_MAX < len(wanted)))
+                line.send(
+                    ArmTriggers(
+                        wanted[begin : begin + _TRIGGERS_MAX],
+                        more=begin + _TRIGGERS_MAX < len(wanted),
+                    )
+                )
 
     def _hang_up(self, line: InjectionLine) -> None:
         if line not in self._open:

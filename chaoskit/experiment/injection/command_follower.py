@@ -32,7 +32,9 @@ _IDLE_S = 0.1  # between two looks where nothing happens: rules tell of silence
 _OVER_S = 1.0  # the same without rules, once every fault has acted
 _TELL_S = 0.05
 _FRESH_S = 0.5  # within which a process that was struck is gone
-_WITNESS_S = 2.0  # in which a warden, however busy the machine is, tells of a process that has a rank
+_WITNESS_S = (
+    2.0  # in which a warden, however busy the machine is, tells of a process that has a rank
+)
 
 GOOD = Exit("exited", "status 0")
 
@@ -89,10 +91,14 @@ class CommandFollower:
         self._roots: dict[int, Exit] = {}  # the same by pid
         self._ranks: dict[str, int] = {}  # of the processes that were struck
         self._nodes_say = JournalTail(directory / "journal", without=[Event.LOGGED])
-        self._found: dict[tuple[str, int], str] = {}  # node, pid of a rank, by its node -> the variable that tells it
+        self._found: dict[
+            tuple[str, int], str
+        ] = {}  # node, pid of a rank, by its node -> the variable that tells it
         self._asked_s: dict[tuple[str, int], float] = {}  # the same, of which they were asked: when
         named = [fault.rank for fault in experiment.faults if isinstance(fault.rank, int)]
-        self._one_a_node = max([experiment.ranks, *(rank + 1 for rank in named)]) <= len(cluster.nodes)
+        self._one_a_node = max([experiment.ranks, *(rank + 1 for rank in named)]) <= len(
+            cluster.nodes
+        )
         self._loss: float | None = None
         self._told_s = self._looked_s = 0.0
         self._woken = asyncio.Event()
@@ -113,9 +119,14 @@ class CommandFollower:
         self._following = asyncio.current_task()
         over = stalled = False
         with contextlib.ExitStack() as opened:
-            watched = {self._directory / "journal", *(log.path.parent for log in self._logs.values())}
+            watched = {
+                self._directory / "journal",
+                *(log.path.parent for log in self._logs.values()),
+            }
             for directory in watched:
-                directory.mkdir(parents=True, exist_ok=True)  # else the first node to write makes it
+                directory.mkdir(
+                    parents=True, exist_ok=True
+                )  # else the first node to write makes it
             changes = DirectoryWatch(watched)
             opened.callback(changes.close)
             self._wake_by(changes.fileno(), opened)
@@ -126,10 +137,14 @@ class CommandFollower:
                 changes.clear()
                 self._looked_s = time.monotonic()
                 over = self._look_at_nodes()
-                self._read_logs(to_the_end=over)  # after the look: all that a node wrote before its end
+                self._read_logs(
+                    to_the_end=over
+                )  # after the look: all that a node wrote before its end
                 self._tell()
                 self._strike_due(opened)
-                if changes.changed() - {self._directory / "journal" / "harness.jsonl"}:  # it was written just now
+                if changes.changed() - {
+                    self._directory / "journal" / "harness.jsonl"
+                }:  # it was written just now
                     self._woken.set()
                 await self._look_at_targets(over)
                 stalled = not over and self._is_stalled()
@@ -191,7 +206,8 @@ class CommandFollower:
     def _looks_by_time(self) -> bool:
         """Return whether something is looked for of which no file and no end of a process tells."""
         ends_are_known = all(
-            target.exit is not None or injection.fault.whole_node for injection, target in self._injector.in_force
+            target.exit is not None or injection.fault.whole_node
+            for injection, target in self._injector.in_force
         )
         return self._rules.are_set or not (self._injector.awaits_end and ends_are_known)
 
@@ -209,7 +225,9 @@ class CommandFollower:
             ended = read_events(self._directory / "journal", Event.COMMAND_EXITED)
             ends = [one for one in ended if one.source == node]
             self.exits[node] = (
-                Exit(ends[-1]["how"], ends[-1]["status"]) if ends else Exit("lost", "its end was not seen")
+                Exit(ends[-1]["how"], ends[-1]["status"])
+                if ends
+                else Exit("lost", "its end was not seen")
             )
             self._roots |= {one["pid"]: Exit(one["how"], one["status"]) for one in ends}
             for _, target in self._injector.in_force:
@@ -223,7 +241,9 @@ class CommandFollower:
                 self._rules.feed(node, data, time.monotonic(), self.reader.highest)
                 for line in self.reader.feed(node, data, time.monotonic_ns()):
                     self._loss = self._loss if line.loss is None else float(line.loss)
-                    self._journal.write(Event.LOGGED, t_ns=line.t_ns, node=node, step=line.step, loss=line.loss)
+                    self._journal.write(
+                        Event.LOGGED, t_ns=line.t_ns, node=node, step=line.step, loss=line.loss
+                    )
                 if not to_the_end:
                     break
         running = [node for node in self._cluster.nodes if node not in self.exits]
@@ -255,7 +275,9 @@ class CommandFollower:
             target.tell_exit(Exit(*describe_status(status)), time.monotonic_ns())
         elif target.pid in self._roots:
             target.tell_exit(self._roots[target.pid], time.monotonic_ns())
-        elif (over or target.seconds_since > _FRESH_S) and start_ticks(target.pid) != target.process.ticks:
+        elif (over or target.seconds_since > _FRESH_S) and start_ticks(
+            target.pid
+        ) != target.process.ticks:
             target.tell_exit(GONE, time.monotonic_ns())
 
     # -- the moment -------------------------------------------------------------------------------------------------
@@ -289,7 +311,10 @@ class CommandFollower:
         if fault.at_step is not None:
             return reader.highest is not None and reader.highest >= fault.at_step
         assert fault.after_s is not None, "checked when the run is planned"
-        return reader.first_ns is not None and time.monotonic_ns() >= reader.first_ns + fault.after_s * 1e9
+        return (
+            reader.first_ns is not None
+            and time.monotonic_ns() >= reader.first_ns + fault.after_s * 1e9
+        )
 
     def _is_witnessed(self, seat: Seat) -> bool:
         """Return whether the process has the rank by the word of its node, too: that is waited for.
@@ -334,10 +359,16 @@ class CommandFollower:
             if injection.state is not InjectionState.PLANNED:
                 continue
             if self._is_due(injection):
-                absent = f"no process of rank {injection.fault.rank} was found {moment(injection.fault)}"
+                absent = (
+                    f"no process of rank {injection.fault.rank} was found {moment(injection.fault)}"
+                )
                 injection.miss(absent if self._found else f"{absent}: {NO_VARIABLE}")
             else:
-                shown = "no step" if self.reader.highest is None else f"step {self.reader.highest} at most"
+                shown = (
+                    "no step"
+                    if self.reader.highest is None
+                    else f"step {self.reader.highest} at most"
+                )
                 injection.miss(f"it was due {moment(injection.fault)}, and the log shows {shown}")
 
 

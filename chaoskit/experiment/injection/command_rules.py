@@ -22,9 +22,15 @@ class NodeLogs:
         now_s: on the monotonic clock: the nodes start.
     """
 
-    def __init__(self, rules: Sequence[LogRule], nodes: Iterable[str], journal: Journal, now_s: float) -> None:
+    def __init__(
+        self, rules: Sequence[LogRule], nodes: Iterable[str], journal: Journal, now_s: float
+    ) -> None:
         self._journal, self._budget = journal, Budget()
-        self._watches = {node: [Watch(rule, now_s, self._budget) for rule in rules] for node in nodes} if rules else {}
+        self._watches = (
+            {node: [Watch(rule, now_s, self._budget) for rule in rules] for node in nodes}
+            if rules
+            else {}
+        )
         self._splitters = {node: Splitter() for node in self._watches}
 
     def feed(self, node: str, data: bytes, now_s: float, step: int | None) -> None:
@@ -49,7 +55,13 @@ class NodeLogs:
 
     def _tell(self, node: str, found: list[Fired], step: int | None, line: str = "") -> None:
         for fired in found:
-            fields: dict[str, Any] = {"rule": fired.rule, "verdict": fired.verdict, "reason": fired.reason}
+            fields: dict[str, Any] = {
+                "rule": fired.rule,
+                "verdict": fired.verdict,
+                "reason": fired.reason,
+            }
             fields |= {"value": fired.value, "limit": fired.limit, "line": line[:_SHOWN_CHARS]}
             action = "none" if fired.verdict == RuleVerdict.STOPPED else "alert"
-            self._journal.write(Event.RULE_FIRED, worker=node, rank=None, step=step, action=action, **fields)
+            self._journal.write(
+                Event.RULE_FIRED, worker=node, rank=None, step=step, action=action, **fields
+            )

@@ -85,7 +85,9 @@ class JobFollower:
         self._is_slow = False
         self._following: asyncio.Task[Any] | None = None
         self._injector = Injector(experiment.faults, journal, self._place_of, self._woken.set)
-        self._replacer = NodeReplacer(cluster, self._config.node_replacements, journal, self._config.startup_s)
+        self._replacer = NodeReplacer(
+            cluster, self._config.node_replacements, journal, self._config.startup_s
+        )
         self.injections = self._injector.injections
         self.tell_missed = self._injector.tell_missed
         self.run_end = RunEnd.HARNESS
@@ -173,8 +175,16 @@ class JobFollower:
 
     async def _wait_for_news(self) -> bool:
         """Wait for a message, or for the time at which something is due; False if neither came for a while."""
-        loop, descriptor, now_s = asyncio.get_running_loop(), self._cluster.fileno(), time.monotonic()
-        timer = None if self._wakes_s == math.inf else loop.call_later(self._wakes_s - now_s, self._woken.set)
+        loop, descriptor, now_s = (
+            asyncio.get_running_loop(),
+            self._cluster.fileno(),
+            time.monotonic(),
+        )
+        timer = (
+            None
+            if self._wakes_s == math.inf
+            else loop.call_later(self._wakes_s - now_s, self._woken.set)
+        )
         loop.add_reader(descriptor, self._woken.set)
         try:
             async with asyncio.timeout(None if self._when_silent is None else _SILENT_S):
@@ -214,13 +224,19 @@ class JobFollower:
 
     def _count_detection(self, lost: WorkerLost, *, had_rank: bool) -> None:
         """The n-th loss that answers a fault is the moment of those that strike after detection."""
-        injection = next((one for one in self.injections if not one.answered and explains(one, lost)), None)
+        injection = next(
+            (one for one in self.injections if not one.answered and explains(one, lost)), None
+        )
         if injection is None or not had_rank:
             return
         injection.answered = True
         self._detections += 1
         for other in self.injections:
-            if other.fault.during == "detection" and other.fault.recovery == self._detections and not other.is_struck:
+            if (
+                other.fault.during == "detection"
+                and other.fault.recovery == self._detections
+                and not other.is_struck
+            ):
                 self._strike_directly(other, missed_if_absent=True)
 
     # -- the moment -----------------------------------------------------------------------------------------------
@@ -256,7 +272,9 @@ class JobFollower:
 
     def _let_go(self, hook: AtHook) -> None:
         assert self._channel is not None
-        self._channel.tell(self._roster.node_of(hook.worker), Resume(hook.fault, InjectionAct("none")), hook.worker)
+        self._channel.tell(
+            self._roster.node_of(hook.worker), Resume(hook.fault, InjectionAct("none")), hook.worker
+        )
 
     def _strike_due(self) -> None:
         """Strike each rank that stands at a hook, with all that are due there; and those that are due by their time."""
@@ -265,7 +283,9 @@ class JobFollower:
         self._wakes_s = math.inf
         for injection in self.injections:
             if injection.hook is not None and not self._awaits_others(injection, now_s):
-                self._strike_together([one for one in self.injections if one.hook and one.place == injection.place])
+                self._strike_together(
+                    [one for one in self.injections if one.hook and one.place == injection.place]
+                )
         for injection in self.injections:
             after_s = injection.fault.after_s
             if after_s is None or begun_s is None or injection.is_struck:
@@ -283,7 +303,8 @@ class JobFollower:
         if now_s >= injection.hook_s + limit_s:
             return False
         awaits = any(
-            other.state is InjectionState.PLANNED and self._roster.holder(other.fault.rank) is not None
+            other.state is InjectionState.PLANNED
+            and self._roster.holder(other.fault.rank) is not None
             for other in self.injections
             if other.place == injection.place
             and isinstance(other.fault.rank, int)
@@ -294,7 +315,9 @@ class JobFollower:
         return awaits
 
     def _strike_together(self, injections: list[Injection]) -> None:
-        aimed = [(one, target) for one in injections if (target := self._target_at_hook(one)) is not None]
+        aimed = [
+            (one, target) for one in injections if (target := self._target_at_hook(one)) is not None
+        ]
         if aimed:
             self._injector.strike(aimed)
 
@@ -304,19 +327,28 @@ class JobFollower:
         assert hook is not None
         worker, rank, tid = hook.worker, hook.rank, hook.tid
         process = self._cluster.worker(self._roster.node_of(worker), hook.pid)
-        if self._roster.is_lost(worker) or process.is_gone():  # the process that has the rank next may be struck
+        if (
+            self._roster.is_lost(worker) or process.is_gone()
+        ):  # the process that has the rank next may be struck
             self._let_go(hook)
             injection.step_back()
             return None
         if injection.fault.rank == "healer":
             healer = self._roster.member(hook.peer)
             if healer is not None:
-                worker, rank, tid, process = healer.worker, healer.rank, healer.pid, self._process_of(healer)
+                worker, rank, tid, process = (
+                    healer.worker,
+                    healer.rank,
+                    healer.pid,
+                    self._process_of(healer),
+                )
             if healer is None or self._injector.is_doomed(worker, process):
                 injection.miss(f"the healer {hook.peer} was lost before it could be struck")
                 self._let_go(hook)
                 return None
-        return self._target(injection, worker, rank, process, tid, hook.step, hook.phase, waiting=hook.worker)
+        return self._target(
+            injection, worker, rank, process, tid, hook.step, hook.phase, waiting=hook.worker
+        )
 
     def _strike_directly(self, injection: Injection, *, missed_if_absent: bool = False) -> bool:
         """Strike the process that has the rank now, wherever it stands. Whether there is one: else the moment is
@@ -325,10 +357,14 @@ class JobFollower:
         process = None if holder is None else self._process_of(holder)
         if holder is None or process is None or self._injector.is_doomed(holder.worker, process):
             if missed_if_absent:
-                injection.miss(f"no process held rank {injection.fault.rank} {injection.fault.moment}")
+                injection.miss(
+                    f"no process held rank {injection.fault.rank} {injection.fault.moment}"
+                )
             return False
         step, phase = self._roster.step, injection.fault.during or ""
-        target = self._target(injection, holder.worker, holder.rank, process, process.pid, step, phase)
+        target = self._target(
+            injection, holder.worker, holder.rank, process, process.pid, step, phase
+        )
         self._injector.strike([(injection, target)])
         return True
 
@@ -343,7 +379,9 @@ class JobFollower:
                 injection.armed = holder.worker
 
     def _say(self, message: Message) -> None:
-        with contextlib.suppress(OSError):  # a coordinator that is gone: what waits for an answer asks again
+        with contextlib.suppress(
+            OSError
+        ):  # a coordinator that is gone: what waits for an answer asks again
             self._cluster.send(message)
 
     def _process_of(self, holder: Holder) -> Process:
@@ -398,8 +436,12 @@ class JobFollower:
         self._requests.on_new = lambda: None
 
     def _look_back(self, records: list[Record]) -> None:
-        exits = {record["worker"]: record for record in records if record.event == Event.WORKER_EXITED}
-        ended_ns = min((record.t_ns for record in records if record.event == Event.JOB_ENDED), default=math.inf)
+        exits = {
+            record["worker"]: record for record in records if record.event == Event.WORKER_EXITED
+        }
+        ended_ns = min(
+            (record.t_ns for record in records if record.event == Event.JOB_ENDED), default=math.inf
+        )
         for injection, target in self._injector.in_force:
             target.end()
             record = exits.get(target.worker)
@@ -431,4 +473,6 @@ def explains(injection: Injection, lost: WorkerLost) -> bool:
     target = injection.struck
     if target is None or lost.cause not in injection.fault.leads_to:
         return False
-    return lost.worker in target.claims or (injection.fault.whole_node and lost.node in target.struck_nodes)
+    return lost.worker in target.claims or (
+        injection.fault.whole_node and lost.node in target.struck_nodes
+    )

@@ -24,10 +24,21 @@ class InjectionState(StrEnum):
 
 
 _NEXT = {
-    InjectionState.PLANNED: {InjectionState.WAITING, InjectionState.IN_FORCE, InjectionState.MISSED},
-    InjectionState.WAITING: {InjectionState.PLANNED, InjectionState.IN_FORCE, InjectionState.MISSED},
+    InjectionState.PLANNED: {
+        InjectionState.WAITING,
+        InjectionState.IN_FORCE,
+        InjectionState.MISSED,
+    },
+    InjectionState.WAITING: {
+        InjectionState.PLANNED,
+        InjectionState.IN_FORCE,
+        InjectionState.MISSED,
+    },
     InjectionState.IN_FORCE: {InjectionState.CONFIRMED, InjectionState.MISSED},
-    InjectionState.CONFIRMED: {InjectionState.CONFIRMED, InjectionState.MISSED},  # the job had ended before it acted
+    InjectionState.CONFIRMED: {
+        InjectionState.CONFIRMED,
+        InjectionState.MISSED,
+    },  # the job had ended before it acted
     InjectionState.MISSED: set(),
 }
 
@@ -56,7 +67,9 @@ class Injection:
     missed: str = ""
     answered: bool = False
     is_written: bool = False  # its act is in the journal
-    acts: dict[str, int] = field(default_factory=dict)  # worker -> time: what is in the journal of its acts
+    acts: dict[str, int] = field(
+        default_factory=dict
+    )  # worker -> time: what is in the journal of its acts
     lifted_ns: int = 0  # the same of its end
 
     def _become(self, state: InjectionState) -> None:

@@ -50,7 +50,9 @@ class Injector:
         on_failure: Callable[[], None],
     ) -> None:
         self._journal, self._place_of, self._on_failure = journal, place_of, on_failure
-        self.injections = [Injection(fault_id(number), fault) for number, fault in enumerate(faults)]
+        self.injections = [
+            Injection(fault_id(number), fault) for number, fault in enumerate(faults)
+        ]
         self._failure: Exception | None = None
         self._tasks: dict[Injection, asyncio.Task[None]] = {}
         self._is_closing = False
@@ -64,7 +66,9 @@ class Injector:
     def awaits_end(self) -> bool:
         """Return whether every fault has acted, or missed its moment, and only the end of the run can tell more."""
         acted = all(injection.state is not InjectionState.PLANNED for injection in self.injections)
-        return acted and all(task.done() or _awaits_end(injection) for injection, task in self._tasks.items())
+        return acted and all(
+            task.done() or _awaits_end(injection) for injection, task in self._tasks.items()
+        )
 
     def check(self) -> None:
         """Raise what made a fault fail, if one did."""
@@ -82,9 +86,13 @@ class Injector:
         loop.call_soon(still.enter_context, undisturbed())
         for injection, target in due:
             injection.strike(target)
-            target.claims[target.worker] = time.monotonic_ns()  # what is struck now is struck by no other one
+            target.claims[target.worker] = (
+                time.monotonic_ns()
+            )  # what is struck now is struck by no other one
             target.on_note = partial(self._note_soon, injection, target)
-            self._tasks[injection] = loop.create_task(self._run(injection, target), name=injection.fault_id)
+            self._tasks[injection] = loop.create_task(
+                self._run(injection, target), name=injection.fault_id
+            )
         loop.call_soon(still.close)
         loop.call_soon(self._write_down_all, due)
 
@@ -96,7 +104,9 @@ class Injector:
             async with contextlib.aclosing(_story(injection.fault, target)) as story:
                 async for evidence in story:
                     if not isinstance(evidence, Evidence):
-                        raise TypeError(f"inject yields {evidence!r}, which is no faults.evidence.Evidence")
+                        raise TypeError(
+                            f"inject yields {evidence!r}, which is no faults.evidence.Evidence"
+                        )
                     if not injection.is_written:
                         await asyncio.sleep(0)  # first what is due together acts
                     self._confirm(injection, evidence)
@@ -119,7 +129,9 @@ class Injector:
             injection.miss(f"it could not act: {text}")
         failure = error
         if not isinstance(error, BadInput | HarnessError):
-            failure = FaultBroken(f"{injection.fault} could not act: {text} ({_place(injection.fault, error)})")
+            failure = FaultBroken(
+                f"{injection.fault} could not act: {text} ({_place(injection.fault, error)})"
+            )
             failure.__cause__ = error
         self._failure = self._failure or failure
         self._on_failure()
@@ -136,7 +148,9 @@ class Injector:
     def is_doomed(self, worker: str, process: Process) -> bool:
         """Whether a process ends, or was struck a moment ago: the same death must not be evidence of two faults."""
         since_ns = time.monotonic_ns() - int(_FRESH_S * 1e9)
-        claims = [one.target.claims.get(worker, 0) for one in self.injections if one.target is not None]
+        claims = [
+            one.target.claims.get(worker, 0) for one in self.injections if one.target is not None
+        ]
         return process.is_gone() or any(struck_ns > since_ns for struck_ns in claims)
 
     # -- what is written down -------------------------------------------------------------------------------------
@@ -168,7 +182,9 @@ class Injector:
             waiting=target.waiting,
             done_ns=time.monotonic_ns(),
         )
-        injection.acts = {worker: t_ns for worker, t_ns in target.claims.items() if worker == target.worker}
+        injection.acts = {
+            worker: t_ns for worker, t_ns in target.claims.items() if worker == target.worker
+        }
 
     def _note_soon(self, injection: Injection, target: Target) -> None:
         """Write an act down when the fault waits: until then it may be taken back."""
@@ -183,7 +199,9 @@ class Injector:
         for worker, t_ns in target.claims.items():
             if injection.acts.get(worker) != t_ns:
                 injection.acts[worker] = t_ns
-                self._journal.write(Event.ACTED, t_ns=t_ns, **what, worker=worker, **self._place_of(worker))
+                self._journal.write(
+                    Event.ACTED, t_ns=t_ns, **what, worker=worker, **self._place_of(worker)
+                )
         if target.lifted_ns > injection.lifted_ns:
             injection.lifted_ns = target.lifted_ns
             self._journal.write(Event.LIFTED, t_ns=target.lifted_ns, **what)
@@ -192,14 +210,18 @@ class Injector:
         injection.confirm(evidence)
         told = {"fault": injection.fault_id, "level": "effective", "observed": str(evidence)}
         since_ns = injection.evidence[0].observed_ns
-        self._journal.write(Event.EVIDENCE, t_ns=since_ns, **told, evidence=msgspec.to_builtins(evidence))
+        self._journal.write(
+            Event.EVIDENCE, t_ns=since_ns, **told, evidence=msgspec.to_builtins(evidence)
+        )
 
     def tell_missed(self) -> None:
         """Write down which faults did not act. To be called when all is known that ever will be."""
         for injection in self.injections:
             if injection.struck is None:
                 what, reason = str(injection.fault), injection.why_missed
-                self._journal.write(Event.FAULT_MISSED, fault=injection.fault_id, what=what, reason=reason)
+                self._journal.write(
+                    Event.FAULT_MISSED, fault=injection.fault_id, what=what, reason=reason
+                )
 
     # -- what follows ---------------------------------------------------------------------------------------------
 
@@ -219,7 +241,9 @@ class Injector:
         """The run is over: the last look, and the last word of faults that were felt again and again."""
         await self.settle()
         for injection, target in self.in_force:
-            newer = target.last_word() if injection.evidence and target.last_word is not None else None
+            newer = (
+                target.last_word() if injection.evidence and target.last_word is not None else None
+            )
             if newer is not None and str(newer) != injection.observed:
                 self._confirm(injection, newer)
             target.end()
@@ -233,7 +257,9 @@ class Injector:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         for injection in self.injections:
-            if (struck := injection.target) is None or not (injection.is_written or struck.left_behind):
+            if (struck := injection.target) is None or not (
+                injection.is_written or struck.left_behind
+            ):
                 continue
             starved_s = struck.beat.starved_ms / 1000 if struck.beat is not None else 0.0
             told: dict[str, Any] = {"ok": not struck.left_behind, "acted_ns": struck.acts_until_ns}

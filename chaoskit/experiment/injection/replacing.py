@@ -34,7 +34,9 @@ class NodeReplacer:
         match message:
             case NodeLost(node) if self._left and node not in self._tasks:
                 self._left -= 1
-                self._tasks[node] = asyncio.get_running_loop().create_task(self._replace(node), name=f"replace {node}")
+                self._tasks[node] = asyncio.get_running_loop().create_task(
+                    self._replace(node), name=f"replace {node}"
+                )
             case Heartbeat(node) if (task := self._tasks.pop(node, None)) is not None:
                 if task.done():
                     task.result()

@@ -27,7 +27,9 @@ class Roster:
         self._places: dict[str, tuple[str, int]] = {}  # worker -> node and pid
         self._lost: set[str] = set()
         self.step = 0  # committed by the rank that is furthest
-        self.first_commit_s: float | None = None  # when the first committed step was heard of, on the monotonic clock
+        self.first_commit_s: float | None = (
+            None  # when the first committed step was heard of, on the monotonic clock
+        )
 
     def hear(self, message: Any) -> None:
         """Take in one message."""

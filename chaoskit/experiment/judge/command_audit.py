@@ -33,7 +33,12 @@ class _Holder:
     """
 
     def __init__(self, rank: int, record: Record, ends: Iterable[Record]) -> None:
-        self.rank, self.node, self.pid, self.found_ns = rank, record.source, record["pid"], record.t_ns
+        self.rank, self.node, self.pid, self.found_ns = (
+            rank,
+            record.source,
+            record["pid"],
+            record.t_ns,
+        )
         mine = [one.t_ns for one in ends if (one.source, one["pid"]) == (self.node, self.pid)]
         self.is_command = record.event == Event.COMMAND_STARTED
         self.gone_ns = min((t_ns for t_ns in mine if t_ns >= self.found_ns), default=None)
@@ -65,25 +70,42 @@ def audit(run: CommandRun, *, is_whole: bool) -> list[Check]:
 def _holders(run: CommandRun) -> list[_Holder]:
     """Return every process that had a rank. Where no variable tells one, the first process of node n is rank n."""
     found = ranks_found(run.records)
-    ends = [record for record in run.records if record.event in (Event.RANK_GONE, Event.COMMAND_EXITED)]
+    ends = [
+        record for record in run.records if record.event in (Event.RANK_GONE, Event.COMMAND_EXITED)
+    ]
     if found:
         return [_Holder(record["rank"], record, ends) for record in found]
-    return [_Holder(rank, run.commands[node], ends) for rank, node in enumerate(run.nodes) if node in run.commands]
+    return [
+        _Holder(rank, run.commands[node], ends)
+        for rank, node in enumerate(run.nodes)
+        if node in run.commands
+    ]
 
 
 def _commands(run: CommandRun) -> list[Check]:
     """Each node says what it started: the plan's command, with its own place filled in."""
-    wanted = [".*".join(map(re.escape, _FILLED.split(argument))) for argument in run.experiment.command]
+    wanted = [
+        ".*".join(map(re.escape, _FILLED.split(argument))) for argument in run.experiment.command
+    ]
     problems = [
         f"{node} ran {' '.join(record['command'])[:80]!r}"
         for node, record in run.commands.items()
         if len(record["command"]) != len(wanted)
-        or not all(re.fullmatch(one, told, re.DOTALL) for one, told in zip(wanted, record["command"], strict=True))
+        or not all(
+            re.fullmatch(one, told, re.DOTALL)
+            for one, told in zip(wanted, record["command"], strict=True)
+        )
     ]
-    return [Check(name=_COMMAND, verdict=Verdict.ERROR, detail="; ".join(problems))] if problems else []
+    return (
+        [Check(name=_COMMAND, verdict=Verdict.ERROR, detail="; ".join(problems))]
+        if problems
+        else []
+    )
 
 
-def _mismatches(run: CommandRun, one: InjectionRecord, struck: Struck, holders: Sequence[_Holder]) -> Iterator[str]:
+def _mismatches(
+    run: CommandRun, one: InjectionRecord, struck: Struck, holders: Sequence[_Holder]
+) -> Iterator[str]:
     fault, place = one.fault, f"process {struck.pid} of {struck.node}"
     if isinstance(fault.rank, int) and struck.rank != fault.rank:
         yield f"it struck rank {struck.rank}, not rank {fault.rank}"
@@ -106,7 +128,9 @@ def _mismatches(run: CommandRun, one: InjectionRecord, struck: Struck, holders: 
         yield from _another_moment(run, one, struck, holders)
 
 
-def _another_moment(run: CommandRun, one: InjectionRecord, struck: Struck, holders: Sequence[_Holder]) -> Iterator[str]:
+def _another_moment(
+    run: CommandRun, one: InjectionRecord, struck: Struck, holders: Sequence[_Holder]
+) -> Iterator[str]:
     """By what the log had shown when it struck."""
     fault, lines = one.fault, [line for line in run.lines if line.step is not None]
     before = [line for line in lines if line.t_ns <= struck.injected_ns]
@@ -133,7 +157,11 @@ def _last(run: CommandRun) -> int | None:
 
 
 def _is_late(
-    run: CommandRun, one: InjectionRecord, struck: Struck, holders: Sequence[_Holder], before: Sequence[Line]
+    run: CommandRun,
+    one: InjectionRecord,
+    struck: Struck,
+    holders: Sequence[_Holder],
+    before: Sequence[Line],
 ) -> bool:
     """Whether the log was read again between the moment and the act, although the process was there all the time.
 
@@ -142,18 +170,28 @@ def _is_late(
     at_step = one.fault.at_step
     assert at_step is not None
     due = next((line for line in before if line.step is not None and line.step >= at_step), None)
-    others = [other.target.claims for other in run.injections if other is not one and other.target is not None]
+    others = [
+        other.target.claims
+        for other in run.injections
+        if other is not one and other.target is not None
+    ]
     if due is None or any(struck.worker in claims for claims in others):
         return False
-    there = [holder.pid for holder in holders if holder.rank == struck.rank and holder.is_there(due.t_ns)]
-    return there == [struck.pid] and any(line.node == due.node and line.t_ns > due.t_ns for line in before)
+    there = [
+        holder.pid for holder in holders if holder.rank == struck.rank and holder.is_there(due.t_ns)
+    ]
+    return there == [struck.pid] and any(
+        line.node == due.node and line.t_ns > due.t_ns for line in before
+    )
 
 
 def _step(step: int) -> str:
     return "no step" if step < 0 else f"step {step}"
 
 
-def _untold(one: InjectionRecord, struck: Struck, holders: Sequence[_Holder], lines: Sequence[Line]) -> Iterator[str]:
+def _untold(
+    one: InjectionRecord, struck: Struck, holders: Sequence[_Holder], lines: Sequence[Line]
+) -> Iterator[str]:
     mine = [holder for holder in holders if (holder.node, holder.pid) == (struck.node, struck.pid)]
     if not mine:
         yield f"no node tells that process {struck.pid} of {struck.node} had rank {struck.rank}"
@@ -161,7 +199,11 @@ def _untold(one: InjectionRecord, struck: Struck, holders: Sequence[_Holder], li
         yield f"{struck.node} does not tell that process {struck.pid} ended"
     elif _ends_a_process(one) and not mine[0].is_command:
         yield from _never_back(struck, holders, lines)
-    rivals = [holder for holder in holders if holder.rank == struck.rank and holder.is_there(struck.injected_ns)]
+    rivals = [
+        holder
+        for holder in holders
+        if holder.rank == struck.rank and holder.is_there(struck.injected_ns)
+    ]
     if len(rivals) > 1:
         pids = ", ".join(str(holder.pid) for holder in rivals)
         yield f"processes {pids} had rank {struck.rank} when it struck {struck.pid}: which of them trained is not known"
@@ -174,7 +216,9 @@ def _never_back(struck: Struck, holders: Sequence[_Holder], lines: Sequence[Line
     shown_ns = max((line.t_ns for line in lines if line.step is not None), default=0)
     if shown_ns < struck.injected_ns + _COMES_BACK_S * 1e9:
         return
-    if not any(holder.rank == struck.rank and holder.found_ns > struck.injected_ns for holder in holders):
+    if not any(
+        holder.rank == struck.rank and holder.found_ns > struck.injected_ns for holder in holders
+    ):
         late_s = (shown_ns - struck.injected_ns) / 1e9
         yield f"rank {struck.rank} never came back, and the log shows steps until {late_s:.1f} s after it was struck"
 

@@ -19,7 +19,14 @@ _CHUNK_BYTES = 1 << 20
 
 def coverage_of(run: CommandRun, twin: CommandTwin | None) -> Coverage:
     """What is missing in the directory of ``run``. ``twin``: what it holds of the unbroken run."""
-    blind = [*damage(run.coverage), *_harness(run), *_nodes(run), *_logs(run), *_faults(run), *_twin(run, twin)]
+    blind = [
+        *damage(run.coverage),
+        *_harness(run),
+        *_nodes(run),
+        *_logs(run),
+        *_faults(run),
+        *_twin(run, twin),
+    ]
     return Coverage(tuple(blind), ())
 
 
@@ -40,7 +47,10 @@ def _nodes(run: CommandRun) -> Iterator[str]:
         if file is None or not any(writer.role == "warden" for writer in file.writers):
             yield f"{node}: it has written nothing"
             continue
-        if run.started is not None and min(writer.first_ns for writer in file.writers) < run.started_ns:
+        if (
+            run.started is not None
+            and min(writer.first_ns for writer in file.writers) < run.started_ns
+        ):
             yield f"{node}: its journal begins before the run"
         if node not in run.commands:
             yield f"{node}: it does not tell that it started the command"
@@ -49,7 +59,11 @@ def _nodes(run: CommandRun) -> Iterator[str]:
 
 def _end(run: CommandRun, node: str) -> Iterator[str]:
     """The end of a command, by the word of its node and by that of the harness."""
-    ended = [record for record in run.records if record.event == Event.COMMAND_EXITED and record.source == node]
+    ended = [
+        record
+        for record in run.records
+        if record.event == Event.COMMAND_EXITED and record.source == node
+    ]
     told = run.exits.get(node)
     if told is None or told[0] == "lost":  # the deadline ended it, or the node was lost
         return
@@ -67,12 +81,18 @@ def _logs(run: CommandRun) -> Iterator[str]:
         read = [(line.step, line.loss) for line in run.lines if line.node == node]
         reader = LogReader(run.experiment.watch)
         try:
-            shown = _shown(run, node, reader, limits=None if is_whole else (len(read), run.lines_read - lines))
+            shown = _shown(
+                run, node, reader, limits=None if is_whole else (len(read), run.lines_read - lines)
+            )
         except OSError as error:
             yield f"{place}: it cannot be read ({error.strerror})"
             return
         lines, all_whole = lines + reader.lines, all_whole and is_whole
-        different = [number for number, (one, other) in enumerate(zip(shown, read, strict=False)) if one != other]
+        different = [
+            number
+            for number, (one, other) in enumerate(zip(shown, read, strict=False))
+            if one != other
+        ]
         if different:
             yield f"{place}: line {different[0] + 1} of those with a step or loss is another one than was read"
         elif len(shown) < len(read) or (is_whole and len(shown) > len(read)):
@@ -108,7 +128,12 @@ def _is_whole(run: CommandRun, node: str) -> bool:
 def _faults(run: CommandRun) -> Iterator[str]:
     undone = {record["fault"] for record in run.records if record.event == Event.UNDONE}
     for one in run.injections:
-        if one.target is not None and not one.missed and one.fault_id not in undone and not run.harness_lost:
+        if (
+            one.target is not None
+            and not one.missed
+            and one.fault_id not in undone
+            and not run.harness_lost
+        ):
             yield f"harness: it does not tell whether {one.fault} was undone"
 
 

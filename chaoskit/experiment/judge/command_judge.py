@@ -50,16 +50,24 @@ def judge_command(run: CommandRun, twin: CommandTwin | None, substrate: str) -> 
     experiment, lines = run.experiment, run.lines
     first_ns = min((strike.target.injected_ns for strike in _landed(run)), default=math.inf)
     course = Course(lines, twin.usual if twin and twin.counts else Usual.before(lines, first_ns))
-    recoveries = [recovery for strike in _landed(run) if (recovery := _recovery(run, course, strike))]
+    recoveries = [
+        recovery for strike in _landed(run) if (recovery := _recovery(run, course, strike))
+    ]
     coverage, not_applied = coverage_of(run, twin), _not_applied(run, twin)
-    unclear = (twin.uncountable if twin else "") or uncountable(run, course.usual, twin.counts if twin else {})
+    unclear = (twin.uncountable if twin else "") or uncountable(
+        run, course.usual, twin.counts if twin else {}
+    )
     checks = [
         coverage.check(len(run.records), len(run.coverage)),
         _completed(run, course, twin, unclear),
         _shows_steps(run, course, twin, unclear),
         *(fault_check(strike, run.ended_ns) for strike in run.injections),
         *audit(run, is_whole=not coverage.blind),
-        *([_excused(_recovered(run, course, recoveries, twin), unclear)] if RECOVERED not in not_applied else []),
+        *(
+            [_excused(_recovered(run, course, recoveries, twin), unclear)]
+            if RECOVERED not in not_applied
+            else []
+        ),
         _excused(_kept(run, course), unclear),
     ]
     if twin is not None and run.run_id and twin.run_id == run.run_id:
@@ -104,7 +112,10 @@ def _reasons(run: CommandRun, checks: list[Check], verdict: Verdict) -> list[str
     """Return why a run did not pass, and what helps."""
     if verdict == Verdict.PASSED:
         return []
-    return [*(f"{check.name}: {check.detail}" for check in checks if check.verdict == verdict), *hints(run)]
+    return [
+        *(f"{check.name}: {check.detail}" for check in checks if check.verdict == verdict),
+        *hints(run),
+    ]
 
 
 def _settings(run: CommandRun) -> dict[str, Any]:
@@ -135,7 +146,11 @@ def _not_applied(run: CommandRun, twin: CommandTwin | None) -> dict[str, str]:
 
 
 def _landed(run: CommandRun) -> list[_Landed]:
-    return [_Landed(strike) for strike in run.injections if strike.target is not None and not strike.missed]
+    return [
+        _Landed(strike)
+        for strike in run.injections
+        if strike.target is not None and not strike.missed
+    ]
 
 
 class _Landed:
@@ -172,7 +187,9 @@ def _points(run: CommandRun, course: Course) -> list[StepPoint]:
 def _twin_losses(twin: CommandTwin | None) -> list[float | None] | None:
     if twin is None or not twin.losses or twin.highest is None:
         return None
-    return [twin.losses[step][0] if step in twin.losses else None for step in range(twin.highest + 1)]
+    return [
+        twin.losses[step][0] if step in twin.losses else None for step in range(twin.highest + 1)
+    ]
 
 
 def _recovery(run: CommandRun, course: Course, strike: _Landed) -> Recovery | None:
@@ -188,7 +205,11 @@ def _recovery(run: CommandRun, course: Course, strike: _Landed) -> Recovery | No
     seconds, step_s = (at_ns - injected_ns) / 1e9, usual_step_s(course, injected_ns)
     start_s = (injected_ns - run.started_ns) / 1e9
     span = PhaseSpan(
-        name="first good step", start_s=start_s, end_s=start_s + seconds, reference_s=step_s, reference="one usual step"
+        name="first good step",
+        start_s=start_s,
+        end_s=start_s + seconds,
+        reference_s=step_s,
+        reference="one usual step",
     )
     return Recovery(
         cause=_impact(run, course, strike) or "the log does not show that the training felt it",
@@ -224,15 +245,23 @@ def _impact(run: CommandRun, course: Course, strike: _Landed) -> str:
 
 def _fault_record(run: CommandRun, course: Course, strike: InjectionRecord) -> FaultRecord:
     felt = []
-    if strike.target is not None and not strike.missed and (impact := _impact(run, course, _Landed(strike))):
+    if (
+        strike.target is not None
+        and not strike.missed
+        and (impact := _impact(run, course, _Landed(strike)))
+    ):
         seen = _felt(run, course, _Landed(strike))
         at_ns = seen.end[0] if seen and seen.end else run.ended_ns
-        felt = [EvidenceRecord(level="impactful", at_s=(at_ns - run.started_ns) / 1e9, observed=impact)]
+        felt = [
+            EvidenceRecord(level="impactful", at_s=(at_ns - run.started_ns) / 1e9, observed=impact)
+        ]
     return fault_record(strike, run.started_ns, _stood, felt, moment(strike.fault))
 
 
 def _stood(target: Struck) -> str:
-    shown = "the log showed no step yet" if target.step < 0 else f"the log showed step {target.step}"
+    shown = (
+        "the log showed no step yet" if target.step < 0 else f"the log showed step {target.step}"
+    )
     return f"rank {target.rank} (pid {target.pid} on {target.node}) was alive, and {shown}; where it stood is not known"
 
 
@@ -258,7 +287,12 @@ def _completed(run: CommandRun, course: Course, twin: CommandTwin | None, unclea
         if unclear:
             return _unknown(COMPLETED, f"{ending}, which says nothing")
         problems.append(ending)
-    return conclude(COMPLETED, problems, f"the command ended with status 0 on {_nodes(run)}", looked_at=len(run.exits))
+    return conclude(
+        COMPLETED,
+        problems,
+        f"the command ended with status 0 on {_nodes(run)}",
+        looked_at=len(run.exits),
+    )
 
 
 def _nodes(run: CommandRun) -> str:
@@ -275,7 +309,9 @@ def _shows_steps(run: CommandRun, course: Course, twin: CommandTwin | None, uncl
         silent = sum(step not in course.steps for step in wanted)
         if _is_too_silent(run, silent, len(wanted)):
             told = f"{silent} of {len(wanted)} steps are in its twin's log only"
-            return _unknown(name, f"{told}: have every step shown, or do without a twin (twin=False)")
+            return _unknown(
+                name, f"{told}: have every step shown, or do without a twin (twin=False)"
+            )
         lines, lacking = _lines_lacking(run, course, twin)
         if _is_too_silent(run, lacking, lines):
             told = f"of {lines} lines that show a step of the unbroken run {lacking} are missing"
@@ -301,10 +337,14 @@ def _lines_lacking(run: CommandRun, course: Course, twin: CommandTwin | None) ->
         return 0, 0
     wanted = {step: count for step, count in twin.counts.items() if step <= last}
     shown = course.counts()
-    return sum(wanted.values()), sum(max(0, count - shown.get(step, 0)) for step, count in wanted.items())
+    return sum(wanted.values()), sum(
+        max(0, count - shown.get(step, 0)) for step, count in wanted.items()
+    )
 
 
-def _recovered(run: CommandRun, course: Course, recoveries: list[Recovery], twin: CommandTwin | None) -> Check:
+def _recovered(
+    run: CommandRun, course: Course, recoveries: list[Recovery], twin: CommandTwin | None
+) -> Check:
     landed, last = len(_landed(run)), course.highest
     if last is None:
         return _unknown(RECOVERED, "the log shows no step")
@@ -314,8 +354,14 @@ def _recovered(run: CommandRun, course: Course, recoveries: list[Recovery], twin
         return _unknown(RECOVERED, told)
     if is_well and twin is not None and twin.highest is not None and last >= twin.highest:
         missing = 0  # it hit the last step
-    problems = [f"the log shows no recovery from {missing} of {plural(landed, 'incident')}"] if missing else []
-    return conclude(RECOVERED, problems, plural(len(recoveries), "recovery", "recoveries"), looked_at=landed)
+    problems = (
+        [f"the log shows no recovery from {missing} of {plural(landed, 'incident')}"]
+        if missing
+        else []
+    )
+    return conclude(
+        RECOVERED, problems, plural(len(recoveries), "recovery", "recoveries"), looked_at=landed
+    )
 
 
 def _kept(run: CommandRun, course: Course) -> Check:
@@ -335,15 +381,23 @@ def _losses(run: CommandRun, course: Course, twin: CommandTwin) -> Check:
             return _unknown(LOSSES, f"{told}: mend the pattern; see {run.directory / 'log'}")
     if min(course.steps) != twin.first:
         told = f"the log begins with step {min(course.steps)}, the unbroken run's with step {twin.first}"
-        return _unknown(LOSSES, f"{told}: have the command keep its state in {{run_dir}}, which is new for every run")
+        return _unknown(
+            LOSSES,
+            f"{told}: have the command keep its state in {{run_dir}}, which is new for every run",
+        )
     wanted = [step for step in sorted(twin.losses) if step <= max(course.steps)]
     shared = [step for step in wanted if step in mine]
     silent = len(wanted) - len(shared)
     if not shared or _is_too_silent(run, silent, len(wanted)):
-        told = f"{silent} of {len(wanted)} steps have no loss in this run's log, and one in its twin's"
+        told = (
+            f"{silent} of {len(wanted)} steps have no loss in this run's log, and one in its twin's"
+        )
         return _unknown(LOSSES, told)
     wrong = [step for step in shared if differs(mine[step], twin.losses[step], watch.tolerance)]
-    problems = [f"step {step}: {_told(mine[step])} instead of {_told(twin.losses[step])}" for step in wrong[:1]]
+    problems = [
+        f"step {step}: {_told(mine[step])} instead of {_told(twin.losses[step])}"
+        for step in wrong[:1]
+    ]
     how = f"within {watch.tolerance:g}" if watch.tolerance else "to the last digit"
     fine = f"{len(shared)} of {plural(len(twin.losses), 'loss', 'losses')}, {how}"
     return conclude(LOSSES, problems, fine, looked_at=len(shared))

@@ -7,7 +7,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from chaoskit.config import RunConfig
-from chaoskit.experiment.reference.ending import EQUAL, Numbers, check_equal, check_finite, check_near, ending, scalars
+from chaoskit.experiment.reference.ending import (
+    EQUAL,
+    Numbers,
+    check_equal,
+    check_finite,
+    check_near,
+    ending,
+    scalars,
+)
 from chaoskit.experiment.reference.floor import Floor
 from chaoskit.experiment.reference.reference import (
     NAME,
@@ -69,13 +77,19 @@ def compare(
         final = ending(run.records)
         found.checks.append(check_finite(final))
         differ = twin is not None and bool(twin.scalars) and scalars(run.records) != twin.scalars
-        bits_differ = twin is not None and bool(twin.state_digest) and set(states) != {twin.state_digest}
-        _compare_endings(found, final, twin, floor, reduction, scalars_differ=differ, bits_differ=bits_differ)
+        bits_differ = (
+            twin is not None and bool(twin.state_digest) and set(states) != {twin.state_digest}
+        )
+        _compare_endings(
+            found, final, twin, floor, reduction, scalars_differ=differ, bits_differ=bits_differ
+        )
     if reference is not None:
         if reference.is_there:
             found.checks += [check_reference(history.losses(), reference), check_samples(reference)]
             if is_cut(run, history, reference):
-                found.checks.append(Check(name=STATE, verdict=Verdict.UNKNOWN, detail="reference.json: it is cut"))
+                found.checks.append(
+                    Check(name=STATE, verdict=Verdict.UNKNOWN, detail="reference.json: it is cut")
+                )
             elif reason := no_state(run, history, reference):
                 found.not_applied[STATE] = reason
             else:
@@ -94,7 +108,9 @@ def exactness(config: RunConfig, history: History) -> tuple[str, str]:
     form its sums in another order. Where the batch follows the world, a step that is
     committed again may have another batch; the twin has the one that lives on.
     """
-    commits = [record for step in history.steps.values() for one in step.commits.values() for record in one]
+    commits = [
+        record for step in history.steps.values() for one in step.commits.values() for record in one
+    ]
     if len({record["world"] for record in commits}) < 2:
         return config.reduction, config.reduction
     if not config.job.sharded:
@@ -116,32 +132,56 @@ def _compare_endings(
     if twin is None:
         return
     if reduction == "exact":
-        check = check_equal(final, twin.ending, scalars_differ=scalars_differ, bits_differ=bits_differ)
+        check = check_equal(
+            final, twin.ending, scalars_differ=scalars_differ, bits_differ=bits_differ
+        )
         found.checks += [check] if final else []
     elif floor is None or floor.reason:
-        found.not_applied[EQUAL] = f"{_ANOTHER_ORDER}; no floor: {floor.reason if floor else 'none was measured'}"
+        found.not_applied[EQUAL] = (
+            f"{_ANOTHER_ORDER}; no floor: {floor.reason if floor else 'none was measured'}"
+        )
     else:
         differ = scalars_differ and floor.is_steady
-        found.checks += [check_near(final, twin.ending, floor, scalars_differ=differ)] if final else []
+        found.checks += (
+            [check_near(final, twin.ending, floor, scalars_differ=differ)] if final else []
+        )
 
 
-def _compared_with_itself(run: RawRun, twin: Twin | None, reference: Reference | None) -> list[Check]:
+def _compared_with_itself(
+    run: RawRun, twin: Twin | None, reference: Reference | None
+) -> list[Check]:
     """Return an error for each comparison that would find no difference, whatever the run did."""
-    others = {"twin": twin.run_id if twin else "", "reference": reference.run_id if reference else ""}
-    return [compared_with_itself(name, run_id) for name, run_id in others.items() if run_id and run_id == run.run_id]
+    others = {
+        "twin": twin.run_id if twin else "",
+        "reference": reference.run_id if reference else "",
+    }
+    return [
+        compared_with_itself(name, run_id)
+        for name, run_id in others.items()
+        if run_id and run_id == run.run_id
+    ]
 
 
 def _losses(history: History, twin: Twin, reduction: str) -> Check:
     name, losses = "losses equal the twin's", history.losses()
     if reduction == "exact":
         wrong = [
-            step for step, pair in enumerate(zip(losses, twin.losses, strict=False)) if repr(pair[0]) != repr(pair[1])
+            step
+            for step, pair in enumerate(zip(losses, twin.losses, strict=False))
+            if repr(pair[0]) != repr(pair[1])
         ]
         if len(losses) != len(twin.losses):
             wrong.append(min(len(losses), len(twin.losses)))
         problems = [f"step {step}: first difference" for step in sorted(wrong)[:1]]
-        return conclude(name, problems, f"{plural(len(losses), 'loss', 'losses')}, bit for bit", looked_at=len(losses))
-    fine = f"{plural(len(losses), 'loss', 'losses')}, within the rounding of another summation order"
+        return conclude(
+            name,
+            problems,
+            f"{plural(len(losses), 'loss', 'losses')}, bit for bit",
+            looked_at=len(losses),
+        )
+    fine = (
+        f"{plural(len(losses), 'loss', 'losses')}, within the rounding of another summation order"
+    )
     return conclude(name, drift(losses, twin.losses), fine, looked_at=len(losses))
 
 
@@ -152,11 +192,19 @@ def drift(losses: Sequence[float | None], others: Sequence[float | None]) -> lis
             return [f"step {step}: skipped in one run only"]
         if loss is None or other is None or repr(loss) == repr(other):
             continue
-        if not (math.isfinite(other) and abs(loss - other) <= _FLOAT32_DRIFT * max(1.0, abs(other))):
+        if not (
+            math.isfinite(other) and abs(loss - other) <= _FLOAT32_DRIFT * max(1.0, abs(other))
+        ):
             return [f"step {step}: {loss!r} instead of {other!r}"]
-    return [] if len(losses) == len(others) else [f"{plural(len(losses), 'step')} instead of {len(others)}"]
+    return (
+        []
+        if len(losses) == len(others)
+        else [f"{plural(len(losses), 'step')} instead of {len(others)}"]
+    )
 
 
 def _weights(digests: Collection[str], twin: Twin) -> Check:
     problems = [] if set(digests) == {twin.weights_digest} else ["SHA-256 of the weights differs"]
-    return conclude(WEIGHTS, problems, f"SHA-256 {twin.weights_digest[:16]}", looked_at=len(digests))
+    return conclude(
+        WEIGHTS, problems, f"SHA-256 {twin.weights_digest[:16]}", looked_at=len(digests)
+    )

@@ -25,7 +25,11 @@ NAME = "journals are whole"
 _SHOWN = 3
 
 #: Names of checks that ask each worker for each of its contributions.
-_OF_LAST_RECORDS = ("every sample exactly once", "every contribution is in", "the batch keeps its size")
+_OF_LAST_RECORDS = (
+    "every sample exactly once",
+    "every contribution is in",
+    "the batch keeps its size",
+)
 _FINISHED = frozenset({Event.COMMIT, Event.SKIP})
 
 
@@ -51,7 +55,9 @@ class Coverage:
         found = [*self.blind, *self.gaps]
         if found:
             more = f" (and {len(found) - _SHOWN} more)" if len(found) > _SHOWN else ""
-            return Check(name=NAME, verdict=Verdict.UNKNOWN, detail="; ".join(found[:_SHOWN]) + more)
+            return Check(
+                name=NAME, verdict=Verdict.UNKNOWN, detail="; ".join(found[:_SHOWN]) + more
+            )
         fine = f"{plural(records, 'record')} in {plural(files, 'file')}"
         return Check(name=NAME, verdict=Verdict.PASSED, detail=fine)
 
@@ -60,7 +66,11 @@ class Coverage:
         return [self._spared(check) if self._may_lack(check) else check for check in checks]
 
     def _may_lack(self, check: Check) -> bool:
-        return bool(self.cut) and check.verdict == Verdict.FAILED and check.name.endswith(_OF_LAST_RECORDS)
+        return (
+            bool(self.cut)
+            and check.verdict == Verdict.FAILED
+            and check.name.endswith(_OF_LAST_RECORDS)
+        )
 
     def _spared(self, check: Check) -> Check:
         detail = f"{check.detail}; the last records of {', '.join(self.cut)} were lost"
@@ -104,7 +114,9 @@ def coverage_of(run: RawRun, history: History, compared: Compared) -> Coverage:
         *_writers(story),
         *_files(story),
     ]
-    gaps = [gap for worker in story.members for gap in _worker(story, worker, ended_well=ended_well)]
+    gaps = [
+        gap for worker in story.members for gap in _worker(story, worker, ended_well=ended_well)
+    ]
     gaps += _foreign(run, history, compared)
     cut = dict.fromkeys(str(one["node"]) for one in run.records if one.event == Event.RECORDS_CUT)
     return Coverage(tuple(blind), (*gaps, *_memberships(story)), tuple(cut))
@@ -141,7 +153,12 @@ def _faults(run: RawRun) -> Iterator[str]:
     """Of each fault that acted the harness says whether anything of it was left."""
     undone = {record["fault"] for record in run.records if record.event == Event.UNDONE}
     for one in run.injections:
-        if one.target is not None and not one.missed and one.fault_id not in undone and not run.harness_lost:
+        if (
+            one.target is not None
+            and not one.missed
+            and one.fault_id not in undone
+            and not run.harness_lost
+        ):
             yield f"harness: it does not tell whether {one.fault} was undone"
 
 
@@ -149,7 +166,9 @@ def _foreign(run: RawRun, history: History, compared: Compared) -> Iterator[str]
     """What plain PyTorch has trained with other options, another seed or other samples than the journals tell."""
     if compared.floor is not None and not floor.is_of(compared.floor, run.experiment, history):
         yield "floor.json: it is of another run"
-    if compared.reference is not None and not reference.is_of(compared.reference, run.experiment, history):
+    if compared.reference is not None and not reference.is_of(
+        compared.reference, run.experiment, history
+    ):
         yield "reference.json: it is of another run"
 
 
@@ -166,7 +185,9 @@ class _Story:
         self.started: dict[str, str] = {}  # worker -> the node whose agent started it
         self.exited: set[str] = set()  # workers of which their node tells that they ended
         self.told: set[str] = set()
-        self.pids: dict[str, list[int]] = defaultdict(list)  # worker -> processes, by the word of its node
+        self.pids: dict[str, list[int]] = defaultdict(
+            list
+        )  # worker -> processes, by the word of its node
         self.ended_well = False
         self.trained: set[int] = set()  # memberships in which steps were finished
         for record in records:
@@ -175,7 +196,9 @@ class _Story:
             match record.event:
                 case Event.PLAN:
                     self.plans[record["generation"]] = record
-                case Event.RECORD_LOST:  # all workers of before are given up, and nothing tells of each
+                case (
+                    Event.RECORD_LOST
+                ):  # all workers of before are given up, and nothing tells of each
                     self.lost.update(dict.fromkeys(self.members, record.t_ns))
                 case Event.DETECTED:
                     self.lost[record["worker"]] = record.t_ns
@@ -221,13 +244,17 @@ class _Story:
 
     def is_lost(self, worker: str) -> bool:
         """Whether a loss, of itself or its node, explains where its journal ends."""
-        return worker in self.lost or any(one.node in self.gone for one in self.writers(worker, "worker"))
+        return worker in self.lost or any(
+            one.node in self.gone for one in self.writers(worker, "worker")
+        )
 
     def is_cut_off(self, worker: str) -> bool:
         """Whether its journal stops although it went on, while the job came to its end."""
         ends = self.has(worker, Event.FINISHED, Event.LEFT, Event.FAILED)
         is_closed = any(one.closed is not None for one in self.writers(worker, "worker"))
-        return self.ended_well and not (ends or is_closed or self.is_lost(worker) or self._is_released(worker))
+        return self.ended_well and not (
+            ends or is_closed or self.is_lost(worker) or self._is_released(worker)
+        )
 
     def _is_released(self, worker: str) -> bool:
         """Whether the last membership has no place for it, and its node tells that it ended."""
@@ -269,7 +296,9 @@ def _nodes(story: _Story) -> Iterator[str]:
         if not agents:
             yield f"{node}: its agent has written nothing"
     for worker in story.members:
-        if worker not in story.started and not any(one.node in story.gone for one in story.writers(worker, "worker")):
+        if worker not in story.started and not any(
+            one.node in story.gone for one in story.writers(worker, "worker")
+        ):
             yield f"{worker}: no node tells that it started it"
 
 
@@ -323,7 +352,9 @@ def _leaps(worker: str, told: Iterable[tuple[Record, int]]) -> Iterator[str]:
         match record.event:
             case Event.REDUCE if step > reached:
                 yield f"{worker}: step {step} comes after {reached} steps"
-            case Event.HOOK_STOPPED if record["phase"] in TRIGGER_PHASES and step != reached:  # else it has no step yet
+            case Event.HOOK_STOPPED if (
+                record["phase"] in TRIGGER_PHASES and step != reached
+            ):  # else it has no step yet
                 yield f"{worker}: it stood in step {step}, and tells of {reached} steps"
             case Event.FINISHED if step != reached:
                 yield f"{worker}: it finished after {step} steps, and tells of {reached}"

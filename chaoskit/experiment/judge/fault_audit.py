@@ -26,10 +26,14 @@ class _Witnesses:
         self.plans: list[Record] = []
         self._generations: dict[int, list[Record]] = defaultdict(list)  # of the plans
         self.first_commit_ns: int | None = None
-        self._hooks: dict[tuple[str, str], Record] = {}  # worker that stood there, fault -> the first time
+        self._hooks: dict[
+            tuple[str, str], Record
+        ] = {}  # worker that stood there, fault -> the first time
         self._starts: dict[str, list[Record]] = defaultdict(list)  # worker -> by which node
         self._given: dict[str, list[Record]] = defaultdict(list)  # worker -> its contributions
-        self._bad: dict[str, list[Record]] = defaultdict(list)  # worker -> its numbers that were found not finite
+        self._bad: dict[str, list[Record]] = defaultdict(
+            list
+        )  # worker -> its numbers that were found not finite
         self._finished: set[str] = set()
         self._ends: dict[str, list[Record]] = defaultdict(list)  # worker -> its loss or exit
         for record in records:
@@ -74,7 +78,10 @@ class _Witnesses:
 
     def first_bad(self, struck: Struck) -> Record | None:
         """The first numbers of the worker that were found not finite after the fault acted on it."""
-        return next((record for record in self._bad[struck.worker] if record.t_ns > struck.injected_ns), None)
+        return next(
+            (record for record in self._bad[struck.worker] if record.t_ns > struck.injected_ns),
+            None,
+        )
 
     def finished(self, struck: Struck) -> bool:
         """Whether the worker came to the end of the job."""
@@ -138,7 +145,11 @@ def _mismatches(one: InjectionRecord, struck: Struck, witnesses: _Witnesses) -> 
         yield f"it struck {', '.join(sorted(struck.struck_nodes))}, and rank {struck.rank} was on {struck.node}"
     if one.observed and not _is_about_its_tensor(one):
         yield f"its evidence is of another tensor: {one.observed}"
-    if _is_of_one_step(fault) and (bad := witnesses.first_bad(struck)) and bad["step"] != fault.at_step:
+    if (
+        _is_of_one_step(fault)
+        and (bad := witnesses.first_bad(struck))
+        and bad["step"] != fault.at_step
+    ):
         yield f"numbers were bad in step {bad['step']}, not in step {fault.at_step}"
 
 
@@ -163,7 +174,9 @@ def _another_rank(one: InjectionRecord, struck: Struck, witnesses: _Witnesses) -
 
 def _heaviest(plan: Record) -> int:
     """Return the rank with most shards; the lowest of them on a tie."""
-    return int(max(plan["members"], key=lambda member: (len(member["shards"]), -member["rank"]))["rank"])
+    return int(
+        max(plan["members"], key=lambda member: (len(member["shards"]), -member["rank"]))["rank"]
+    )
 
 
 def _ends_its_rank(one: InjectionRecord) -> bool:
@@ -176,14 +189,20 @@ def _is_killed_before_it_contributes(one: InjectionRecord, struck: Struck) -> bo
     """Whether a rank that stood at the fault's hook has no way to contribute to the step any more."""
     fault = one.fault
     return (
-        isinstance(fault, Kill) and fault.signum == Kill.signum and bool(struck.waiting) and fault.phase != "optimizer"
+        isinstance(fault, Kill)
+        and fault.signum == Kill.signum
+        and bool(struck.waiting)
+        and fault.phase != "optimizer"
     )
 
 
 def _is_about_its_tensor(one: InjectionRecord) -> bool:
     """Whether what was read back names the tensor that a fault was to change; a fault may leave that open."""
     wanted = getattr(one.fault, "parameter", "")
-    return not wanted or re.search(rf"(?<![\w.]){re.escape(wanted)}(?![\w.])", one.observed) is not None
+    return (
+        not wanted
+        or re.search(rf"(?<![\w.]){re.escape(wanted)}(?![\w.])", one.observed) is not None
+    )
 
 
 def _is_of_one_step(fault: Fault) -> bool:
@@ -195,7 +214,9 @@ def _lived_on(one: InjectionRecord, struck: Struck, witnesses: _Witnesses) -> It
     """What a rank cannot do that was ended where the fault was due, and what no other rank suffers."""
     if witnesses.finished(struck):
         yield f"{struck.worker} came to the end of the job"
-    elif one.fault.at_step is not None and (reached := witnesses.reached(struck)) > one.fault.at_step:
+    elif (
+        one.fault.at_step is not None and (reached := witnesses.reached(struck)) > one.fault.at_step
+    ):
         yield f"{struck.worker} went on to step {reached}"
     elif _is_killed_before_it_contributes(one, struck) and witnesses.contributed_since(struck):
         yield f"{struck.worker} went on, and contributed to step {witnesses.reached(struck)}"

@@ -82,7 +82,11 @@ class _Told:
 
 @_uncollected()
 def judge(
-    run: RawRun, twin: Twin | None, substrate: str, reference: Reference | None = None, floor: Floor | None = None
+    run: RawRun,
+    twin: Twin | None,
+    substrate: str,
+    reference: Reference | None = None,
+    floor: Floor | None = None,
 ) -> Outcome:
     """Everything that can be said about ``run``.
 
@@ -95,11 +99,17 @@ def judge(
     _, order = exactness(run.experiment.config, told.history)
     ended_well = run.end is not None and run.end.ok
     lacks_floor = bool(run.twin_id and twin and floor is None and ended_well and order == "fast")
-    coverage = coverage_of(run, told.history, Compared(twin, reference, floor, lacks_floor=lacks_floor))
+    coverage = coverage_of(
+        run, told.history, Compared(twin, reference, floor, lacks_floor=lacks_floor)
+    )
     compared = compare(run, told.history, told.digests, told.states, twin, reference, floor)
     if not told.incidents:
         compared.not_applied[RECOVERED] = "nothing was lost"
-    checks = [coverage.check(len(run.records), len(run.coverage)), *_checks(told, twin), *compared.checks]
+    checks = [
+        coverage.check(len(run.records), len(run.coverage)),
+        *_checks(told, twin),
+        *compared.checks,
+    ]
     if run.harness_lost:
         checks.append(harness_lost(run.records))
     trace = RunTrace(run, told.history, told.recoveries)
@@ -114,7 +124,10 @@ def _checks(told: _Told, twin: Twin | None) -> list[Check]:
     again, _ = exactness(run.experiment.config, history)
     return [
         _completed(run, history),
-        *(fault_check(strike, run.ended_ns, shown=told.timeline.shows(strike)) for strike in run.injections),
+        *(
+            fault_check(strike, run.ended_ns, shown=told.timeline.shows(strike))
+            for strike in run.injections
+        ),
         *audit(run.injections, run.records),
         *([_recovered(run, told.incidents, told.ways_back)] if told.incidents else []),
         *_in_order(told.recoveries),
@@ -133,7 +146,11 @@ def reasons_of(checks: Sequence[Check], verdict: Verdict) -> list[str]:
         return []
     reasons = [f"{check.name}: {check.detail}" for check in checks if check.verdict == verdict]
     if verdict == Verdict.FAILED:
-        reasons += [check.detail for check in checks if (check.name, check.verdict) == (PODS_CHECK, Verdict.UNKNOWN)]
+        reasons += [
+            check.detail
+            for check in checks
+            if (check.name, check.verdict) == (PODS_CHECK, Verdict.UNKNOWN)
+        ]
     return reasons
 
 
@@ -162,7 +179,9 @@ def _outcome(
         reasons=reasons_of(checks, verdict),
         steps=history.points(run.started_ns),
         twin_losses=twin.losses if twin else None,
-        faults=[_fault_record(run, strike, told.incidents, told.timeline) for strike in run.injections],
+        faults=[
+            _fault_record(run, strike, told.incidents, told.timeline) for strike in run.injections
+        ],
         recoveries=told.recoveries,
         exposures=exposures(told.timeline.windows, run.injections, run.started_ns),
         copies=widest_interval(run.records),
@@ -174,13 +193,17 @@ def _outcome(
         weights_digest=min(told.digests, default=None),
         twin_weights_digest=twin.weights_digest if twin else None,
         rules_fired=rules_fired(run.records, run.started_ns),
-        environment=environment(run.coverage, "worker", "chaoskit", "torch", "python", "kernel", "machine"),
+        environment=environment(
+            run.coverage, "worker", "chaoskit", "torch", "python", "kernel", "machine"
+        ),
         directory=str(run.directory),
         settings=_settings(run.experiment),
         account=_account(run, told.alarms),
         hang_limits_ms=limits[-1]["limits_ms"] if limits else {},
         suspects=limits[-1]["suspects"] if limits else 0,
-        refused_connections=sum(record["count"] for record in run.records if record.event == Event.CONNECTIONS_REFUSED),
+        refused_connections=sum(
+            record["count"] for record in run.records if record.event == Event.CONNECTIONS_REFUSED
+        ),
     )
 
 
@@ -198,9 +221,15 @@ def _account(run: RawRun, alarms: list[Record]) -> TimeAccount:
 def _settings(experiment: Experiment) -> dict[str, Any]:
     """What was chosen for this run, and is not a field of the outcome itself."""
     config, most = experiment.config, experiment.max_lost_steps
-    told = {"job", "tell_state_at", *Outcome.__struct_fields__}  # the second goes with the wish for a reference
+    told = {
+        "job",
+        "tell_state_at",
+        *Outcome.__struct_fields__,
+    }  # the second goes with the wish for a reference
     default = RunConfig(job=config.job)
-    chosen = {field: getattr(config, field) for field in config.__struct_fields__ if field not in told}
+    chosen = {
+        field: getattr(config, field) for field in config.__struct_fields__ if field not in told
+    }
     other = {field: value for field, value in chosen.items() if value != getattr(default, field)}
     return other | ({"max_lost_steps": most} if most else {})
 
@@ -208,7 +237,9 @@ def _settings(experiment: Experiment) -> dict[str, Any]:
 # -- faults -------------------------------------------------------------------------------------------------------
 
 
-def _fault_record(run: RawRun, strike: InjectionRecord, incidents: list[Incident], timeline: Timeline) -> FaultRecord:
+def _fault_record(
+    run: RawRun, strike: InjectionRecord, incidents: list[Incident], timeline: Timeline
+) -> FaultRecord:
     felt = [
         EvidenceRecord(
             level="impactful",
@@ -237,7 +268,9 @@ def _stood(target: Struck) -> str:
 def _completed(run: RawRun, history: History) -> Check:
     problems = []
     if run.deadline_passed:
-        problems.append(f"the run did not end within its deadline of {run.experiment.deadline_s:g} s")
+        problems.append(
+            f"the run did not end within its deadline of {run.experiment.deadline_s:g} s"
+        )
     elif run.end is not None and not run.end.ok:
         problems.append(run.end.reason)
     elif (steps := run.experiment.steps) is not None and not (
@@ -248,13 +281,23 @@ def _completed(run: RawRun, history: History) -> Check:
         problems.append("no step was finished")
     elif not any(record.event == Event.FINISHED for record in run.records):
         problems.append("no rank wrote down how it ended")
-    return conclude(COMPLETED, problems, plural(len(history.steps), "step"), looked_at=len(history.steps))
+    return conclude(
+        COMPLETED, problems, plural(len(history.steps), "step"), looked_at=len(history.steps)
+    )
 
 
-def _recovered(run: RawRun, incidents: Sequence[Incident], ways_back: Sequence[Recovery | None]) -> Check:
-    without = [incident for incident, way_back in zip(incidents, ways_back, strict=True) if way_back is None]
+def _recovered(
+    run: RawRun, incidents: Sequence[Incident], ways_back: Sequence[Recovery | None]
+) -> Check:
+    without = [
+        incident
+        for incident, way_back in zip(incidents, ways_back, strict=True)
+        if way_back is None
+    ]
     over = run.end is not None and run.end.ok
-    missing = [incident for incident in without if not over or _went_on_without(incident, run.records)]
+    missing = [
+        incident for incident in without if not over or _went_on_without(incident, run.records)
+    ]
     struck = plural(len(incidents), "incident")
     problems = [f"no step was finished by a new membership after {len(missing)} of {struck}"]
     found = plural(len(incidents) - len(without), "recovery", "recoveries")
@@ -264,7 +307,10 @@ def _recovered(run: RawRun, incidents: Sequence[Incident], ways_back: Sequence[R
 def _in_order(recoveries: Sequence[Recovery]) -> list[Check]:
     """An error where a recovery ended before its fault struck: then no time of the run means anything."""
     wrong = [recovery for recovery in recoveries if recovery.seconds <= 0]
-    detail = "; ".join(f"a recovery of {recovery.seconds:.3f} s: clocks of processes differ" for recovery in wrong[:1])
+    detail = "; ".join(
+        f"a recovery of {recovery.seconds:.3f} s: clocks of processes differ"
+        for recovery in wrong[:1]
+    )
     return [Check(name="times are in order", verdict=Verdict.ERROR, detail=detail)] if wrong else []
 
 
@@ -276,17 +322,28 @@ def _went_on_without(incident: Incident, records: Sequence[Record]) -> bool:
     loss = incident.detected
     if loss.event != Event.DETECTED:
         return False
-    given = (one["step"] for one in records if one.event == Event.REDUCE and one.source == loss["worker"])
+    given = (
+        one["step"] for one in records if one.event == Event.REDUCE and one.source == loss["worker"]
+    )
     last = max(given, default=-1)
-    return any(one.event == Event.COMMIT and one["step"] > last and one.t_ns > loss.t_ns for one in records)
+    return any(
+        one.event == Event.COMMIT and one["step"] > last and one.t_ns > loss.t_ns for one in records
+    )
 
 
 def _lost_steps(history: History, worlds: Sequence[TornWorld], most: int) -> Check:
     lost, spared = lost_without_reason(history, worlds), history.repeated_steps()
-    problems = [f"{lost} committed steps were lost and computed again, max_lost_steps={most}"] if lost > most else []
+    problems = (
+        [f"{lost} committed steps were lost and computed again, max_lost_steps={most}"]
+        if lost > most
+        else []
+    )
     torn = f"; {spared - lost} in an update in which every rank ended" if spared > lost else ""
     return conclude(
-        COMMITTED_STEPS, problems, f"{lost} lost, beside the step in flight{torn}", looked_at=len(history.steps)
+        COMMITTED_STEPS,
+        problems,
+        f"{lost} lost, beside the step in flight{torn}",
+        looked_at=len(history.steps),
     )
 
 
@@ -297,12 +354,17 @@ def _one_history(history: History, weights: set[str], states: set[str], reductio
     elif len(states) > 1:
         problems.append(f"ranks ended with {len(states)} different states of the optimizer")
     return conclude(
-        "one committed history", problems, "each step once, with one result on every rank", looked_at=len(history.steps)
+        "one committed history",
+        problems,
+        "each step once, with one result on every rank",
+        looked_at=len(history.steps),
     )
 
 
 def _samples(ledger: Ledger, history: History, twin: Twin | None) -> Check:
-    problems = [f"missing: {item}" for item in ledger.missing] + [f"repeated: {item}" for item in ledger.repeated]
+    problems = [f"missing: {item}" for item in ledger.missing] + [
+        f"repeated: {item}" for item in ledger.repeated
+    ]
     if twin is not None and not problems and history.samples_digest() != twin.samples_digest:
         problems.append("other samples, or another order, than the unbroken run")
     return conclude(
@@ -321,12 +383,21 @@ def _exceptions(run: RawRun, losses: Sequence[Record]) -> list[Check]:
         if loss["detail"] not in reason:
             workers.setdefault(loss["detail"], []).append(loss["worker"])
     problems = [f"{', '.join(names)}: {error}" for error, names in workers.items()]
-    return [conclude("no exception in the job", problems, "", looked_at=len(problems))] if problems else []
+    return (
+        [conclude("no exception in the job", problems, "", looked_at=len(problems))]
+        if problems
+        else []
+    )
 
 
 def _false_alarms(run: RawRun, alarms: list[str]) -> Check:
     """An alarm that was raised is in the coordinator's journal: without that nothing is known."""
     heard = [
-        writer.records for file in run.coverage.values() for writer in file.writers if writer.role == "coordinator"
+        writer.records
+        for file in run.coverage.values()
+        for writer in file.writers
+        if writer.role == "coordinator"
     ]
-    return conclude("no false alarm", alarms, "every detection belongs to a fault", looked_at=sum(heard))
+    return conclude(
+        "no false alarm", alarms, "every detection belongs to a fault", looked_at=sum(heard)
+    )

@@ -51,7 +51,9 @@ class InputFiles:
 
     def __init__(self, without: Path) -> None:
         self._without = without.resolve()
-        self._known: dict[str, tuple[tuple[int, int, int], str]] = {}  # by path: what stat shows, and the digest
+        self._known: dict[
+            str, tuple[tuple[int, int, int], str]
+        ] = {}  # by path: what stat shows, and the digest
 
     def look(self, experiment: CommandExperiment) -> Digests:
         """Return the digest of each file, by path.
@@ -78,7 +80,11 @@ class InputFiles:
     def _below(self, root: Path) -> Iterator[str]:
         for folder, folders, files in os.walk(root):
             folders[:] = [name for name in folders if not self._is_skipped(folder, name)]
-            yield from (f"{folder}/{name}" for name in files if not name.startswith(".") or name.startswith(".env"))
+            yield from (
+                f"{folder}/{name}"
+                for name in files
+                if not name.startswith(".") or name.startswith(".env")
+            )
 
     def _is_skipped(self, folder: str, name: str) -> bool:
         path = Path(folder, name)
@@ -94,7 +100,9 @@ class InputFiles:
             known = self._known.get(path)
             if known is None or known[0] != stamp:
                 is_small = state.st_size <= _CONTENT_BYTES_MAX
-                digest = hashlib.sha256(Path(path).read_bytes()).hexdigest() if is_small else repr(stamp)
+                digest = (
+                    hashlib.sha256(Path(path).read_bytes()).hexdigest() if is_small else repr(stamp)
+                )
                 known = self._known[path] = (stamp, digest)
             digests[path] = known[1]
 
@@ -102,7 +110,11 @@ class InputFiles:
 def _python_path() -> list[Path]:
     """Directories from which Python imports, without those of what is installed."""
     entries = [Path(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    return [entry.resolve() for entry in entries if entry.is_dir() and not entry.is_relative_to(sys.prefix)]
+    return [
+        entry.resolve()
+        for entry in entries
+        if entry.is_dir() and not entry.is_relative_to(sys.prefix)
+    ]
 
 
 def _paths(directory: Path, text: str) -> list[Path]:
@@ -119,4 +131,8 @@ def _paths(directory: Path, text: str) -> list[Path]:
 def _outermost(roots: list[Path]) -> list[Path]:
     """Return the directories that lie below no other one."""
     unique = sorted(set(roots), key=lambda root: len(root.parts))
-    return [root for place, root in enumerate(unique) if not any(map(root.is_relative_to, unique[:place]))]
+    return [
+        root
+        for place, root in enumerate(unique)
+        if not any(map(root.is_relative_to, unique[:place]))
+    ]

@@ -127,7 +127,9 @@ def plan_command(
         raise BadInput(field, unknown[field], f"a command has no such setting; {remedy}")
     arguments = require_command(command)
     if not isinstance(watch, LogPatterns):
-        raise BadInput("watch", watch, r'say how its log shows steps: watch=LogPatterns(step=r"step (\d+)")')
+        raise BadInput(
+            "watch", watch, r'say how its log shows steps: watch=LogPatterns(step=r"step (\d+)")'
+        )
     _require_counts(nodes=(nodes, 1), ranks=(ranks, 0), max_lost_steps=(max_lost_steps, 0))
     if deadline_s is not None and not deadline_s > 0:
         raise BadInput("deadline_s", deadline_s, "use a number of seconds above 0, or math.inf")
@@ -161,9 +163,15 @@ def _require_counts(**counts: tuple[int, int]) -> None:
 
 
 def _require_stalled_s(seconds: object) -> None:
-    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds < math.inf
+    is_number = (
+        isinstance(seconds, int | float)
+        and not isinstance(seconds, bool)
+        and 0 < seconds < math.inf
+    )
     if seconds is not None and not is_number:
-        raise BadInput("stalled_s", seconds, "use a number of seconds above 0, or leave it out for no limit")
+        raise BadInput(
+            "stalled_s", seconds, "use a number of seconds above 0, or leave it out for no limit"
+        )
 
 
 def _require_program(program: str, directory: Path) -> None:
@@ -173,7 +181,11 @@ def _require_program(program: str, directory: Path) -> None:
     found = directory / program if "/" in program else Path(shutil.which(program) or "")
     if not found.is_file():
         beside = Path(sys.executable).with_name(program)  # of an environment that is not activated
-        remedy = f"write {beside}" if beside.is_file() else "name a program that is installed, or a path to one"
+        remedy = (
+            f"write {beside}"
+            if beside.is_file()
+            else "name a program that is installed, or a path to one"
+        )
         raise BadInput("command", program, remedy)
 
 
@@ -200,16 +212,32 @@ def require_possible(fault: Fault) -> None:
         remedy = "use one that needs no help from inside, such as Kill, Hang, KillNode, FreezeNode or Cut"
         raise BadInput("faults", str(fault), f"{remedy}: a command has no hooks of chaoskit")
     if fault.during is not None:
-        raise BadInput("during", fault.during, "use at_step or after_s: a command does not tell how it recovers")
+        raise BadInput(
+            "during",
+            fault.during,
+            "use at_step or after_s: a command does not tell how it recovers",
+        )
     if fault.at_step is not None and fault.phase != "forward":
-        raise BadInput("phase", fault.phase, "leave it out: a log tells of steps, not of their phases")
+        raise BadInput(
+            "phase", fault.phase, "leave it out: a log tells of steps, not of their phases"
+        )
     if fault.rank in LIVE_ROLES:
-        raise BadInput("rank", fault.rank, "use a number, or a role such as any or minority: a command has no shards")
+        raise BadInput(
+            "rank",
+            fault.rank,
+            "use a number, or a role such as any or minority: a command has no shards",
+        )
     if isinstance(fault, DiskFault) and fault.directory == CHECKPOINTS:
-        raise BadInput("directory", fault.directory, "name the directory: nobody knows where a command stores anything")
+        raise BadInput(
+            "directory",
+            fault.directory,
+            "name the directory: nobody knows where a command stores anything",
+        )
     if isinstance(fault, NetworkFault) and fault.apart_from in ("coordinator", "store"):
         raise BadInput(
-            "apart_from", fault.apart_from, "use 'all', 'ranks' or a tuple of ranks: there is no coordinator"
+            "apart_from",
+            fault.apart_from,
+            "use 'all', 'ranks' or a tuple of ranks: there is no coordinator",
         )
 
 

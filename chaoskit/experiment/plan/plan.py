@@ -66,26 +66,36 @@ class Experiment:
         """Whether the job goes on, after its steps, until a goal is reached."""
         return "until" in self.config.job.options
 
-    def unbroken(self, schedule: tuple[tuple[int, int], ...] = (), steps: int | None = None) -> Experiment:
+    def unbroken(
+        self, schedule: tuple[tuple[int, int], ...] = (), steps: int | None = None
+    ) -> Experiment:
         """The twin: the same job and seed, without faults and spares, and without rules and limits that could break it.
 
         Args:
             schedule: of a batch that followed the world: its sizes; see :class:`chaoskit.config.BatchScaling`.
             steps: that an open-ended job took.
         """
-        config = msgspec.structs.replace(self.config, spares=0, disk=None, remote=None, resume=False, rules=())
+        config = msgspec.structs.replace(
+            self.config, spares=0, disk=None, remote=None, resume=False, rules=()
+        )
         config = config.undisturbed()
         if config.follow is not None:
             named = config.named_shards
-            follow = msgspec.structs.replace(config.follow, schedule=schedule or ((0, named),), named_shards=named)
+            follow = msgspec.structs.replace(
+                config.follow, schedule=schedule or ((0, named),), named_shards=named
+            )
             alone = {"nodes": 1, "min_world": 1, "elastic": None, "shards": config.shard_count}
             config = msgspec.structs.replace(config, follow=follow, **alone)
         if self.is_open_ended:
-            options = {name: value for name, value in config.job.options.items() if name != "until"} | {
-                "steps": steps or self.steps
-            }
-            config = msgspec.structs.replace(config, job=msgspec.structs.replace(config.job, options=options))
-        return Experiment(f"{self.name} (twin)", self.job, config, (), steps or self.steps, self.deadline_s)
+            options = {
+                name: value for name, value in config.job.options.items() if name != "until"
+            } | {"steps": steps or self.steps}
+            config = msgspec.structs.replace(
+                config, job=msgspec.structs.replace(config.job, options=options)
+            )
+        return Experiment(
+            f"{self.name} (twin)", self.job, config, (), steps or self.steps, self.deadline_s
+        )
 
 
 def fault_id(number: int) -> str:
@@ -161,7 +171,17 @@ def plan_experiment(
         raise BadInput("max_lost_steps", max_lost_steps, "use a number of steps, 0 or more")
     if reference != "off":
         config = msgspec.structs.replace(config, tell_state_at=REFERENCE_STEPS)
-    return Experiment(name or spec.name, job, config, expanded, steps, deadline_s, max_lost_steps, reference, faults)
+    return Experiment(
+        name or spec.name,
+        job,
+        config,
+        expanded,
+        steps,
+        deadline_s,
+        max_lost_steps,
+        reference,
+        faults,
+    )
 
 
 def _resolve(job: str, options: dict[str, Any], *, of_plan: dict[str, Any]) -> JobSpec:
@@ -195,7 +215,11 @@ def require_divisible(config: RunConfig) -> None:
     """
     for batch in stated_batches(config.job):
         if batch < 1 or batch % config.named_shards:
-            raise BadInput("batch_size", batch, f"use a multiple of the number of shards, {config.named_shards}")
+            raise BadInput(
+                "batch_size",
+                batch,
+                f"use a multiple of the number of shards, {config.named_shards}",
+            )
 
 
 def _require_empty(config: RunConfig) -> None:
@@ -209,7 +233,11 @@ def _require_empty(config: RunConfig) -> None:
         target = config.remote.target if config.remote is not None else config.disk.target
         raise BadInput("remote", target, str(error)) from error
     if found:
-        raise BadInput("disk", config.disk.target, "choose places without snapshots, or resume=True to go on from them")
+        raise BadInput(
+            "disk",
+            config.disk.target,
+            "choose places without snapshots, or resume=True to go on from them",
+        )
 
 
 def _expand(faults: Sequence[Fault], config: RunConfig, steps: int | None) -> tuple[Fault, ...]:
@@ -217,6 +245,12 @@ def _expand(faults: Sequence[Fault], config: RunConfig, steps: int | None) -> tu
     for fault in faults:
         fault.validate(nodes=config.nodes, steps=steps)
         fault.require(config)
-    if faults and not config.resume and all(fault.during is not None for fault in faults):  # to resume is a recovery
-        raise BadInput("during", faults[0].during, "plan a fault that causes a recovery, too, at a step or a time")
+    if (
+        faults and not config.resume and all(fault.during is not None for fault in faults)
+    ):  # to resume is a recovery
+        raise BadInput(
+            "during",
+            faults[0].during,
+            "plan a fault that causes a recovery, too, at a step or a time",
+        )
     return draw_ranks(faults, config.nodes, config.seed)

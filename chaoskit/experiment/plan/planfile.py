@@ -72,8 +72,14 @@ def encode(experiment: Planned) -> bytes:
     Raises:
         BadInput: if a field of a fault has no JSON form.
     """
-    plan = _command_plan(experiment) if isinstance(experiment, CommandExperiment) else _job_plan(experiment)
-    absent = ("command", "watch") if plan.command is None else ("job", "steps", "options", "reference")
+    plan = (
+        _command_plan(experiment)
+        if isinstance(experiment, CommandExperiment)
+        else _job_plan(experiment)
+    )
+    absent = (
+        ("command", "watch") if plan.command is None else ("job", "steps", "options", "reference")
+    )
     absent = (*absent, *(() if plan.asked else ("asked",)))
     told = {name: value for name, value in msgspec.to_builtins(plan).items() if name not in absent}
     return msgspec.json.format(msgspec.json.encode(told), indent=2) + b"\n"
@@ -113,7 +119,11 @@ def _job_plan(experiment: Experiment) -> _PlanFile:
 
 def _as_asked(experiment: Planned) -> list[dict[str, Any]]:
     """Its faults before roles were drawn, where any has one: what was asked for is the same for every seed."""
-    return [] if experiment.asked == experiment.faults else [_plain(fault) for fault in experiment.asked]
+    return (
+        []
+        if experiment.asked == experiment.faults
+        else [_plain(fault) for fault in experiment.asked]
+    )
 
 
 def save(experiment: Planned, path: Path) -> Path:
@@ -129,7 +139,9 @@ def save(experiment: Planned, path: Path) -> Path:
         draft.write_bytes(data)
         draft.replace(path)
     except OSError as error:
-        raise BadInput("plan", str(path), f"choose a file that can be written ({error.strerror})") from None
+        raise BadInput(
+            "plan", str(path), f"choose a file that can be written ({error.strerror})"
+        ) from None
     return path
 
 
@@ -172,7 +184,9 @@ def load(path: Path) -> Planned:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise BadInput("plan", str(path), f"name a plan file that can be read ({error.strerror})") from None
+        raise BadInput(
+            "plan", str(path), f"name a plan file that can be read ({error.strerror})"
+        ) from None
     try:
         return parse(data, path.parent)
     except BadInput as error:
@@ -198,7 +212,8 @@ def recall(path: Path, *, sharded: bool) -> Planned:
         remedy = f"name the directory of a run, which holds its plan ({error.strerror})"
         raise BadInput("run directory", str(path.parent), remedy) from None
     faults = tuple(
-        _recalled(entry) if "judged" in entry else _fault(number, entry) for number, entry in enumerate(plan.faults)
+        _recalled(entry) if "judged" in entry else _fault(number, entry)
+        for number, entry in enumerate(plan.faults)
     )
     return _assembled(plan, faults, recall_job(plan.job, _options(plan), sharded=sharded))
 
@@ -211,7 +226,9 @@ def receive(data: bytes) -> Planned:
     """
     plan = _parse(data)
     faults = tuple(_fault(number, entry) for number, entry in enumerate(plan.faults))
-    return _assembled(plan, faults, None if plan.command is not None else resolve_job(plan.job, _options(plan)))
+    return _assembled(
+        plan, faults, None if plan.command is not None else resolve_job(plan.job, _options(plan))
+    )
 
 
 def _assembled(plan: _PlanFile, faults: tuple[Fault, ...], job: JobSpec | None) -> Planned:
@@ -221,7 +238,9 @@ def _assembled(plan: _PlanFile, faults: tuple[Fault, ...], job: JobSpec | None) 
     if plan.command is not None:
         watch = _patterns(plan.watch)
         assert watch is not None, "a plan that was saved has its patterns"
-        settings = plan.settings | {"rules": msgspec.convert(plan.settings["rules"], tuple[LogRule, ...])}
+        settings = plan.settings | {
+            "rules": msgspec.convert(plan.settings["rules"], tuple[LogRule, ...])
+        }
         return CommandExperiment(
             name=plan.name,
             command=tuple(plan.command),
@@ -233,7 +252,16 @@ def _assembled(plan: _PlanFile, faults: tuple[Fault, ...], job: JobSpec | None) 
         )
     assert job is not None
     config = msgspec.convert({"job": msgspec.to_builtins(job), **plan.settings}, RunConfig)
-    return Experiment(plan.name, plan.job, config, faults, plan.steps, deadline_s, plan.max_lost_steps, plan.reference)
+    return Experiment(
+        plan.name,
+        plan.job,
+        config,
+        faults,
+        plan.steps,
+        deadline_s,
+        plan.max_lost_steps,
+        plan.reference,
+    )
 
 
 def _options(plan: _PlanFile) -> dict[str, Any]:
@@ -310,7 +338,11 @@ def _parse(data: bytes) -> _PlanFile:
     if not isinstance(found, dict):
         raise BadInput("plan", None, "write one JSON object")
     if found.get("version") != VERSION:
-        raise BadInput("version", found.get("version"), f"use a plan of version {VERSION}, which this chaoskit reads")
+        raise BadInput(
+            "version",
+            found.get("version"),
+            f"use a plan of version {VERSION}, which this chaoskit reads",
+        )
     try:
         return msgspec.convert(found, _PlanFile)
     except msgspec.ValidationError as error:
@@ -353,7 +385,9 @@ def _fault(number: int, entry: Mapping[str, Any], field: str = "faults") -> Faul
         values[name] = _typed(f"{place}.{name}", value, hints[name])
     for name, item in known.items():
         if name not in values and item.default is MISSING and item.default_factory is MISSING:
-            raise BadInput(f"{place}.{name}", None, f"give it: {kind.__name__} has no default for it")
+            raise BadInput(
+                f"{place}.{name}", None, f"give it: {kind.__name__} has no default for it"
+            )
     try:
         return kind(**values)
     except BadInput as error:
@@ -365,7 +399,11 @@ def _recalled(entry: Mapping[str, Any]) -> Fault:
     told = entry["judged"]
     known = {name: frozenset(told[name]) for name in ("leads_to", "must_show")}
     known |= {name: told[name] for name in ("moment", "whole_node", "blameless")}
-    kind = type(str(entry["kind"]).rpartition(":")[2], (Fault,), {**known, "__str__": lambda self: told["text"]})
+    kind = type(
+        str(entry["kind"]).rpartition(":")[2],
+        (Fault,),
+        {**known, "__str__": lambda self: told["text"]},
+    )
     fault: Fault = kind(**{item.name: entry[item.name] for item in fields(Fault)})
     return fault
 

@@ -97,7 +97,9 @@ class Requests:
             return RequestReply(False, _NO_POLICY)
         match message:
             case SpotNotice(node) | NoticeCancelled(node) if node not in self._nodes:
-                return RequestReply(False, f"there is no {node!r}: the nodes are {', '.join(sorted(self._nodes))}")
+                return RequestReply(
+                    False, f"there is no {node!r}: the nodes are {', '.join(sorted(self._nodes))}"
+                )
             case ReturnNodes(job) if job not in self._borrowers:
                 return RequestReply(False, f"{job!r} has no nodes of this run")
         self._put(message)
@@ -149,15 +151,21 @@ class Requests:
             case Welcome(config):
                 self._sizes = config.elastic.sizes if config.elastic is not None else ()
                 self._state = msgspec.structs.replace(state, size=state.size or config.nodes)
-                self._repeats_halt = self._halt is not None  # which the coordinator before this one had
+                self._repeats_halt = (
+                    self._halt is not None
+                )  # which the coordinator before this one had
             case Plan(generation, members):
-                self._state = msgspec.structs.replace(state, generation=generation, world=len(members))
+                self._state = msgspec.structs.replace(
+                    state, generation=generation, world=len(members)
+                )
             case Heartbeat(node, beats):
                 self._nodes.add(node)
                 step = max((beat.step for beat in beats), default=0)
                 if step > state.step:
                     self._state = msgspec.structs.replace(state, step=step)
-                if beats and self._repeats_halt and self._halt is not None:  # now the new coordinator knows a step
+                if (
+                    beats and self._repeats_halt and self._halt is not None
+                ):  # now the new coordinator knows a step
                     self._repeats_halt = False
                     self._put(self._halt)
             case WorldSize(size, wanted, nodes):

@@ -284,7 +284,9 @@ LEFT_OUT: dict[int, str] = {
 }
 
 
-_NOT_COMPARED = "not compared, as each rank alone holds its shard: weights, optimizer state and gradients"
+_NOT_COMPARED = (
+    "not compared, as each rank alone holds its shard: weights, optimizer state and gradients"
+)
 
 
 def check_properties(trace: RunTrace, judged: Sequence[Check] = ()) -> list[tuple[Property, Check]]:
@@ -322,7 +324,9 @@ def summary(found: Sequence[tuple[Property, Check]], *, compared: bool = True) -
     own = [(one, check) for one, check in found if not one.shown_by]
     broken = [check for _, check in own if check.verdict != Verdict.PASSED]
     held = [one.label for one, check in own if check.verdict == Verdict.PASSED]
-    detail = f"{plural(len(held), 'holds', 'hold')}: {', '.join(held)}" + ("" if compared else f"; {_NOT_COMPARED}")
+    detail = f"{plural(len(held), 'holds', 'hold')}: {', '.join(held)}" + (
+        "" if compared else f"; {_NOT_COMPARED}"
+    )
     verdict = Verdict.PASSED if own else Verdict.UNKNOWN
     return [*broken, Check(name="properties", verdict=verdict, detail=detail)]
 

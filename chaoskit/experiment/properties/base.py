@@ -60,23 +60,36 @@ class RunTrace:
     def commits(self) -> dict[tuple[int, int], list[Record]]:
         """(Step, generation) -> the commits of its ranks."""
         steps = self.history.steps.items()
-        found = {(number, generation): one for number, step in steps for generation, one in step.commits.items()}
+        found = {
+            (number, generation): one
+            for number, step in steps
+            for generation, one in step.commits.items()
+        }
         return defaultdict(list, found)
 
     def holders(self, worker: str, before_ns: int) -> int:
         """Ranks that held what ``worker`` held of a sharded state, in the last step that it committed before then."""
-        mine = [record for record in self.of(Event.COMMIT) if record.source == worker and record.t_ns < before_ns]
+        mine = [
+            record
+            for record in self.of(Event.COMMIT)
+            if record.source == worker and record.t_ns < before_ns
+        ]
         if not mine:
             return 0
         last = mine[-1]
-        return sum(one["piece"] == last["piece"] for one in self.commits[last["step"], last["generation"]])
+        return sum(
+            one["piece"] == last["piece"] for one in self.commits[last["step"], last["generation"]]
+        )
 
     @cached_property
     def has_replicas(self) -> bool:
         """Whether some ranks held the same part of the state: all of it, where the job is not sharded."""
         if not self.config.job.sharded:
             return True
-        return any(len({one["piece"] for one in commits}) < len(commits) for commits in self.commits.values())
+        return any(
+            len({one["piece"] for one in commits}) < len(commits)
+            for commits in self.commits.values()
+        )
 
     def confirmed(self, *kinds: str) -> list[InjectionRecord]:
         """The faults of these kinds that took effect."""
@@ -85,14 +98,22 @@ class RunTrace:
 
     def struck_by(self, worker: str) -> list[str]:
         """Kinds of the faults that acted on ``worker``."""
-        hit = [(one, one.target) for one in self.run.injections if one.target is not None and not one.missed]
+        hit = [
+            (one, one.target)
+            for one in self.run.injections
+            if one.target is not None and not one.missed
+        ]
         return [one.fault.kind for one, target in hit if worker in target.claims]
 
     @cached_property
     def _quiet_s(self) -> list[float]:
         """Durations of the steps that no recovery fell into, the shortest first."""
         points = self.history.points(self.run.started_ns)
-        return sorted(later.seconds for earlier, later in pairwise(points) if earlier.generation == later.generation)
+        return sorted(
+            later.seconds
+            for earlier, later in pairwise(points)
+            if earlier.generation == later.generation
+        )
 
     @property
     def usual_step_s(self) -> float:
@@ -106,8 +127,12 @@ class RunTrace:
         first_ns: dict[int, int] = {}
         for record in self.of(Event.COMMIT):
             first_ns.setdefault(record["generation"], record.t_ns)
-        plans = [plan for plan in self.of(Event.PLAN) if plan["abort"] and plan["generation"] in first_ns]
-        return max(((first_ns[plan["generation"]] - plan.t_ns) / 1e9 for plan in plans), default=0.0)
+        plans = [
+            plan for plan in self.of(Event.PLAN) if plan["abort"] and plan["generation"] in first_ns
+        ]
+        return max(
+            ((first_ns[plan["generation"]] - plan.t_ns) / 1e9 for plan in plans), default=0.0
+        )
 
     def steps_before(self, t_ns: int) -> int:
         """How many steps were committed before this moment."""
@@ -118,7 +143,9 @@ class RunTrace:
 
         No phase is longer than its step, and suspects before this moment may each have doubled the limit.
         """
-        suspects = sum(record["cause"] == HUNG and record.t_ns < t_ns for record in self.of(Event.DETECTED))
+        suspects = sum(
+            record["cause"] == HUNG and record.t_ns < t_ns for record in self.of(Event.DETECTED)
+        )
         young = 1 + YOUNG_STEPS / max(KNOWN_STEPS, self.steps_before(t_ns))
         allowance_s = max(self.config.hang_floor_ms / 1000, self.slowest_recovery_s)
         learned_s = max(self._quiet_s, default=0.0) * young + FIRST_STEP_ALLOWANCES * allowance_s

@@ -15,11 +15,17 @@ def convicts(trace: RunTrace) -> Finding:
     guilty = {record["worker"] for record in trace.of(Event.CORRUPT) if record["verdict"] == "rank"}
     for record in trace.of(Event.ATTRIBUTED):
         if record["verdict"] == "rank":
-            ranks = {rank: worker for worker, rank in trace.members.get(record["generation"], {}).items()}
+            ranks = {
+                rank: worker for worker, rank in trace.members.get(record["generation"], {}).items()
+            }
             guilty |= {ranks[rank] for rank in record["ranks"] if rank in ranks}
     if not guilty:
         return None
-    return [f"{worker} was found guilty, and goes on" for worker in sorted(guilty) if worker not in trace.lost_ns]
+    return [
+        f"{worker} was found guilty, and goes on"
+        for worker in sorted(guilty)
+        if worker not in trace.lost_ns
+    ]
 
 
 def generations(trace: RunTrace) -> Finding:
@@ -27,7 +33,11 @@ def generations(trace: RunTrace) -> Finding:
     numbers = [plan["generation"] for plan in trace.of(Event.PLAN)]
     if not numbers:
         return None
-    return [f"generation {later} came after {earlier}" for earlier, later in pairwise(numbers) if later <= earlier]
+    return [
+        f"generation {later} came after {earlier}"
+        for earlier, later in pairwise(numbers)
+        if later <= earlier
+    ]
 
 
 def terms(trace: RunTrace) -> Finding:
@@ -36,11 +46,17 @@ def terms(trace: RunTrace) -> Finding:
     if not resumed and not lost:
         return None
     numbers = [1, *(record["term"] for record in resumed)]
-    found = [f"term {later} came after {earlier}" for earlier, later in pairwise(numbers) if later <= earlier]
+    found = [
+        f"term {later} came after {earlier}"
+        for earlier, later in pairwise(numbers)
+        if later <= earlier
+    ]
     for record in resumed:
         known = [plan["generation"] for plan in trace.of(Event.PLAN) if plan.t_ns < record.t_ns]
         if record["generation"] < max(known, default=0):
-            found.append(f"term {record['term']} began with generation {record['generation']} of {max(known)}")
+            found.append(
+                f"term {record['term']} began with generation {record['generation']} of {max(known)}"
+            )
     if any(record["role"] == "coordinator" for record in trace.of(Event.POD_TAKEN)):
         return found  # its pod was taken away, with what had not been copied of the record
     return found + [f"the record was lost: {record['detail']}" for record in lost]
@@ -53,20 +69,37 @@ def strikes(trace: RunTrace) -> Finding:
     for record in trace.of(Event.DETECTED):
         # the loss of a node is one strike, however many workers were on it
         if record["cause"] != "node lost" and record.t_ns < trace.end_ns:
-            struck[_life(trace, record["worker"].rpartition(".")[0], record.t_ns)].append(record.t_ns)
-    aside = {_life(trace, record["node"], record.t_ns): record.t_ns for record in trace.of(Event.SET_ASIDE)}
+            struck[_life(trace, record["worker"].rpartition(".")[0], record.t_ns)].append(
+                record.t_ns
+            )
+    aside = {
+        _life(trace, record["node"], record.t_ns): record.t_ns
+        for record in trace.of(Event.SET_ASIDE)
+    }
     due = [
         life
         for life, times in struck.items()
-        if limit and any(last - first <= window_ns for first, last in zip(times, times[limit - 1 :], strict=False))
+        if limit
+        and any(
+            last - first <= window_ns
+            for first, last in zip(times, times[limit - 1 :], strict=False)
+        )
     ]
     if not due and not aside:
         return None
-    found = [f"{life[0]} has {limit} strikes, and is not set aside" for life in due if life not in aside]
+    found = [
+        f"{life[0]} has {limit} strikes, and is not set aside" for life in due if life not in aside
+    ]
     lost = {
-        record["worker"].rpartition(".")[0] for record in trace.of(Event.DETECTED) if record["cause"] == "node lost"
+        record["worker"].rpartition(".")[0]
+        for record in trace.of(Event.DETECTED)
+        if record["cause"] == "node lost"
     }
-    others = {started.source for started in trace.of(Event.WORKER_STARTED)} - {node for node, _ in aside} - lost
+    others = (
+        {started.source for started in trace.of(Event.WORKER_STARTED)}
+        - {node for node, _ in aside}
+        - lost
+    )
     for record in trace.of(Event.WORKER_STARTED):
         after_ns = aside.get(_life(trace, record.source, record.t_ns))
         if after_ns is not None and record.t_ns > after_ns + SLACK_S * 1e9 and others:
@@ -76,20 +109,30 @@ def strikes(trace: RunTrace) -> Finding:
 
 def _life(trace: RunTrace, node: str, t_ns: int) -> tuple[str, int]:
     """What bears the name ``node`` at a time: the name, and how often the node was lost before. It may be replaced."""
-    return node, sum(record["node"] == node and record.t_ns < t_ns for record in trace.of(Event.NODE_LOST))
+    return node, sum(
+        record["node"] == node and record.t_ns < t_ns for record in trace.of(Event.NODE_LOST)
+    )
 
 
 def budget(trace: RunTrace) -> Finding:
     """A job that has lost more workers than it may is not called a success."""
     ready = {record.source for record in trace.of(Event.READY)}
-    suspected = {record["worker"] for record in trace.of(Event.DETECTED) if record["cause"] in SUSPECTED_CAUSES}
+    suspected = {
+        record["worker"]
+        for record in trace.of(Event.DETECTED)
+        if record["cause"] in SUSPECTED_CAUSES
+    }
     losses = {worker: t_ns for worker, t_ns in trace.lost_ns.items() if worker in ready - suspected}
     lost = [worker for worker, t_ns in losses.items() if t_ns < trace.end_ns]
     ended = trace.first(Event.JOB_ENDED)
     if ended is None or not lost:
         return None
     limit = trace.config.max_failures
-    return [f"{len(lost)} workers were lost, max_failures={limit}"] if ended["ok"] and len(lost) > limit else []
+    return (
+        [f"{len(lost)} workers were lost, max_failures={limit}"]
+        if ended["ok"] and len(lost) > limit
+        else []
+    )
 
 
 def rehearsed(trace: RunTrace) -> Finding:
@@ -113,11 +156,15 @@ def second_replacement(trace: RunTrace) -> Finding:
     found, ready_ns = [], [record.t_ns for record in trace.of(Event.READY)]
     for place, record in enumerate(failed):
         last_ready_ns = max((t_ns for t_ns in ready_ns if t_ns < record.t_ns), default=0)
-        number = sum(one.t_ns > last_ready_ns for one in failed[:place])  # of those in a row before it
+        number = sum(
+            one.t_ns > last_ready_ns for one in failed[:place]
+        )  # of those in a row before it
         pause_s = min(PAUSE_MAX_S, PAUSE_S * 2.0**number)
         due_ns = record.t_ns + int((pause_s + SLACK_S) * 1e9)
         if due_ns < trace.end_ns and not any(record.t_ns < t_ns <= due_ns for t_ns in started):
-            found.append(f"no worker was started within {pause_s + SLACK_S:g} s after {record['worker']} had failed")
+            found.append(
+                f"no worker was started within {pause_s + SLACK_S:g} s after {record['worker']} had failed"
+            )
     return found
 
 

@@ -11,7 +11,9 @@ from chaoskit.journal import Record
 from chaoskit.runlog.injected import InjectionRecord, Struck
 from chaoskit.vocabulary import HUNG, SLOW, Event
 
-_SETTLED_STEPS = 5  # before so many steps no durations are known, and a hang is found by the start-up limit only
+_SETTLED_STEPS = (
+    5  # before so many steps no durations are known, and a hang is found by the start-up limit only
+)
 _REGROUP_S = 1.0  # for each rank; measured: a few milliseconds
 #: Kinds that end the process which decides membership.
 _COORDINATOR_ENDS = ("KillCoordinator", "DeleteCoordinatorPod")
@@ -35,7 +37,10 @@ def abort(trace: RunTrace) -> Finding:
             continue
         for worker in survivors:
             gone = trace.lost_ns.get(worker, math.inf) <= due_ns
-            left = any(one["generation"] >= generation and one.t_ns <= due_ns for one in reversed(groups[worker]))
+            left = any(
+                one["generation"] >= generation and one.t_ns <= due_ns
+                for one in reversed(groups[worker])
+            )
             if not gone and not left:
                 found.append(f"{worker} was not in generation {generation} after {limit_s:g} s")
     return found if seen else None
@@ -43,19 +48,27 @@ def abort(trace: RunTrace) -> Finding:
 
 def lease(trace: RunTrace) -> Finding:
     """A rank that makes no progress is given up within a few step times, however alive its process is."""
-    hung = [one for one in trace.confirmed("Hang", "Deadlock") if getattr(one.fault, "how", "") != "skip"]
+    hung = [
+        one
+        for one in trace.confirmed("Hang", "Deadlock")
+        if getattr(one.fault, "how", "") != "skip"
+    ]
     if not hung:
         return None
     found = []
     for strike in hung:
         target = _target(strike)
         # time without a CPU is no time of its phase
-        limit_s = trace.hang_limit_s(target.injected_ns) + promised.FOLLOW_S + SLACK_S + target.starved_s
+        limit_s = (
+            trace.hang_limit_s(target.injected_ns) + promised.FOLLOW_S + SLACK_S + target.starved_s
+        )
         if trace.steps_before(target.injected_ns) < _SETTLED_STEPS:
             limit_s += trace.config.startup_s
         lost_ns = trace.lost_ns.get(target.worker)
         if (trace.end_ns if lost_ns is None else lost_ns) - target.injected_ns > limit_s * 1e9:
-            found.append(f"{target.worker} did not move, and was not given up within {limit_s:.1f} s")
+            found.append(
+                f"{target.worker} did not move, and was not given up within {limit_s:.1f} s"
+            )
     return found
 
 
@@ -65,7 +78,8 @@ def slow_ranks(trace: RunTrace) -> Finding:
     slow = [
         strike
         for strike in trace.confirmed("Straggle", "DataStall")
-        if max(getattr(strike.fault, "delay_ms", 0.0), getattr(strike.fault, "stall_ms", 0.0)) < floor_ms / 2
+        if max(getattr(strike.fault, "delay_ms", 0.0), getattr(strike.fault, "stall_ms", 0.0))
+        < floor_ms / 2
     ]
     return _kept(trace, slow, (HUNG,) if trace.config.slow_limit else (HUNG, SLOW))
 
@@ -90,8 +104,14 @@ def _kept(trace: RunTrace, strikes: list[InjectionRecord], causes: tuple[str, ..
             and strike.target is not None
             and strike.target.injected_ns < record.t_ns < trace.end_ns
         ]
-        if lost and trace.struck_by(worker) == [strike.fault.kind] and not _on_struck_node(trace, worker):
-            found.append(f"{worker} was only struck by {strike.fault}, and given up: {lost[0]['cause']}")
+        if (
+            lost
+            and trace.struck_by(worker) == [strike.fault.kind]
+            and not _on_struck_node(trace, worker)
+        ):
+            found.append(
+                f"{worker} was only struck by {strike.fault}, and given up: {lost[0]['cause']}"
+            )
     return found
 
 
@@ -149,7 +169,9 @@ def blind(trace: RunTrace) -> Finding:
         acted_ns = _killed_ns(strike)
         after_ns = next((t_ns for t_ns in times_ns if t_ns > acted_ns), trace.end_ns)
         if after_ns - acted_ns > limit_ns:
-            found.append(f"no step was committed for {(after_ns - acted_ns) / 1e9:.1f} s after {strike.fault}")
+            found.append(
+                f"no step was committed for {(after_ns - acted_ns) / 1e9:.1f} s after {strike.fault}"
+            )
     return found
 
 
@@ -159,7 +181,14 @@ def recovery_limit_s(trace: RunTrace) -> float:
     lease_s = config.heartbeat_ms * config.lease_beats / 1000
     restore_s = promised.HEALING_S + promised.RECALL_S + promised.GATHER_S
     silence_s = max(lease_s, promised.SLOW_AGENT_S)
-    return trace.hang_limit_s(trace.end_ns) + silence_s + promised.FOLLOW_S + promised.REATTACH_S + restore_s + SLACK_S
+    return (
+        trace.hang_limit_s(trace.end_ns)
+        + silence_s
+        + promised.FOLLOW_S
+        + promised.REATTACH_S
+        + restore_s
+        + SLACK_S
+    )
 
 
 def cost(trace: RunTrace) -> Finding:
@@ -171,9 +200,15 @@ def cost(trace: RunTrace) -> Finding:
     for start_s, end_s in spans:
         total_s += max(0.0, end_s - max(start_s, until_s))
         until_s = max(until_s, end_s)
-    early = any(one.target is not None and one.target.step < _SETTLED_STEPS for one in trace.run.injections)
+    early = any(
+        one.target is not None and one.target.step < _SETTLED_STEPS for one in trace.run.injections
+    )
     limit_s = len(spans) * (recovery_limit_s(trace) + trace.config.startup_s * early)
-    return [f"{len(spans)} losses cost {total_s:.1f} s, limit {limit_s:.1f} s"] if total_s > limit_s else []
+    return (
+        [f"{len(spans)} losses cost {total_s:.1f} s, limit {limit_s:.1f} s"]
+        if total_s > limit_s
+        else []
+    )
 
 
 def corruption(trace: RunTrace) -> Finding:

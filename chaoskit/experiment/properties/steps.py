@@ -19,9 +19,15 @@ def contributions(trace: RunTrace) -> Finding:
     for (step, generation), commits in trace.commits.items():
         given = trace.history.steps[step].contributions[generation].values()
         shards = Counter(shard for record in given for shard in record["shards"])
-        wrong = [shard for shard in range(trace.config.shards_of(step, commits[0]["world"])) if shards[shard] != 1]
+        wrong = [
+            shard
+            for shard in range(trace.config.shards_of(step, commits[0]["world"]))
+            if shards[shard] != 1
+        ]
         if wrong:
-            found.append(f"step {step} was committed in generation {generation} without exactly one of shards {wrong}")
+            found.append(
+                f"step {step} was committed in generation {generation} without exactly one of shards {wrong}"
+            )
     return found
 
 
@@ -33,7 +39,8 @@ def fencing(trace: RunTrace) -> Finding:
     found = [
         f"{record.source} contributed to generation {record['generation']}, and is no member of it"
         for record in trace.of(Event.REDUCE)
-        if record["generation"] in trace.members  # else its coordinator ended before it could write it down
+        if record["generation"]
+        in trace.members  # else its coordinator ended before it could write it down
         and record.source not in trace.members[record["generation"]]
     ]
     if len(trace.members) < 2:
@@ -42,13 +49,17 @@ def fencing(trace: RunTrace) -> Finding:
     for record in trace.of(Event.COMMIT, Event.SKIP):
         settled_ns = newer_ns.get(record["generation"], math.inf)
         if record.t_ns > settled_ns and not _was_decided(trace, record, settled_ns):
-            found.append(f"{record.source} committed step {record['step']} in generation {record['generation']}, late")
+            found.append(
+                f"{record.source} committed step {record['step']} in generation {record['generation']}, late"
+            )
     return found
 
 
 def _newer_settled(trace: RunTrace) -> dict[int, float]:
     """Generation -> when the first newer one had settled."""
-    generations = sorted({*trace.settled_ns, *(generation for _, generation in trace.commits), *_skipping(trace)})
+    generations = sorted(
+        {*trace.settled_ns, *(generation for _, generation in trace.commits), *_skipping(trace)}
+    )
     found, first_ns = {}, math.inf
     for generation in reversed(generations):
         found[generation] = first_ns
@@ -109,7 +120,9 @@ def suspects(trace: RunTrace) -> Finding:
     for record in convicted:
         commits = trace.commits.get((record["step"], record["generation"]), [])
         if any(commit.source == record["worker"] for commit in commits):
-            found.append(f"{record['worker']} was convicted in step {record['step']}, and committed it")
+            found.append(
+                f"{record['worker']} was convicted in step {record['step']}, and committed it"
+            )
     return found
 
 
@@ -151,9 +164,13 @@ def finite(trace: RunTrace) -> Finding:
         if all(_is_number(record["loss"]) for record in commits):
             continue
         if _is_number(losses[step]) or losses[step] is None:
-            found.append(f"step {step} was committed with a loss that is not finite, and then with one that is")
+            found.append(
+                f"step {step} was committed with a loss that is not finite, and then with one that is"
+            )
         elif step in unexplained:
-            found.append(f"step {step} was committed with a loss that is not finite, as are all losses after it")
+            found.append(
+                f"step {step} was committed with a loss that is not finite, as are all losses after it"
+            )
     skipped = {record["step"] for record in trace.of(Event.SKIP)}
     suspects = defaultdict(set)
     for record in trace.of(Event.NONFINITE):
@@ -167,7 +184,9 @@ def finite(trace: RunTrace) -> Finding:
     for record in attributed:
         step = record["step"]
         if record["verdict"] == "batch" and step in trace.history.steps and step not in skipped:
-            found.append(f"the batch of step {step} was found bad, and is not written down as skipped")
+            found.append(
+                f"the batch of step {step} was found bad, and is not written down as skipped"
+            )
     return found
 
 
@@ -184,14 +203,20 @@ def batch_size(trace: RunTrace) -> Finding:
     """Every step has as many samples as the first one, at every world size; or a shard has, if batches follow it."""
     sizes = {}
     for number, step in trace.history.steps.items():
-        samples = sum(len(record["samples"]) for record in step.contributions[step.generation].values())
+        samples = sum(
+            len(record["samples"]) for record in step.contributions[step.generation].values()
+        )
         shards = trace.config.shards_of(number, step.finishers[0]["world"])
-        sizes[number] = samples * trace.config.named_shards / shards  # of the batch that the script names
+        sizes[number] = (
+            samples * trace.config.named_shards / shards
+        )  # of the batch that the script names
     if not sizes:
         return None
     first = sizes[min(sizes)]
     return [
-        f"step {number} has {size:g} samples instead of {first:g}" for number, size in sizes.items() if size != first
+        f"step {number} has {size:g} samples instead of {first:g}"
+        for number, size in sizes.items()
+        if size != first
     ]
 
 
@@ -200,11 +225,17 @@ def epochs(trace: RunTrace) -> Finding:
     follows, steps = trace.config.follow is not None, trace.history.steps
     if follows and min(steps, default=0):
         return None  # how many samples came before is not known
-    dealt: dict[tuple[int, int], set[int]] = defaultdict(set)  # size of the dataset, epoch -> samples
+    dealt: dict[tuple[int, int], set[int]] = defaultdict(
+        set
+    )  # size of the dataset, epoch -> samples
     found, before = [], 0
     for number, step in steps.items():
         by_shard = _samples_by_shard(step)
-        first = before if follows else number * trace.config.shards_of(number, step.finishers[0]["world"])
+        first = (
+            before
+            if follows
+            else number * trace.config.shards_of(number, step.finishers[0]["world"])
+        )
         before += len(by_shard)
         for shard, (size, samples) in by_shard.items():
             for epoch, part in _by_epoch((first + shard) * len(samples), samples, size):
@@ -213,7 +244,9 @@ def epochs(trace: RunTrace) -> Finding:
                 if len(known) < count + len(part):
                     found.append(f"step {number} has samples that epoch {epoch} has dealt before")
                 if part and not 0 <= min(part) <= max(part) < size:
-                    found.append(f"step {number} has samples that a dataset of {size} does not have")
+                    found.append(
+                        f"step {number} has samples that a dataset of {size} does not have"
+                    )
     return found if dealt else None
 
 
@@ -221,7 +254,11 @@ def _by_epoch(place: int, samples: list[int], size: int) -> list[tuple[int, list
     """The samples of one stretch by epoch; ``place``: of the first one, among all that are ever dealt."""
     epoch, within = divmod(place, size)
     here = size - within
-    return [(epoch, samples[:here]), (epoch + 1, samples[here:])] if here < len(samples) else [(epoch, samples)]
+    return (
+        [(epoch, samples[:here]), (epoch + 1, samples[here:])]
+        if here < len(samples)
+        else [(epoch, samples)]
+    )
 
 
 def _samples_by_shard(step: Step) -> dict[int, tuple[int, list[int]]]:
@@ -233,24 +270,37 @@ def _samples_by_shard(step: Step) -> dict[int, tuple[int, list[int]]]:
 def boundaries(trace: RunTrace) -> Finding:
     """A generation that only adds ranks begins after the last step of those before it: no step belongs to both."""
     grown = [plan for plan in trace.of(Event.PLAN) if plan["generation"] > 1 and not plan["abort"]]
-    copies, found, seen = _from_copies(trace), [], False  # a world that begins with a copy may have gone back
+    copies, found, seen = (
+        _from_copies(trace),
+        [],
+        False,
+    )  # a world that begins with a copy may have gone back
     for plan in grown:
         generation = plan["generation"]
         settled_ns = trace.settled_ns.get(generation)
-        if settled_ns is None or any(plan.t_ns < t_ns < settled_ns for t_ns in trace.lost_ns.values()):
+        if settled_ns is None or any(
+            plan.t_ns < t_ns < settled_ns for t_ns in trace.lost_ns.values()
+        ):
             continue  # a loss came first: there was no boundary to wait for
         seen = True
         mine = {step for step, one in trace.commits if one == generation}
-        began = max((record["generation"] for record in copies if record["generation"] <= generation), default=0)
+        began = max(
+            (record["generation"] for record in copies if record["generation"] <= generation),
+            default=0,
+        )
         before = {step for step, one in trace.commits if began <= one < generation}
         if mine and before and min(mine) <= max(before):
-            found.append(f"step {min(mine)} was committed by a grown world, and step {max(before)} by the one before")
+            found.append(
+                f"step {min(mine)} was committed by a grown world, and step {max(before)} by the one before"
+            )
     return found if seen else None
 
 
 def committed_work(trace: RunTrace) -> Finding:
     """As long as a rank that has committed a step goes on, the step is never computed again."""
-    if not trace.of(Event.DETECTED) or trace.of(Event.ENTERED):  # of a sharded state no rank that goes on has all
+    if not trace.of(Event.DETECTED) or trace.of(
+        Event.ENTERED
+    ):  # of a sharded state no rank that goes on has all
         return None
     repeated = trace.history.repeated_beside_survivors()
     return [f"step {step} was committed, and computed again" for step in repeated]

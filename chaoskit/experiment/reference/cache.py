@@ -22,7 +22,9 @@ from chaoskit.process.linux import cpu_model
 #: Names the directory below which results are kept.
 VARIABLE = "XDG_CACHE_HOME"
 
-_IN_MEMORY: dict[Path, bytes] = {}  # results that could not be written, by the path that they should have
+_IN_MEMORY: dict[
+    Path, bytes
+] = {}  # results that could not be written, by the path that they should have
 
 
 def directory_of(kind: str) -> Path:

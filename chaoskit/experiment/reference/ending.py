@@ -45,11 +45,16 @@ def described(records: Iterable[Record], step: int) -> dict[str, Numbers]:
     for record in told:
         if record["generation"] == last:
             for path, (start, extent, numbers) in record["tensors"].items():
-                box, known = (tuple(start), tuple(extent)), [math.nan if one is None else one for one in numbers]
+                box, known = (
+                    (tuple(start), tuple(extent)),
+                    [math.nan if one is None else one for one in numbers],
+                )
                 if boxes[path].setdefault(box, known) != known:
                     boxes[path][box] = [math.nan] * len(known)
     return {
-        path: [math.fsum(column) for column in zip(*(held[box] for box in sorted(held)), strict=True)]
+        path: [
+            math.fsum(column) for column in zip(*(held[box] for box in sorted(held)), strict=True)
+        ]
         for path, held in sorted(boxes.items())
     }
 
@@ -83,7 +88,12 @@ def check_finite(found: dict[str, Numbers]) -> Check:
         else f"{path}: {count:.0f} values are not finite"
         for path, count in wrong.items()
     ]
-    return conclude(FINITE, problems, f"{plural(len(found), 'tensor')} of weights and optimizer", looked_at=len(found))
+    return conclude(
+        FINITE,
+        problems,
+        f"{plural(len(found), 'tensor')} of weights and optimizer",
+        looked_at=len(found),
+    )
 
 
 def check_equal(
@@ -101,7 +111,9 @@ def check_equal(
         bits_differ: the digest of all tensors with which ranks ended is another one.
         name: of the check.
     """
-    problems = [f"{path}: {_difference(found.get(path), other.get(path))}" for path in _odd(found, other)]
+    problems = [
+        f"{path}: {_difference(found.get(path), other.get(path))}" for path in _odd(found, other)
+    ]
     problems += [_OTHER_SCALARS] if scalars_differ else []
     problems += [_OTHER_BITS] if bits_differ and not problems else []
     fine = f"norm and projections of {plural(len(other), 'tensor')} of weights and optimizer"
@@ -123,7 +135,11 @@ def check_near(
         name: of the check.
     """
     odd = sorted(found.keys() ^ other.keys())
-    far = {path: _floors(found[path], theirs, floor, path) for path, theirs in other.items() if path in found}
+    far = {
+        path: _floors(found[path], theirs, floor, path)
+        for path, theirs in other.items()
+        if path in found
+    }
     furthest = sorted(far.items(), key=itemgetter(1), reverse=True)
     problems = [f"{path}: {_difference(found.get(path), other.get(path))}" for path in odd] + [
         f"{path}: {ratio:.3g} floors away, {MARGIN:g} are allowed; {_difference(found[path], other[path])}"
@@ -133,7 +149,11 @@ def check_near(
     problems += [_OTHER_SCALARS] if scalars_differ else []
     fine = f"{plural(len(other), 'tensor')} of weights and optimizer, each within {MARGIN:g} floors"
     fine += "".join(f"; the furthest, {path}, at {ratio:.2g}" for path, ratio in furthest[:1])
-    fine += f"; a floor of {floor.orders} orders, {floor.factor:.3g} times" if floor.orders < ORDERS else ""
+    fine += (
+        f"; a floor of {floor.orders} orders, {floor.factor:.3g} times"
+        if floor.orders < ORDERS
+        else ""
+    )
     return conclude(name, problems, fine, looked_at=len(far))
 
 
@@ -148,17 +168,23 @@ def _floors(mine: Numbers, theirs: Numbers, floor: Floor, path: str) -> float:
 
 def _distance(mine: Numbers, theirs: Numbers) -> float:
     """Estimate the 2-norm of the difference of two tensors: that of the differences of their projections."""
-    distance = math.sqrt(math.fsum((one - other) ** 2 for one, other in zip(mine[2:], theirs[2:], strict=True)))
+    distance = math.sqrt(
+        math.fsum((one - other) ** 2 for one, other in zip(mine[2:], theirs[2:], strict=True))
+    )
     return math.inf if mine[0] != theirs[0] or math.isnan(distance) else distance
 
 
 def _odd(found: dict[str, Numbers], twin: dict[str, Numbers]) -> Sequence[str]:
-    return [path for path in sorted(found.keys() | twin.keys()) if found.get(path) != twin.get(path)]
+    return [
+        path for path in sorted(found.keys() | twin.keys()) if found.get(path) != twin.get(path)
+    ]
 
 
 def _difference(mine: Numbers | None, theirs: Numbers | None) -> str:
     if mine is None or theirs is None:
         return "it is there in this run only" if theirs is None else "missing"
     if math.isnan(mine[0]) or math.isnan(theirs[0]):
-        return "ranks hold different values of it" + ("" if math.isnan(mine[0]) else " in the other run")
+        return "ranks hold different values of it" + (
+            "" if math.isnan(mine[0]) else " in the other run"
+        )
     return f"norm {math.sqrt(mine[1]):.9g} instead of {math.sqrt(theirs[1]):.9g}"

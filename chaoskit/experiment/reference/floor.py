@@ -56,7 +56,9 @@ class Floor(msgspec.Struct, frozen=True):
         return max(self.spread.get(path, 0.0) * self.factor, LEAST * norm)
 
 
-def floor_of(experiment: Experiment, history: History, directory: Path, undo: UndoLog) -> Floor | None:
+def floor_of(
+    experiment: Experiment, history: History, directory: Path, undo: UndoLog
+) -> Floor | None:
     """Measure the floor of a run's job in plain PyTorch, with the samples that its journals name.
 
     Args:
@@ -68,7 +70,9 @@ def floor_of(experiment: Experiment, history: History, directory: Path, undo: Un
     steps = len(history.steps)
     if reason := _why_not(experiment, samples := samples_of(history, steps, experiment), steps):
         return Floor(reason=reason)
-    config = experiment.unbroken(steps=steps if experiment.is_open_ended else experiment.steps).config
+    config = experiment.unbroken(
+        steps=steps if experiment.is_open_ended else experiment.steps
+    ).config
     request = Request(
         config.job,
         config.seed,
@@ -81,7 +85,9 @@ def floor_of(experiment: Experiment, history: History, directory: Path, undo: Un
         answer = ask(request, directory, "floor", undo)
     except HarnessError:
         return None
-    return Floor(answer.floor, answer.orders, answer.is_steady, trained(experiment, samples), answer.reason)
+    return Floor(
+        answer.floor, answer.orders, answer.is_steady, trained(experiment, samples), answer.reason
+    )
 
 
 def _why_not(experiment: Experiment, samples: Sequence[object], steps: int) -> str:

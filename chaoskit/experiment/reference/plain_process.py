@@ -16,7 +16,14 @@ import chaoskit
 from chaoskit import plain
 from chaoskit.errors import HarnessError
 from chaoskit.experiment.plan.plan import Experiment
-from chaoskit.experiment.reference.cache import directory_of, keep, kept, locked, machine_facts, write_whole
+from chaoskit.experiment.reference.cache import (
+    directory_of,
+    keep,
+    kept,
+    locked,
+    machine_facts,
+    write_whole,
+)
 from chaoskit.faults.numbers.data import BadBatch
 from chaoskit.plain import PlainAnswer, Request
 from chaoskit.process.linux import start_ticks
@@ -63,10 +70,16 @@ def trained(experiment: Experiment, samples: list[list[list[int]]]) -> str:
 def _by_shard(step: Step) -> list[list[int]]:
     """What each shard of a step held; empty if the journals do not tell it of all."""
     found = {shard: samples for shard, samples, _ in step.trained()}
-    return [found[shard] for shard in sorted(found)] if sorted(found) == list(range(len(found))) else []
+    return (
+        [found[shard] for shard in sorted(found)]
+        if sorted(found) == list(range(len(found)))
+        else []
+    )
 
 
-def ask(request: Request, directory: Path, name: str, undo: UndoLog, *, timeout_s: float = _TIMEOUT_S) -> PlainAnswer:
+def ask(
+    request: Request, directory: Path, name: str, undo: UndoLog, *, timeout_s: float = _TIMEOUT_S
+) -> PlainAnswer:
     """Return the answer; of an earlier process where code, options, samples and machine are the same.
 
     One that took too long has no run id.
@@ -90,7 +103,9 @@ def ask(request: Request, directory: Path, name: str, undo: UndoLog, *, timeout_
     return answer
 
 
-def _run(request: Request, directory: Path, name: str, undo: UndoLog, timeout_s: float) -> PlainAnswer:
+def _run(
+    request: Request, directory: Path, name: str, undo: UndoLog, timeout_s: float
+) -> PlainAnswer:
     source = directory / f"{name}-request.json"
     write_whole(source, msgspec.json.encode(request))
     with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=directory) as scratch:
@@ -108,7 +123,9 @@ def _run(request: Request, directory: Path, name: str, undo: UndoLog, timeout_s:
                 ) from error
 
 
-def _train(command: list[str], scratch: str, log: IO[bytes], undo: UndoLog, timeout_s: float) -> None:
+def _train(
+    command: list[str], scratch: str, log: IO[bytes], undo: UndoLog, timeout_s: float
+) -> None:
     """Run the process, which ends with this one."""
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     environment = {**os.environ, **threads, "TMPDIR": scratch}

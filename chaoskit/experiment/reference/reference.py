@@ -69,7 +69,9 @@ class Reference(msgspec.Struct, frozen=True):
         return bool(self.losses)
 
 
-def reference_of(experiment: Experiment, history: History, directory: Path, undo: UndoLog) -> Reference | None:
+def reference_of(
+    experiment: Experiment, history: History, directory: Path, undo: UndoLog
+) -> Reference | None:
     """Train the first steps of a run in plain PyTorch, with the samples that its journals name.
 
     Args:
@@ -83,7 +85,9 @@ def reference_of(experiment: Experiment, history: History, directory: Path, undo
     config = experiment.unbroken(steps=experiment.steps or len(history.steps)).config
     is_exact = config.reduction == "exact" and not config.job.sharded
     skips = config.nonfinite == "skip"
-    request = Request(config.job, config.seed, samples, [] if is_exact else list(SEEDS), skips=skips)
+    request = Request(
+        config.job, config.seed, samples, [] if is_exact else list(SEEDS), skips=skips
+    )
     try:
         answer = ask(request, directory, "reference", undo)
     except HarnessError:
@@ -99,7 +103,9 @@ def reference_of(experiment: Experiment, history: History, directory: Path, undo
 
 def _why_not(experiment: Experiment, samples: Sequence[object]) -> str:
     """Return why plain PyTorch is not asked; empty if it is."""
-    return out_of_reach(experiment) or ("" if samples else "the run has not committed its first step")
+    return out_of_reach(experiment) or (
+        "" if samples else "the run has not committed its first step"
+    )
 
 
 def is_of(reference: Reference, experiment: Experiment, history: History) -> bool:
@@ -118,7 +124,9 @@ def check_reference(losses: list[float | None], reference: Reference) -> Check:
             return Check(name=NAME, verdict=Verdict.FAILED, detail=detail)
     count = len(reference.losses)
     how = "within what another order of the sum explains" if reference.allowed else "bit for bit"
-    return Check(name=NAME, verdict=Verdict.PASSED, detail=f"{count} losses of plain PyTorch, {how}")
+    return Check(
+        name=NAME, verdict=Verdict.PASSED, detail=f"{count} losses of plain PyTorch, {how}"
+    )
 
 
 def check_samples(reference: Reference) -> Check:
@@ -146,7 +154,9 @@ def no_state(run: RawRun, history: History, reference: Reference) -> str:
     step = len(reference.losses)
     if step not in (REFERENCE_STEPS, len(history.steps)):
         return f"step {step} was skipped for a fault, or is not told of: ranks describe their state behind another one"
-    if step == len(history.steps) and not any(record.event == Event.FINISHED for record in run.records):
+    if step == len(history.steps) and not any(
+        record.event == Event.FINISHED for record in run.records
+    ):
         return "the run ended before it was described"
     return ""
 
@@ -156,9 +166,15 @@ def check_state(run: RawRun, reference: Reference) -> Check:
     step = len(reference.losses)
     found = described(run.records, step)
     if not found or not reference.state:
-        missing = f"no rank described its state behind {step} steps" if not found else "the reference has no state"
+        missing = (
+            f"no rank described its state behind {step} steps"
+            if not found
+            else "the reference has no state"
+        )
         return Check(name=STATE, verdict=Verdict.UNKNOWN, detail=missing)
     differ = rates(run.records, step) != reference.rates
     if reference.allowed:
-        return check_near(found, reference.state, reference.floor, scalars_differ=differ, name=STATE)
+        return check_near(
+            found, reference.state, reference.floor, scalars_differ=differ, name=STATE
+        )
     return check_equal(found, reference.state, scalars_differ=differ, name=STATE)

@@ -57,7 +57,9 @@ from chaoskit.wire.messages import AnyMessage, InjectionReport
 
 _ENTRY = "chaoskit.experiment.remote.driver:run_driver"
 _SHOWN_LINES = 20
-_PLAN_BYTES_MAX = 2**16  # it goes in two forms on a line, which holds about 200 KiB that are not read at once
+_PLAN_BYTES_MAX = (
+    2**16
+)  # it goes in two forms on a line, which holds about 200 KiB that are not read at once
 _ENDS_S = 10.0  # that a driver has to put back what it has broken
 _decode = frames.decoder(FromDriver)
 _decode_watched = frames.decoder(AnyMessage | InjectionReport)
@@ -101,7 +103,9 @@ class Conversation:
         self._splitter = frames.Splitter(_decode)
 
     def opened(self, line: int) -> None:
-        self.line = line if self.line is None else self.line  # no process but the first is the driver
+        self.line = (
+            line if self.line is None else self.line
+        )  # no process but the first is the driver
 
     def said(self, line: int, data: bytes) -> None:
         if line == self.line:
@@ -127,8 +131,12 @@ class RemoteHost:
         self._place, self._tell = place, tell
         self._numbers = itertools.count(1)
         self._directory, _ = temporary_directory("driver", self.undo)
-        self._modules: tuple[str, ...] = ()  # directories of users' own faults, which the driver has imported
-        self._stored: dict[str, Path] = {}  # digest of a directory that has travelled -> the directory
+        self._modules: tuple[
+            str, ...
+        ] = ()  # directories of users' own faults, which the driver has imported
+        self._stored: dict[
+            str, Path
+        ] = {}  # digest of a directory that has travelled -> the directory
         self.twins = SessionTwins(self._here)
         self._link: SupervisorLink | None = None
         self.driver: Process | None = None
@@ -147,7 +155,13 @@ class RemoteHost:
         return self._ask(self._reached(), AskAble(kind_name(action)))
 
     def execute(
-        self, experiment: Experiment, directory: Path, *, watch: Watch | None, port: int, twin_id: str
+        self,
+        experiment: Experiment,
+        directory: Path,
+        *,
+        watch: Watch | None,
+        port: int,
+        twin_id: str,
     ) -> RawRun:
         self._execute(experiment, directory, watch, twin_id, port)
         return load_run(directory, experiment)
@@ -158,21 +172,31 @@ class RemoteHost:
         self._execute(experiment, directory, watch, twin_id)
         return load_command_run(directory, experiment)
 
-    def _execute(self, experiment: Planned, directory: Path, watch: Watch | None, twin_id: str, port: int = 0) -> None:
+    def _execute(
+        self, experiment: Planned, directory: Path, watch: Watch | None, twin_id: str, port: int = 0
+    ) -> None:
         # a folder for each run: directories of several sessions have the same names
         there = self._place.files / "runs" / f"{next(self._numbers):03d}" / directory.name
         saved = encode(experiment)
         if len(saved) > _PLAN_BYTES_MAX:
-            raise BadInput("faults", f"{len(saved)} bytes", f"plan fewer: {_PLAN_BYTES_MAX} bytes of a plan travel")
+            raise BadInput(
+                "faults",
+                f"{len(saved)} bytes",
+                f"plan fewer: {_PLAN_BYTES_MAX} bytes of a plan travel",
+            )
         link = self._reached()
         plan = encode(self._seen_there(link, experiment))
         modules = tuple(str(self._store(link, root)) for root in roots_of(experiment.faults))
-        if modules and modules != self._modules:  # one that has imported them once would not do it again
+        if (
+            modules and modules != self._modules
+        ):  # one that has imported them once would not do it again
             self._end_driver(link)
             link, self._modules = self._reached(), modules
         link.ship(there, directory, "")
         is_watched = watch is not None
-        order = ExecutePlan(str(there), plan, saved, modules, port, twin_id, is_watched, current_test())
+        order = ExecutePlan(
+            str(there), plan, saved, modules, port, twin_id, is_watched, current_test()
+        )
         try:
             self._ask(link, order, watch)
         except BaseException:
@@ -254,9 +278,13 @@ class RemoteHost:
         if answer.field:
             raise BadInput(answer.field, answer.value, answer.reason)
         why = self._place.explain_end() if not link.is_open() or link.leaves else ""
-        raise HarnessError(f"{answer.reason}; the session has ended: {why}" if why else answer.reason)
+        raise HarnessError(
+            f"{answer.reason}; the session has ended: {why}" if why else answer.reason
+        )
 
-    def _carried_out(self, link: SupervisorLink, order: Order, watch: Watch | None) -> DriverDone | DriverFailed:
+    def _carried_out(
+        self, link: SupervisorLink, order: Order, watch: Watch | None
+    ) -> DriverDone | DriverFailed:
         conversation = self._conversation
         self._hear(link, lambda: conversation.line is not None)
         for piece in pieces(order):
@@ -277,7 +305,9 @@ class RemoteHost:
                 case DriverDone() | DriverFailed():
                     return answer
 
-    def _do(self, link: SupervisorLink, number: int, name: str, machine: str, lasts_s: float) -> None:
+    def _do(
+        self, link: SupervisorLink, number: int, name: str, machine: str, lasts_s: float
+    ) -> None:
         failure = self._errands.do(number, name, machine, lasts_s)
         done = ErrandDone(number, failure)
         link.tell(LineData(self._conversation.line or 0, frames.encode(done)))
@@ -297,7 +327,9 @@ class RemoteHost:
             why = self._place.explain_end()
             return SupervisorGone(f"{gone}: {why}" if why else gone)
         log = self._directory / "log" / "driver.log"
-        lines = log.read_text(errors="replace").splitlines()[-_SHOWN_LINES:] if log.is_file() else []
+        lines = (
+            log.read_text(errors="replace").splitlines()[-_SHOWN_LINES:] if log.is_file() else []
+        )
         return HarnessError("\n".join(["the driver of the run ended; its last words:", *lines]))
 
     def _end_driver(self, link: SupervisorLink) -> None:
@@ -342,8 +374,14 @@ def roots_of(faults: Iterable[Fault]) -> list[Path]:
             continue
         path = Path(str(module.__file__)).resolve()
         if not any(path.is_relative_to(one) for one in installed):
-            named = Path(*kind.__module__.split("."), *(["__init__"] if path.stem == "__init__" else []))
+            named = Path(
+                *kind.__module__.split("."), *(["__init__"] if path.stem == "__init__" else [])
+            )
             if path.with_suffix("").parts[-len(named.parts) :] != named.parts:
-                raise BadInput("faults", kind.__name__, f"import it as a module of its own: {path} is not {named}.py")
+                raise BadInput(
+                    "faults",
+                    kind.__name__,
+                    f"import it as a module of its own: {path} is not {named}.py",
+                )
             roots[path.parents[len(named.parts) - 1]] = None
     return list(roots)

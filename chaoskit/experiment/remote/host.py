@@ -46,7 +46,13 @@ class ExperimentHost(Protocol):
         """Why an action of this kind cannot be done to nodes there; "" if it can."""
 
     def execute(
-        self, experiment: Experiment, directory: Path, *, watch: Watch | None, port: int, twin_id: str
+        self,
+        experiment: Experiment,
+        directory: Path,
+        *,
+        watch: Watch | None,
+        port: int,
+        twin_id: str,
     ) -> RawRun:
         """Run a job; see :func:`chaoskit.experiment.run.run.execute`."""
 
@@ -77,14 +83,29 @@ class LocalHost:
         return self._substrate.why_not(action)
 
     def execute(
-        self, experiment: Experiment, directory: Path, *, watch: Watch | None, port: int, twin_id: str
+        self,
+        experiment: Experiment,
+        directory: Path,
+        *,
+        watch: Watch | None,
+        port: int,
+        twin_id: str,
     ) -> RawRun:
-        return execute(experiment, self._substrate, directory, watch=watch or _ignore, port=port, twin_id=twin_id)
+        return execute(
+            experiment,
+            self._substrate,
+            directory,
+            watch=watch or _ignore,
+            port=port,
+            twin_id=twin_id,
+        )
 
     def execute_command(
         self, experiment: CommandExperiment, directory: Path, *, watch: Watch | None, twin_id: str
     ) -> CommandRun:
-        return execute_command(experiment, self._substrate, directory, watch=watch or _ignore, twin_id=twin_id)
+        return execute_command(
+            experiment, self._substrate, directory, watch=watch or _ignore, twin_id=twin_id
+        )
 
     def close(self) -> None:
         self._substrate.close()

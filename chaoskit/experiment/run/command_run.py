@@ -85,13 +85,21 @@ class CommandRun:
         """Its nodes, by number; where the harness does not name them, those that have written anything."""
         if self.started is not None:
             return tuple(self.started["names"])
-        written = [file.source for file in self.coverage.values() if any(one.role == "warden" for one in file.writers)]
+        written = [
+            file.source
+            for file in self.coverage.values()
+            if any(one.role == "warden" for one in file.writers)
+        ]
         return tuple(sorted({*written, *self.exits}))
 
     @cached_property
     def commands(self) -> dict[str, Record]:
         """What each node says of the command that it started."""
-        return {record.source: record for record in self.records if record.event == Event.COMMAND_STARTED}
+        return {
+            record.source: record
+            for record in self.records
+            if record.event == Event.COMMAND_STARTED
+        }
 
     @cached_property
     def journals(self) -> Journals:
@@ -155,7 +163,9 @@ def execute_command(
         _start(experiment, cluster, directory / STATE)
         over = runner.run(follower.follow(started_ns / 1e9 + experiment.deadline_s))
     except BaseException as error:
-        failure = str(error) if isinstance(error, FaultBroken) else f"{type(error).__name__}: {error}"
+        failure = (
+            str(error) if isinstance(error, FaultBroken) else f"{type(error).__name__}: {error}"
+        )
         raise
     finally:
         ended_ns = time.monotonic_ns()
@@ -170,8 +180,17 @@ def execute_command(
                 ok = over and set(follower.exits.values()) == {GOOD}
                 reader = follower.reader
                 logs = {"lines": reader.lines, "example": reader.example, "odd": reader.odd}
-                logs |= {"unread": reader.unread, "unread_last": reader.unread_last, "drawn": reader.drawn}
-                end: dict[str, Any] = {"ok": ok, "detail": failure, "exits": follower.exits, "logs": logs}
+                logs |= {
+                    "unread": reader.unread,
+                    "unread_last": reader.unread_last,
+                    "drawn": reader.drawn,
+                }
+                end: dict[str, Any] = {
+                    "ok": ok,
+                    "detail": failure,
+                    "exits": follower.exits,
+                    "logs": logs,
+                }
                 journal.write(Event.RUN_ENDED, t_ns=ended_ns, reason=follower.run_end, **end)
                 journal.close(follower.run_end)
     return load_command_run(directory, experiment)
@@ -185,7 +204,9 @@ def load_command_run(directory: Path, experiment: CommandExperiment) -> CommandR
     begun = started[0] if started else None
     last = ended[-1] if ended else None
     newest_ns = journals.records[-1].t_ns if journals.records else 0
-    logs: dict[str, Any] = last["logs"] if last is not None else {"lines": 0, "example": "", "odd": ""}
+    logs: dict[str, Any] = (
+        last["logs"] if last is not None else {"lines": 0, "example": "", "odd": ""}
+    )
     return CommandRun(
         experiment=experiment,
         directory=directory,
@@ -193,7 +214,9 @@ def load_command_run(directory: Path, experiment: CommandExperiment) -> CommandR
         started_ns=begun.t_ns if begun is not None else 0,
         ended_ns=last.t_ns if last is not None else newest_ns,
         reason=str(last["reason"]) if last is not None else "",
-        exits={node: Exit(how, status) for node, (how, status) in last["exits"].items()} if last is not None else {},
+        exits={node: Exit(how, status) for node, (how, status) in last["exits"].items()}
+        if last is not None
+        else {},
         lines_read=logs["lines"],
         example=logs["example"],
         odd=logs["odd"],
@@ -206,7 +229,9 @@ def load_command_run(directory: Path, experiment: CommandExperiment) -> CommandR
 
 def describe_end(how: str, status: str) -> str:
     """How a command ended, in words that follow its name."""
-    return {"exited": f"ended with {status}", "lost": f"ended: {status}"}.get(how, f"was {how} by {status}")
+    return {"exited": f"ended with {status}", "lost": f"ended: {status}"}.get(
+        how, f"was {how} by {status}"
+    )
 
 
 def _write_start(
@@ -215,13 +240,24 @@ def _write_start(
     unix_ns = time.time_ns() - (time.monotonic_ns() - started_ns)
     process = {"run_id": uuid.uuid4().hex, "pid": os.getpid(), "ticks": start_ticks(os.getpid())}
     what = {"name": experiment.name, "steps": None, "nodes": experiment.nodes, "spares": 0}
-    journal.write(Event.STARTED, t_ns=started_ns, unix_ns=unix_ns, sharded=False, **process, **what, **of_command)
+    journal.write(
+        Event.STARTED,
+        t_ns=started_ns,
+        unix_ns=unix_ns,
+        sharded=False,
+        **process,
+        **what,
+        **of_command,
+    )
 
 
 def _needs(experiment: CommandExperiment) -> Needs:
     """The working directory, and those of the files that the command names."""
     named = [Path(argument) for argument in experiment.command if argument.startswith("/")]
-    return Needs(tuple(path.parent for path in named if path.is_file()), (Path(experiment.working_directory),))
+    return Needs(
+        tuple(path.parent for path in named if path.is_file()),
+        (Path(experiment.working_directory),),
+    )
 
 
 def _start(experiment: CommandExperiment, cluster: CommandCluster, state: Path) -> None:
@@ -238,4 +274,6 @@ def _start(experiment: CommandExperiment, cluster: CommandCluster, state: Path) 
             interface=cluster.interface,
         )
         command = arguments(experiment.command, place)
-        cluster.start(node, command, environment(cluster.environment, place), experiment.working_directory)
+        cluster.start(
+            node, command, environment(cluster.environment, place), experiment.working_directory
+        )

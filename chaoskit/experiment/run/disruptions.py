@@ -25,13 +25,18 @@ def words_of(taken: Record) -> str:
     return f"the pod of {role} ({taken['pod']}) was {taken['cause']}, and not by this run: {taken['detail']}"
 
 
-def standbys_needed_until_ns(strikes: Iterable[InjectionRecord], returns: Sequence[Record]) -> float:
+def standbys_needed_until_ns(
+    strikes: Iterable[InjectionRecord], returns: Sequence[Record]
+) -> float:
     """Return until when faults of a run need the pods that stand by; 0 if none does.
 
     Args:
         returns: the records of nodes and coordinators that were replaced.
     """
-    return max((_needs_until_ns(strike, returns) for strike in strikes if strike.fault.needs_standby), default=0)
+    return max(
+        (_needs_until_ns(strike, returns) for strike in strikes if strike.fault.needs_standby),
+        default=0,
+    )
 
 
 def _needs_until_ns(strike: InjectionRecord, returns: Sequence[Record]) -> float:
@@ -40,12 +45,19 @@ def _needs_until_ns(strike: InjectionRecord, returns: Sequence[Record]) -> float
         return math.inf
     later = [record for record in returns if record.t_ns > target.injected_ns]
     if isinstance(fault, CoordinatorFault):
-        return min((record.t_ns for record in later if record.event == Event.RESUMED), default=math.inf)
-    if not fault.ends_node:  # the fault adds a node; the arrival of the node is the fault's evidence
+        return min(
+            (record.t_ns for record in later if record.event == Event.RESUMED), default=math.inf
+        )
+    if (
+        not fault.ends_node
+    ):  # the fault adds a node; the arrival of the node is the fault's evidence
         return math.inf if strike.effective_ns is None else strike.effective_ns
     replaced = [record for record in later if record.event == Event.NODE_REPLACED]
     first_ns = {record["node"]: record.t_ns for record in reversed(replaced)}
-    return max((first_ns.get(node, math.inf) for node in target.struck_nodes or {target.node}), default=math.inf)
+    return max(
+        (first_ns.get(node, math.inf) for node in target.struck_nodes or {target.node}),
+        default=math.inf,
+    )
 
 
 def disturbing(taken: Iterable[Record], end_ns: int, standbys_until_ns: float) -> list[Record]:
@@ -66,8 +78,13 @@ def check_pods(taken: Sequence[Record], disturbed_by: Sequence[Record]) -> list[
         return []
     if not disturbed_by:
         detail = "; ".join(map(words_of, taken[:_SHOWN]))
-        return [Check(name=NAME, verdict=Verdict.PASSED, detail=f"{detail}; the job did not need it")]
-    needed = [words_of(record) + _FOR_A_FAULT * (record["role"] == _STANDBY) for record in disturbed_by[:_SHOWN]]
+        return [
+            Check(name=NAME, verdict=Verdict.PASSED, detail=f"{detail}; the job did not need it")
+        ]
+    needed = [
+        words_of(record) + _FOR_A_FAULT * (record["role"] == _STANDBY)
+        for record in disturbed_by[:_SHOWN]
+    ]
     return [Check(name=NAME, verdict=Verdict.UNKNOWN, detail="; ".join(needed))]
 
 

@@ -29,7 +29,9 @@ def showing_events(directory: Path, show: Callable[[RunEvent], None] | None) -> 
         yield
         return
     is_over = threading.Event()
-    thread = threading.Thread(target=_feed, args=[directory, show, is_over], name="ck-events", daemon=True)
+    thread = threading.Thread(
+        target=_feed, args=[directory, show, is_over], name="ck-events", daemon=True
+    )
     thread.start()
     try:
         yield

@@ -29,7 +29,9 @@ _REDIRECTS = {
 }
 
 
-def uncountable(run: CommandRun, usual: Callable[[int], int], unbroken: Mapping[int, int] = _NO_TWIN) -> str:
+def uncountable(
+    run: CommandRun, usual: Callable[[int], int], unbroken: Mapping[int, int] = _NO_TWIN
+) -> str:
     """Return why nothing can be concluded from how often ``run`` shows its steps; "" if something can.
 
     Args:
@@ -46,7 +48,10 @@ def uncountable(run: CommandRun, usual: Callable[[int], int], unbroken: Mapping[
 
 def why_silent(run: CommandRun) -> str:
     """Return why the log of a command shows no line at all, as far as that is known; "" if it has lines."""
-    hint = next((_REDIRECTS[name] for name in map(_option, run.experiment.command) if name in _REDIRECTS), "")
+    hint = next(
+        (_REDIRECTS[name] for name in map(_option, run.experiment.command) if name in _REDIRECTS),
+        "",
+    )
     if run.lines_read and hint:
         return f"none of {run.lines_read} lines shows a step; {hint}"
     if run.lines_read:
@@ -59,13 +64,19 @@ def why_silent(run: CommandRun) -> str:
 
 def _option(argument: str) -> str:
     """The name of an option: of ``--redirects=3``, ``-r3`` and ``-r``."""
-    return argument[:2] if argument[:1] == "-" != argument[1:2] else argument.partition("=")[0].replace("_", "-")
+    return (
+        argument[:2]
+        if argument[:1] == "-" != argument[1:2]
+        else argument.partition("=")[0].replace("_", "-")
+    )
 
 
 def _unread(run: CommandRun, usual: Callable[[int], int]) -> str:
     """Numbers that cannot be read are many, or the end of the log. A few odd lines among the steps hide no step."""
     is_end = run.unread_last > 2 * usual(-1)  # the lines of two steps
-    if not is_end and run.unread * _UNREAD_SHARE <= sum(line.step is not None for line in run.lines):
+    if not is_end and run.unread * _UNREAD_SHARE <= sum(
+        line.step is not None for line in run.lines
+    ):
         return ""
     told = f"LogPatterns(step={run.experiment.watch.step!r}) meets {run.odd!r} in {run.unread} of its lines"
     return rf"{told}, and no whole number: let its group match the whole number, such as ([\d,]+) for 1,000"
@@ -100,10 +111,15 @@ def _begins_anew(run: CommandRun) -> str:
         first, highest = min(step for _, step in lines), max(step for _, step in lines)
         ranks = {record["rank"] for record in ranks_found(run.records) if record.source == node}
         backs = _backs(lines, first, highest)
-        causes = [*_struck_ns(run), *(record.t_ns for record in ranks_found(run.records) if record.source == node)]
+        causes = [
+            *_struck_ns(run),
+            *(record.t_ns for record in ranks_found(run.records) if record.source == node),
+        ]
         natural = [end for end in backs if not any(end[0] <= t_ns <= end[1] for t_ns in causes)]
         if len(natural) >= max(1, len(ranks)):
-            told = f"steps begin anew: the log on {node} goes back from step {highest} to step {first}"
+            told = (
+                f"steps begin anew: the log on {node} goes back from step {highest} to step {first}"
+            )
             remedy = "let LogPatterns match a number that grows over the whole training, not one of an epoch"
             return f"{told}, and no process began again: {remedy}"
     return ""
@@ -122,7 +138,9 @@ def _backs(lines: Sequence[tuple[int, int]], first: int, highest: int) -> list[t
     return backs
 
 
-def _repeats_by_itself(run: CommandRun, usual: Callable[[int], int], unbroken: Mapping[int, int]) -> str:
+def _repeats_by_itself(
+    run: CommandRun, usual: Callable[[int], int], unbroken: Mapping[int, int]
+) -> str:
     """Lines that are printed by the clock show one step in a row, also where nothing was struck or started again.
 
     A step that is repeated after a fault may have been computed again in the same process. It is not counted only where
@@ -131,7 +149,11 @@ def _repeats_by_itself(run: CommandRun, usual: Callable[[int], int], unbroken: M
     """
     struck_ns = sorted(_struck_ns(run))
     is_by_clock = _is_by_clock(run, unbroken)
-    restarts_ns = [record.t_ns for record in ranks_found(run.records) if struck_ns and record.t_ns > struck_ns[0]]
+    restarts_ns = [
+        record.t_ns
+        for record in ranks_found(run.records)
+        if struck_ns and record.t_ns > struck_ns[0]
+    ]
     causes_ns, repeats = [*struck_ns, *restarts_ns], 0
     for node, lines in _by_node(run).items():
         latest, in_a_row = -1, 0
@@ -154,7 +176,9 @@ def _is_by_clock(run: CommandRun, unbroken: Mapping[int, int]) -> bool:
     """
     usual = Usual(unbroken)
     uneven = sum(count != usual(-1) for count in unbroken.values())
-    if any(count > usual(-1) for count in unbroken.values()) or uneven * _UNEVEN_SHARE > len(unbroken):
+    if any(count > usual(-1) for count in unbroken.values()) or uneven * _UNEVEN_SHARE > len(
+        unbroken
+    ):
         return True
     steps = unbroken or {line.step for line in run.lines if line.step is not None}
     strides = Counter(after - before for before, after in pairwise(sorted(steps)))

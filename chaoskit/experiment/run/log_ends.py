@@ -21,7 +21,11 @@ def hints(run: CommandRun) -> list[str]:
     """Return what helps against failures that the logs of a run name."""
     logs, command = sorted((run.directory / LOGS).glob("*.log")), run.experiment.command
     stood_still = run.has_stalled or run.deadline_passed
-    return list(dict.fromkeys(hint for path in logs for hint in find_hints(path, command, stood_still=stood_still)))
+    return list(
+        dict.fromkeys(
+            hint for path in logs for hint in find_hints(path, command, stood_still=stood_still)
+        )
+    )
 
 
 def _log_end(run: CommandRun, node: str) -> LogEnd:

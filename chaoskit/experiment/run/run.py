@@ -24,7 +24,15 @@ from chaoskit.experiment.plan.planfile import FILE_NAME
 from chaoskit.experiment.plan.requests import Requests
 from chaoskit.experiment.run.event_feed import showing_events
 from chaoskit.experiment.run.storing import await_last, last_step
-from chaoskit.journal import FileCoverage, Journal, Journals, Record, load_journals, read_events, read_journals
+from chaoskit.journal import (
+    FileCoverage,
+    Journal,
+    Journals,
+    Record,
+    load_journals,
+    read_events,
+    read_journals,
+)
 from chaoskit.process.linux import start_ticks
 from chaoskit.runlog.index import Index
 from chaoskit.runlog.injected import InjectionRecord, injections
@@ -99,7 +107,10 @@ class RawRun:
         return self._told_at_start("substrate")
 
     def _told_at_start(self, name: str) -> str:
-        return next((str(record.get(name, "")) for record in self.records if record.event == Event.STARTED), "")
+        return next(
+            (str(record.get(name, "")) for record in self.records if record.event == Event.STARTED),
+            "",
+        )
 
 
 def told_once(records: Iterable[Record]) -> list[Record]:
@@ -145,14 +156,26 @@ def execute(
     """
     if experiment.config.disk is not None:
         Path(experiment.config.disk.target).mkdir(parents=True, exist_ok=True)
-    with store_of(experiment, substrate.undo) as store, channel_of(experiment, directory) as channel:
+    with (
+        store_of(experiment, substrate.undo) as store,
+        channel_of(experiment, directory) as channel,
+    ):
         journal = Journal(directory / "journal", "harness", role="harness")
         started_ns = time.monotonic_ns()
         _write_start(journal, experiment, started_ns, substrate.name, twin_id, digest_of(directory))
         place = (journal, started_ns, directory)
         with showing_events(directory, substrate.event_sink(directory)):
             return _execute(
-                experiment, substrate, place, watch, port, store, channel, requests, heartbeat_s, when_silent
+                experiment,
+                substrate,
+                place,
+                watch,
+                port,
+                store,
+                channel,
+                requests,
+                heartbeat_s,
+                when_silent,
             )
 
 
@@ -194,14 +217,30 @@ def digest_of(directory: Path) -> str:
 
 
 def _write_start(
-    journal: Journal, experiment: Experiment, started_ns: int, substrate: str, twin_id: str, plan_digest: str
+    journal: Journal,
+    experiment: Experiment,
+    started_ns: int,
+    substrate: str,
+    twin_id: str,
+    plan_digest: str,
 ) -> None:
     """What outsiders need to follow the run: the only place where its clock is tied to the wall clock."""
     unix_ns = time.time_ns() - (time.monotonic_ns() - started_ns)
     process = {"pid": os.getpid(), "ticks": start_ticks(os.getpid())}
     size = {"nodes": experiment.config.nodes, "spares": experiment.config.spares}
-    told = {"run_id": uuid.uuid4().hex, "name": experiment.name, "steps": experiment.steps, **process, **size}
-    place = {"substrate": substrate, "sharded": experiment.config.job.sharded, "twin": twin_id, "plan": plan_digest}
+    told = {
+        "run_id": uuid.uuid4().hex,
+        "name": experiment.name,
+        "steps": experiment.steps,
+        **process,
+        **size,
+    }
+    place = {
+        "substrate": substrate,
+        "sharded": experiment.config.job.sharded,
+        "twin": twin_id,
+        "plan": plan_digest,
+    }
     journal.write(Event.STARTED, t_ns=started_ns, unix_ns=unix_ns, **told, **place)
 
 
@@ -230,7 +269,9 @@ def _execute(
         replacements=sum(fault.needs_standby for fault in experiment.faults),
         injection=channel.door if channel is not None else None,
     )
-    follower = JobFollower(experiment, cluster, journal, substrate.undo, watch, store, channel, requests, when_silent)
+    follower = JobFollower(
+        experiment, cluster, journal, substrate.undo, watch, store, channel, requests, when_silent
+    )
     runner = asyncio.Runner()
     end: EndJob | None = None
     ended_ns, failure = 0, ""
@@ -238,14 +279,18 @@ def _execute(
         end = runner.run(follower.follow(started_ns / 1e9 + experiment.deadline_s))
         ended_ns = time.monotonic_ns()
         if end is not None and end.ok and config.disk is not None and follower.first_node:
-            left_s = max(_STORING_LEAST_S, started_ns / 1e9 + experiment.deadline_s - time.monotonic())
+            left_s = max(
+                _STORING_LEAST_S, started_ns / 1e9 + experiment.deadline_s - time.monotonic()
+            )
             if requests is not None:
                 left_s = max(0.0, min(left_s, requests.stores_until_s - time.monotonic()))
             if reason := await_last(cluster, follower.first_node, config, directory, left_s, watch):
                 step = last_step(directory / "journal")
                 journal.write(Event.SAVE_FAILED, step=step, tier="disk", reason=reason)
     except BaseException as error:
-        failure = str(error) if isinstance(error, FaultBroken) else f"{type(error).__name__}: {error}"
+        failure = (
+            str(error) if isinstance(error, FaultBroken) else f"{type(error).__name__}: {error}"
+        )
         raise
     finally:
         ended_ns = ended_ns or time.monotonic_ns()
@@ -258,7 +303,14 @@ def _execute(
             finally:
                 follower.tell_missed()
                 ok, detail = (False, failure) if end is None else (end.ok, end.reason)
-                journal.write(Event.RUN_ENDED, t_ns=ended_ns, reason=follower.run_end, ok=ok, detail=detail, exits={})
+                journal.write(
+                    Event.RUN_ENDED,
+                    t_ns=ended_ns,
+                    reason=follower.run_end,
+                    ok=ok,
+                    detail=detail,
+                    exits={},
+                )
                 journal.close(follower.run_end)
     return RawRun(
         experiment=experiment,
@@ -286,8 +338,12 @@ def load_run(directory: Path, experiment: Experiment) -> RawRun:
         experiment=experiment,
         directory=directory,
         started_ns=started[0].t_ns if started else 0,
-        ended_ns=last.t_ns if last is not None else max((one.t_ns for one in read_journals(journal)), default=0),
-        end=EndJob(last["ok"], last["detail"]) if last is not None and last["reason"] == RunEnd.ENDED else None,
+        ended_ns=last.t_ns
+        if last is not None
+        else max((one.t_ns for one in read_journals(journal)), default=0),
+        end=EndJob(last["ok"], last["detail"])
+        if last is not None and last["reason"] == RunEnd.ENDED
+        else None,
         deadline_passed=last is not None and last["reason"] == RunEnd.DEADLINE,
         harness_lost=last is None or last["reason"] in (RunEnd.HARNESS, RunEnd.COORDINATOR_LOST),
     )

@@ -50,7 +50,9 @@ def event_of(record: Record, generation: int = 0, what: str = "") -> RunEvent | 
             rank = f"rank {record['rank']}" if record["rank"] is not None else "a spare"
             worker = str(record["worker"])
             place = f"{rank} (worker {worker}) on {worker.rpartition('.')[0]}{within}"
-            return RunEvent(record.t_ns, "WorkerLost", _DETECT, f"{place}: {_cause(record)}", is_warning=True)
+            return RunEvent(
+                record.t_ns, "WorkerLost", _DETECT, f"{place}: {_cause(record)}", is_warning=True
+            )
         case Event.NODE_LOST:
             text = f"{record['node']}{within}: {record['detail']}"
             return RunEvent(record.t_ns, "NodeLost", _DETECT, text, is_warning=True)
@@ -59,7 +61,9 @@ def event_of(record: Record, generation: int = 0, what: str = "") -> RunEvent | 
             text = f"{what} was {record['cause']}, and not by this run: {record['detail']}"
             return RunEvent(record.t_ns, "PodTaken", _DETECT, text, is_warning=True)
         case Event.NODE_REPLACED:
-            return RunEvent(record.t_ns, "NodeReplaced", _RECOVER, f"{record['node']} was started again{within}")
+            return RunEvent(
+                record.t_ns, "NodeReplaced", _RECOVER, f"{record['node']} was started again{within}"
+            )
         case Event.REPLACEMENT_FAILED:
             text = f"{record['node']} could not be started again, and is tried again: {record['reason']}"
             return RunEvent(record.t_ns, "ReplacementFailed", _RECOVER, text, is_warning=True)
@@ -170,7 +174,9 @@ class RunEvents:
                 self._decided.add(name)
             case Event.UNDONE if name in self._faults and name not in self._decided:
                 text = f"{self._faults[name]}: nothing shows that it landed"
-                self._events.append(RunEvent(record.t_ns, "FaultNotProven", _INJECT, text, is_warning=True))
+                self._events.append(
+                    RunEvent(record.t_ns, "FaultNotProven", _INJECT, text, is_warning=True)
+                )
         if (event := event_of(record, self._generation, self._faults.get(name, ""))) is not None:
             self._events.append(event)
 
@@ -185,7 +191,11 @@ class RunEvents:
             return setback
         cause = self._causes.get(setback.workers[0], setback.cause)
         nodes = set(setback.nodes)
-        acts = [act for act in self._acts if act["worker"] in setback.workers or nodes & set(act["nodes"])]
+        acts = [
+            act
+            for act in self._acts
+            if act["worker"] in setback.workers or nodes & set(act["nodes"])
+        ]
         acts = [act for act in acts if act.t_ns <= setback.noticed_ns]
         if not acts:
             return replace(setback, cause=cause)

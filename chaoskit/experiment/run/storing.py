@@ -120,17 +120,24 @@ def _progress(config: RunConfig, step: int) -> Storing:
 
 def last_step(journals: Path) -> int:
     """With which a job has ended."""
-    return max((record["step"] for record in read_tail(journals) if record.event == Event.FINISHED), default=0)
+    return max(
+        (record["step"] for record in read_tail(journals) if record.event == Event.FINISHED),
+        default=0,
+    )
 
 
 def why_not_stored(config: RunConfig, journals: Path) -> str:
     """Why the state of the last step is not in every tier of a job that has ended well; "" if it is."""
     step = last_step(journals)
-    records = [record for record in read_tail(journals) if record.event in (Event.SAVED, Event.SAVE_FAILED)]
+    records = [
+        record for record in read_tail(journals) if record.event in (Event.SAVED, Event.SAVE_FAILED)
+    ]
     for name, tier in (("disk", config.disk), ("remote", config.remote)):
         told = [record for record in records if (record["tier"], record["step"]) == (name, step)]
         saved = any(record.event == Event.SAVED for record in told)
-        if tier is None or saved or (name == "disk" and _holds(tier.target, step)):  # that of an earlier run may serve
+        if (
+            tier is None or saved or (name == "disk" and _holds(tier.target, step))
+        ):  # that of an earlier run may serve
             continue
         reasons = [str(record["reason"]) for record in told]
         return f"step {step} is not in {tier.target}: {reasons[-1] if reasons else _NO_WORD}"

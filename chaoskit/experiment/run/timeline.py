@@ -58,7 +58,9 @@ class Timeline:
         self._index = run.index
         self._config = run.experiment.config
         self._resized = self._index.of(Event.RESIZED)
-        self._claims: dict[str, list[InjectionRecord]] = defaultdict(list)  # worker -> what acted on it itself
+        self._claims: dict[str, list[InjectionRecord]] = defaultdict(
+            list
+        )  # worker -> what acted on it itself
         self._wide: list[InjectionRecord] = []  # that may have struck others, too
         for strike in run.injections:
             for worker in strike.target.claims if strike.target is not None else ():
@@ -79,7 +81,9 @@ class Timeline:
             if taken is not None and (found is None or found[1] < taken.t_ns <= record.t_ns):
                 if record.get("rank") is not None:
                     noticed_ns = min(taken.t_ns, record.t_ns)
-                    explained.setdefault((taken["pod"], ""), Incident(None, record, noticed_ns, taken))
+                    explained.setdefault(
+                        (taken["pod"], ""), Incident(None, record, noticed_ns, taken)
+                    )
                 continue
             if found is None:
                 alarms += [record] if _is_alarm(record, bool(explained)) else []
@@ -113,7 +117,9 @@ class Timeline:
     def _was_lost_with(self, taken: Record, record: Record) -> bool:
         if record.event == Event.RECORD_LOST:  # it lay in the coordinator's pod
             return bool(taken["role"] == "coordinator")
-        again = self._index.first(Event.NODE_REPLACED, taken.t_ns, lambda one: one["node"] == taken["node"])
+        again = self._index.first(
+            Event.NODE_REPLACED, taken.t_ns, lambda one: one["node"] == taken["node"]
+        )
         return any(
             node == taken["node"] and (again is None or since_ns <= again.t_ns)
             for node, since_ns in self._places.get(record["worker"], ())
@@ -122,7 +128,10 @@ class Timeline:
     @cached_property
     def _places(self) -> dict[str, list[tuple[str, int]]]:
         """Worker -> its nodes, each with the time from which on a record names it there."""
-        found = {worker: [(one.source, one.t_ns) for one in starts] for worker, starts in self._starts.items()}
+        found = {
+            worker: [(one.source, one.t_ns) for one in starts]
+            for worker, starts in self._starts.items()
+        }
         for plan in self._index.of(Event.PLAN):  # the record of its start may be lost with its node
             for member in plan["members"]:
                 found.setdefault(member["worker"], [(member["node"], plan.t_ns)])
@@ -133,7 +142,11 @@ class Timeline:
         found: tuple[InjectionRecord, int] | None = None
         for strike in (*self._claims.get(worker, ()), *self._wide):
             acted_ns = self._acted_ns(strike, worker, record)
-            if acted_ns is not None and record.t_ns >= acted_ns and (found is None or acted_ns > found[1]):
+            if (
+                acted_ns is not None
+                and record.t_ns >= acted_ns
+                and (found is None or acted_ns > found[1])
+            ):
                 found = strike, acted_ns
         return found
 
@@ -159,7 +172,11 @@ class Timeline:
             return not strike.fault.must_show
         events = (*_NOTICES, Event.NODE_LOST, Event.EVICTED)
         since_ns = strike.target.injected_ns
-        return any(self._is_shown_by(strike, one) for event in events for one in self._index.since(event, since_ns))
+        return any(
+            self._is_shown_by(strike, one)
+            for event in events
+            for one in self._index.since(event, since_ns)
+        )
 
     def _is_shown_by(self, strike: InjectionRecord, record: Record) -> bool:
         target = strike.target
@@ -171,7 +188,10 @@ class Timeline:
             return False
         if not record["worker"]:  # a sum that is not finite names no rank
             return _cause(record) in strike.fault.must_show and record.t_ns >= target.injected_ns
-        times = [self._acted_ns(strike, one, record) for one in (record["worker"], *record.get("sources", ()))]
+        times = [
+            self._acted_ns(strike, one, record)
+            for one in (record["worker"], *record.get("sources", ()))
+        ]
         return any(acted_ns is not None and record.t_ns >= acted_ns for acted_ns in times)
 
     def _was_there(self, worker: str, target: Struck) -> bool:
@@ -199,7 +219,9 @@ class Timeline:
     def disturbed_by(self) -> list[Record]:
         """The records of taken pods whose end disturbed the job, or a fault that needed them."""
         returns = self._index.of(Event.NODE_REPLACED, Event.RESUMED)
-        return disturbing(self.taken, self.end_ns, standbys_needed_until_ns(self._run.injections, returns))
+        return disturbing(
+            self.taken, self.end_ns, standbys_needed_until_ns(self._run.injections, returns)
+        )
 
     def impact(self, incident: Incident) -> str:
         """How the job felt the fault, in words."""
@@ -215,7 +237,9 @@ class Timeline:
         """The recovery from one incident; None if no step was committed after it."""
         if incident.detected.get("verdict") == "transient":
             return None  # no rank was replaced: the step was computed again
-        regroup = self._index.first(Event.PLAN, incident.detected.t_ns, lambda record: bool(record["abort"]))
+        regroup = self._index.first(
+            Event.PLAN, incident.detected.t_ns, lambda record: bool(record["abort"])
+        )
         if regroup is None or self._was_over(incident.detected, regroup.t_ns):
             return None
         place = bisect_left(self._newest_by_then, regroup["generation"])
@@ -235,7 +259,9 @@ class Timeline:
             world=world,
             spans=spans,
             seconds=(good_ns - incident.injected_ns) / 1e9,
-            full_strength_seconds=None if full_ns is None else (full_ns - incident.injected_ns) / 1e9,
+            full_strength_seconds=None
+            if full_ns is None
+            else (full_ns - incident.injected_ns) / 1e9,
             step_seconds=step_s,
         )
 
@@ -243,7 +269,10 @@ class Timeline:
         """Whether a step that was not finite was committed or skipped by then: what came later has another cause."""
         if notice.event != Event.NONFINITE:
             return False
-        ends = (self._index.first(event, notice.t_ns, lambda one: one["step"] == notice["step"]) for event in _ENDS)
+        ends = (
+            self._index.first(event, notice.t_ns, lambda one: one["step"] == notice["step"])
+            for event in _ENDS
+        )
         return any(end is not None and end.t_ns < t_ns for end in ends)
 
     def _seconds(self, t_ns: int) -> float:
@@ -293,7 +322,12 @@ class Timeline:
         return found[-1] if found and found[-1].t_ns >= after_ns else None
 
     def _spans(
-        self, incident: Incident, regroup: Record, good: FinishedStep, full_ns: int | None, step_s: float
+        self,
+        incident: Incident,
+        regroup: Record,
+        good: FinishedStep,
+        full_ns: int | None,
+        step_s: float,
     ) -> list[PhaseSpan]:
         start_ns, detected_ns = incident.injected_ns, incident.detected.t_ns
         generation, good_ns = good.generation, good.end_ns
@@ -308,17 +342,24 @@ class Timeline:
             "restored": (max((r.t_ns for r in restored), default=0), _restore_reference(restored)),
             "first good step": (
                 good_ns,
-                phase_baselines.first_good_step(step_s, self._world(generation), self._full_world(good_ns)),
+                phase_baselines.first_good_step(
+                    step_s, self._world(generation), self._full_world(good_ns)
+                ),
             ),
         }
         if full_ns is not None:
-            ends["full strength"] = (full_ns, (0.0, "a ready spare takes part from the first step on"))
+            ends["full strength"] = (
+                full_ns,
+                (0.0, "a ready spare takes part from the first step on"),
+            )
             redundant_ns = self._redundancy(regroup.t_ns)
             if redundant_ns is not None:
                 ends["redundancy restored"] = (redundant_ns, (0.0, "training does not wait for it"))
         return self._lay_out(start_ns, ends)
 
-    def _lay_out(self, start_ns: int, ends: dict[str, tuple[int, tuple[float, str]]]) -> list[PhaseSpan]:
+    def _lay_out(
+        self, start_ns: int, ends: dict[str, tuple[int, tuple[float, str]]]
+    ) -> list[PhaseSpan]:
         """Phases one after the other: what was over before its turn came takes no time."""
         spans, before_ns = [], start_ns
         for name in RECOVERY_PHASES:
@@ -395,7 +436,9 @@ def _is_alarm(record: Record, struck: bool) -> bool:
     return record.event in (Event.DETECTED, Event.RECORD_LOST)
 
 
-def raised_by_job(losses: Sequence[Record], records: Iterable[Record]) -> tuple[list[Record], list[Record]]:
+def raised_by_job(
+    losses: Sequence[Record], records: Iterable[Record]
+) -> tuple[list[Record], list[Record]]:
     """Split losses that no fault explains: those of an exception in the job, which its worker wrote down, and others.
 
     A worker that its own code ends is rightly given up: such a loss is no false alarm.
@@ -403,7 +446,9 @@ def raised_by_job(losses: Sequence[Record], records: Iterable[Record]) -> tuple[
     failed = {record.source for record in records if record.event == Event.FAILED}
     own, others = list[Record](), list[Record]()
     for loss in losses:
-        is_own = loss.event == Event.DETECTED and loss["cause"] == "raised" and loss["worker"] in failed
+        is_own = (
+            loss.event == Event.DETECTED and loss["cause"] == "raised" and loss["worker"] in failed
+        )
         (own if is_own else others).append(loss)
     return own, others
 

@@ -22,7 +22,9 @@ def ddmin(items: Sequence[T]) -> Search[tuple[T, ...]]:
     The result is 1-minimal, as far as the answers are right: without any one of its items it does not fail.
     """
     best, parts = tuple(items), 2
-    refuted: set[tuple[int, ...]] = set()  # by the places of their items, as equal items are two things
+    refuted: set[tuple[int, ...]] = (
+        set()
+    )  # by the places of their items, as equal items are two things
     places = tuple(range(len(best)))
     everything = best
     while places:

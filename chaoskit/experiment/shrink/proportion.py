@@ -17,8 +17,14 @@ def wilson_interval(hits: int, trials: int) -> tuple[float, float]:
         return 0.0, 1.0
     share, square = hits / trials, _Z_95**2
     middle = (share + square / (2 * trials)) / (1 + square / trials)
-    half = _Z_95 / (1 + square / trials) * math.sqrt(share * (1 - share) / trials + square / (4 * trials**2))
-    low = 0.0 if hits == 0 else max(0.0, middle - half)  # exactly, where rounding would leave a trace
+    half = (
+        _Z_95
+        / (1 + square / trials)
+        * math.sqrt(share * (1 - share) / trials + square / (4 * trials**2))
+    )
+    low = (
+        0.0 if hits == 0 else max(0.0, middle - half)
+    )  # exactly, where rounding would leave a trace
     high = 1.0 if hits == trials else min(1.0, middle + half)
     return low, high
 

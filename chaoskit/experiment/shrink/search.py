@@ -23,7 +23,9 @@ from chaoskit.experiment.shrink.simpler import simpler, with_faults
 from chaoskit.runlog.outcome import Outcome
 from chaoskit.vocabulary import Verdict
 
-HARNESS_ERROR = "the harness works"  # the symptom of a run that ended in a HarnessError, worded like a check
+HARNESS_ERROR = (
+    "the harness works"  # the symptom of a run that ended in a HarnessError, worded like a check
+)
 
 _FAILURES_WANTED = 3  # of the original, to know how often it fails
 _ATTEMPTS = 10  # after as many runs without a failure, it does not fail
@@ -62,7 +64,9 @@ class Shrunk:
 class _Trials:
     """Runs candidates as long as the budget lasts."""
 
-    def __init__(self, run: Run, budget_s: float, runs_max: int, now_s: Callable[[], float]) -> None:
+    def __init__(
+        self, run: Run, budget_s: float, runs_max: int, now_s: Callable[[], float]
+    ) -> None:
         self._run, self._now_s = run, now_s
         self._deadline_s, self._runs_max = now_s() + budget_s, runs_max
         self.runs = 0
@@ -94,7 +98,9 @@ def shrink(
     if not failures:
         return Shrunk(experiment, symptoms, 0, tried, 0, trials.runs, complete=False)
     repeats = repeats_for(failures, tried)
-    tell(f"it failed {failures} of {tried} times: a candidate that passes {repeats} times counts as passing")
+    tell(
+        f"it failed {failures} of {tried} times: a candidate that passes {repeats} times counts as passing"
+    )
     search = minimise(experiment, lambda one: one.faults, with_faults, simpler, key=encode)
     best, complete = experiment, False
     try:
@@ -119,7 +125,9 @@ def _reproduce(experiment: Planned, trials: _Trials, tell: Tell) -> tuple[Sympto
         while failures < _FAILURES_WANTED and tried < _ATTEMPTS:
             found = trials(experiment)
             tried, failures, symptoms = tried + 1, failures + bool(found), symptoms | found
-            tell(f"run {tried}: {'failed: ' + ', '.join(sorted(found)) if found else 'did not fail'}")
+            tell(
+                f"run {tried}: {'failed: ' + ', '.join(sorted(found)) if found else 'did not fail'}"
+            )
     except BudgetSpent:
         pass
     return symptoms, failures, tried
@@ -131,7 +139,11 @@ def describe(experiment: Planned) -> str:
         counts = [(len(experiment.faults), "fault"), (experiment.nodes, "node")]
     else:
         config = experiment.config
-        counts = [(len(experiment.faults), "fault"), (config.nodes, "node"), (config.spares, "spare")]
+        counts = [
+            (len(experiment.faults), "fault"),
+            (config.nodes, "node"),
+            (config.spares, "spare"),
+        ]
         counts += [(experiment.steps, "step")] if experiment.steps is not None else []
     return ", ".join(f"{count} {word}{'' if count == 1 else 's'}" for count, word in counts)
 
@@ -141,8 +153,12 @@ def describe(experiment: Planned) -> str:
 
 def symptoms_of(outcome: Outcome) -> Symptoms:
     """The checks that say failed or error. A fault without evidence is none: it may have found nothing to strike."""
-    bad = [check.name for check in outcome.checks if check.verdict in (Verdict.FAILED, Verdict.ERROR)]
-    return frozenset("faults are undone" if name.startswith("evidence of ") else name for name in bad)
+    bad = [
+        check.name for check in outcome.checks if check.verdict in (Verdict.FAILED, Verdict.ERROR)
+    ]
+    return frozenset(
+        "faults are undone" if name.startswith("evidence of ") else name for name in bad
+    )
 
 
 def real_run(harness: Harness, *, twin: bool = True) -> Run:
@@ -154,7 +170,9 @@ def real_run(harness: Harness, *, twin: bool = True) -> Run:
                 raise BudgetSpent
 
         try:
-            return symptoms_of(harness.run_planned(experiment, twin=twin, watch=watch, watch_twin=watch))
+            return symptoms_of(
+                harness.run_planned(experiment, twin=twin, watch=watch, watch_twin=watch)
+            )
         except HarnessError:
             return frozenset([HARNESS_ERROR])
         except BadInput:  # a job may refuse what no plan can know, such as too few steps
@@ -164,18 +182,28 @@ def real_run(harness: Harness, *, twin: bool = True) -> Run:
 
 
 def shrink_to_file(
-    harness: Harness, experiment: Planned, path: Path, *, budget_s: float, twin: bool = True, tell: Tell = print
+    harness: Harness,
+    experiment: Planned,
+    path: Path,
+    *,
+    budget_s: float,
+    twin: bool = True,
+    tell: Tell = print,
 ) -> Shrunk:
     """Shrink by real runs, write the smallest plan to ``path``, and tell how to run it.
 
     Raises:
         BadInput: if the file cannot be written.
     """
-    save(experiment, path)  # a bad path is refused at once, and an interrupted search leaves the original there
+    save(
+        experiment, path
+    )  # a bad path is refused at once, and an interrupted search leaves the original there
     shrunk = shrink(experiment, real_run(harness, twin=twin), budget_s=budget_s, tell=tell)
     save(shrunk.experiment, path)
     if not shrunk.failures:
-        tell(f"it did not fail in {shrunk.trials} runs; the plan is kept: chaoskit replay {path} --times 20")
+        tell(
+            f"it did not fail in {shrunk.trials} runs; the plan is kept: chaoskit replay {path} --times 20"
+        )
         return shrunk
     end = "nothing simpler was found to fail" if shrunk.complete else "the budget is spent"
     tell(f"{shrunk.runs} runs, {end}: {describe(shrunk.experiment)}")

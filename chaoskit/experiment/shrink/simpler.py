@@ -14,7 +14,13 @@ from chaoskit.experiment.plan.planfile import Planned
 from chaoskit.faults import Fault, Kill
 from chaoskit.faults.survival import rank_of, reach, step_of, survivable
 
-_MOMENT = ("rank", "at_step", "after_s", "during", "recovery")  # where and when: what the other fields are not
+_MOMENT = (
+    "rank",
+    "at_step",
+    "after_s",
+    "during",
+    "recovery",
+)  # where and when: what the other fields are not
 _STEPS_AFTER = 2  # the last fault needs a step in which to show, and one after it
 #: Before this step a hang is found only after ``startup_s``, as no step time is known: correct, and too slow to try.
 _EARLIEST = {"Hang": 5}
@@ -48,7 +54,11 @@ def _survivable(experiment: Experiment) -> bool:
 
 
 def _changed(experiment: Experiment, **changes: Any) -> Experiment:
-    settings = {name: getattr(experiment.config, name) for name in RunConfig.__struct_fields__ if name != "job"}
+    settings = {
+        name: getattr(experiment.config, name)
+        for name in RunConfig.__struct_fields__
+        if name != "job"
+    }
     plan = {
         "steps": experiment.steps,
         "options": experiment.config.job.options,
@@ -71,11 +81,15 @@ def _changes(experiment: Experiment) -> Iterator[dict[str, Any]]:
 
 
 def _fewer_steps(experiment: Experiment) -> Iterable[int]:
-    last = max((step for fault in experiment.faults if (step := step_of(fault)) is not None), default=-1)
+    last = max(
+        (step for fault in experiment.faults if (step := step_of(fault)) is not None), default=-1
+    )
     if experiment.steps is None:
         return []
     return sorted(
-        steps for steps in {last + 1 + _STEPS_AFTER, experiment.steps // 2} if last < steps < experiment.steps
+        steps
+        for steps in {last + 1 + _STEPS_AFTER, experiment.steps // 2}
+        if last < steps < experiment.steps
     )
 
 
@@ -83,7 +97,9 @@ def _plainer_settings(config: RunConfig) -> Iterator[dict[str, Any]]:
     yield from ({"nodes": nodes} for nodes in range(1, config.nodes))
     if config.spares:
         yield {"spares": 0}
-    for name, default in zip(RunConfig.__struct_fields__[1:], RunConfig.__struct_defaults__, strict=True):
+    for name, default in zip(
+        RunConfig.__struct_fields__[1:], RunConfig.__struct_defaults__, strict=True
+    ):
         if name not in ("nodes", "spares") and getattr(config, name) != default:
             yield {name: default}
 
@@ -97,9 +113,15 @@ def _moved_together(faults: Sequence[Fault]) -> Iterator[tuple[Fault, ...]]:
     for first in (0, 1):
         lower: dict[int | None, int] = {rank: first + place for place, rank in enumerate(ranks)}
         if sum(lower.values()) < sum(ranks):
-            yield tuple(replace(fault, rank=lower.get(rank_of(fault), fault.rank)) for fault in faults)
+            yield tuple(
+                replace(fault, rank=lower.get(rank_of(fault), fault.rank)) for fault in faults
+            )
     steps = [step_of(fault) for fault in faults]
-    rooms = [step - _EARLIEST.get(fault.kind, 0) for fault, step in zip(faults, steps, strict=True) if step is not None]
+    rooms = [
+        step - _EARLIEST.get(fault.kind, 0)
+        for fault, step in zip(faults, steps, strict=True)
+        if step is not None
+    ]
     room = min(rooms, default=0)
     for by in sorted({room, room // 2, 1}, reverse=True):
         if 0 < by <= room:
@@ -112,10 +134,16 @@ def _moved_together(faults: Sequence[Fault]) -> Iterator[tuple[Fault, ...]]:
 def _plainer(fault: Fault) -> Iterator[Fault]:
     """One fault: as a kill, with default fields, earlier."""
     if not isinstance(fault, Kill) and reach(fault) == "process":
-        moment = {name: getattr(fault, name) for name in (*_MOMENT, "phase") if hasattr(fault, name)}
+        moment = {
+            name: getattr(fault, name) for name in (*_MOMENT, "phase") if hasattr(fault, name)
+        }
         yield Kill(**moment)
     for item in fields(fault):
-        if item.name not in _MOMENT and item.default is not MISSING and getattr(fault, item.name) != item.default:
+        if (
+            item.name not in _MOMENT
+            and item.default is not MISSING
+            and getattr(fault, item.name) != item.default
+        ):
             yield replace(fault, **{item.name: item.default})
     at_step, earliest = step_of(fault), _EARLIEST.get(fault.kind, 0)
     if at_step is not None:

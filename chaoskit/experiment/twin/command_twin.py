@@ -12,7 +12,14 @@ import msgspec
 from chaoskit.errors import CommandFailed
 from chaoskit.experiment.injection.command_follower import GOOD
 from chaoskit.experiment.injection.ranks_found import ranks_found
-from chaoskit.experiment.plan.command_inputs import ENTRIES_MAX, Digests, InputFiles, TooManyFiles, differing, variables
+from chaoskit.experiment.plan.command_inputs import (
+    ENTRIES_MAX,
+    Digests,
+    InputFiles,
+    TooManyFiles,
+    differing,
+    variables,
+)
 from chaoskit.experiment.plan.command_plan import CommandExperiment
 from chaoskit.experiment.run.command_run import LOGS, CommandRun, describe_end
 from chaoskit.experiment.run.legibility import uncountable
@@ -50,7 +57,9 @@ class CommandTwin(msgspec.Struct, frozen=True):
         unclear = uncountable(run, Usual(counts))
         if not unclear and (told := _began_again(run)):
             remedy = "have each step shown once, in order, or do without a twin (twin=False)"
-            raise Interrupted(f"the unbroken run of {run.experiment.job} was broken by itself: {told}; {remedy}")
+            raise Interrupted(
+                f"the unbroken run of {run.experiment.job} was broken by itself: {told}; {remedy}"
+            )
         return cls(counts, Course(run.lines, Usual(counts)).losses(), run.run_id, unclear)
 
     @property
@@ -78,7 +87,11 @@ def _began_again(run: CommandRun) -> str:
     started: set[tuple[str, int]] = set()
     for record in ranks_found(run.records):
         node, rank = record.source, record["rank"]
-        shown = [(line.t_ns, line.step) for line in run.lines if line.node == node and line.step is not None]
+        shown = [
+            (line.t_ns, line.step)
+            for line in run.lines
+            if line.node == node and line.step is not None
+        ]
         before = [step for t_ns, step in shown if t_ns < record.t_ns]
         after = [step for t_ns, step in shown if t_ns >= record.t_ns]
         if (node, rank) in started and before and after and min(after) <= max(before):
@@ -154,7 +167,9 @@ class CommandTwins:
         self._inputs = InputFiles(without)
         self._twins: dict[str, list[tuple[CommandTwin, Digests]]] = {}
         self._written: dict[str, set[str]] = {}
-        self._crowded: set[str] = set()  # directories of which stderr has said that they hold too many files
+        self._crowded: set[str] = (
+            set()
+        )  # directories of which stderr has said that they hold too many files
 
     def get(self, experiment: CommandExperiment) -> CommandTwin | None:
         """Return the twin of an experiment that finds the same variables and files, if it is known."""
@@ -171,7 +186,9 @@ class CommandTwins:
     def put(self, experiment: CommandExperiment, twin: CommandTwin) -> None:
         """Keep a twin that has just been run; one whose files are too many to look at is not used again."""
         with suppress(TooManyFiles):
-            self._twins.setdefault(_key(experiment), []).append((twin, self._inputs.look(experiment)))
+            self._twins.setdefault(_key(experiment), []).append(
+                (twin, self._inputs.look(experiment))
+            )
 
     @contextmanager
     def noting_files(self, experiment: CommandExperiment) -> Iterator[None]:
@@ -199,5 +216,11 @@ class CommandTwins:
 
 def _key(experiment: CommandExperiment) -> str:
     """Equal for experiments whose twins can only differ by files."""
-    settings = (experiment.command, experiment.watch, experiment.nodes, experiment.seed, experiment.working_directory)
+    settings = (
+        experiment.command,
+        experiment.watch,
+        experiment.nodes,
+        experiment.seed,
+        experiment.working_directory,
+    )
     return repr((settings, variables()))

@@ -26,7 +26,14 @@ from chaoskit.runtime.worker.sources import source_digest
 from chaoskit.vocabulary import Event, Verdict
 
 _FORM = 7  # of what is kept: raised when twins of before must not be used any more
-_STIRS = (Event.POD_TAKEN, Event.DETECTED, Event.NODE_LOST, Event.CORRUPT, Event.RESUMED, Event.RECORD_LOST)
+_STIRS = (
+    Event.POD_TAKEN,
+    Event.DETECTED,
+    Event.NODE_LOST,
+    Event.CORRUPT,
+    Event.RESUMED,
+    Event.RECORD_LOST,
+)
 
 
 class Interrupted(HarnessError):
@@ -38,7 +45,9 @@ class UnbrokenFailed(HarnessError):
 
     def __init__(self, run: RawRun, reason: str) -> None:
         self.run = run
-        super().__init__(f"the unbroken run of {run.experiment.job} did not complete as it must: {reason}")
+        super().__init__(
+            f"the unbroken run of {run.experiment.job} did not complete as it must: {reason}"
+        )
 
 
 class Twin(msgspec.Struct, frozen=True):
@@ -85,21 +94,37 @@ class Twin(msgspec.Struct, frozen=True):
         if problems := interruptions(run, history):
             lost = [record for record in run.records if record.event == Event.DETECTED]
             raised, others = raised_by_job(lost, run.records)
-            remedy = "mend the job" if raised and not others else "run it again on a machine at rest"
+            remedy = (
+                "mend the job" if raised and not others else "run it again on a machine at rest"
+            )
             remedy = f"look into {run.directory}, and {remedy}"
-            raise Interrupted(f"the unbroken run of {job} was broken by itself: {'; '.join(problems)}; {remedy}")
+            raise Interrupted(
+                f"the unbroken run of {job} was broken by itself: {'; '.join(problems)}; {remedy}"
+            )
         if wrong := mistakes(run, history):
             raise UnbrokenFailed(run, "; ".join(wrong))
         ends = [record for record in run.records if record.event == Event.FINISHED]
         digests = {record["weights_digest"] for record in ends}
         if len(digests) != 1:
-            raise HarnessError(f"the unbroken run of {job} ended with {len(digests)} different sets of weights")
-        sources = {path: digest for record in ends for path, digest in record.get("sources", {}).items()}
+            raise HarnessError(
+                f"the unbroken run of {job} ended with {len(digests)} different sets of weights"
+            )
+        sources = {
+            path: digest for record in ends for path, digest in record.get("sources", {}).items()
+        }
         states = {record["state_digest"] for record in ends}
-        final = (ending(run.records), scalars(run.records), states.pop() if len(states) == 1 else "")
+        final = (
+            ending(run.records),
+            scalars(run.records),
+            states.pop() if len(states) == 1 else "",
+        )
         losses = history.losses()
-        nan_steps = tuple(step for step, loss in enumerate(losses) if loss is not None and math.isnan(loss))
-        return cls(losses, digests.pop(), history.samples_digest(), sources, run.run_id, *final, nan_steps)
+        nan_steps = tuple(
+            step for step, loss in enumerate(losses) if loss is not None and math.isnan(loss)
+        )
+        return cls(
+            losses, digests.pop(), history.samples_digest(), sources, run.run_id, *final, nan_steps
+        )
 
 
 def interruptions(run: RawRun, history: History) -> list[str]:
@@ -110,20 +135,29 @@ def interruptions(run: RawRun, history: History) -> list[str]:
         for record in trace.of(*_STIRS)
         if record.t_ns < trace.end_ns
     ]
-    changes = sum(before != after for before, after in pairwise(trace.members.values()))  # the same may begin again
+    changes = sum(
+        before != after for before, after in pairwise(trace.members.values())
+    )  # the same may begin again
     found += [f"its members changed {changes} times"] if changes else []
     found += _violated(trace, "liveness")
     return found[:3]
 
 
 def _about(record: Record) -> str:
-    return str(record.get("worker") or (record["node"] if record.event == Event.POD_TAKEN else record.source))
+    return str(
+        record.get("worker")
+        or (record["node"] if record.event == Event.POD_TAKEN else record.source)
+    )
 
 
 def mistakes(run: RawRun, history: History) -> list[str]:
     """What an unbroken run shows of a runtime that is wrong in every run, in words."""
     ledger = history.ledger(run.experiment.config.shards_of)
-    found = [*history.violations(run.experiment.config.reduction), *ledger.missing, *ledger.repeated]
+    found = [
+        *history.violations(run.experiment.config.reduction),
+        *ledger.missing,
+        *ledger.repeated,
+    ]
     return [*found, *_violated(RunTrace(run, history, []), "safety")][:3]
 
 
@@ -149,7 +183,11 @@ class TwinCache:
             twin = msgspec.json.decode(kept(self._path(experiment)), type=Twin)
         except (OSError, msgspec.MsgspecError):
             return None
-        return twin if _are_current({Path(path): digest for path, digest in twin.sources.items()}) else None
+        return (
+            twin
+            if _are_current({Path(path): digest for path, digest in twin.sources.items()})
+            else None
+        )
 
     @contextmanager
     def lock(self, experiment: Experiment) -> Iterator[None]:
@@ -172,7 +210,9 @@ class SessionTwins:
     """
 
     def __init__(self, here: Callable[[str], Path] = Path) -> None:
-        self._twins: dict[str, tuple[Twin, dict[Path, str]]] = {}  # with the files here, and their digests
+        self._twins: dict[
+            str, tuple[Twin, dict[Path, str]]
+        ] = {}  # with the files here, and their digests
         self._here = here
 
     def get(self, experiment: Experiment) -> Twin | None:
@@ -208,9 +248,18 @@ def _key(experiment: Experiment) -> str:
     """
     config, job = experiment.config, experiment.config.job
     world = config.nodes if config.reduction == "fast" or config.job.sharded else 0
-    numbers = (config.seed, config.shard_count, config.reduction, config.device, config.nonfinite, world)
+    numbers = (
+        config.seed,
+        config.shard_count,
+        config.reduction,
+        config.device,
+        config.nonfinite,
+        world,
+    )
     place = str(Path(job.path).resolve())
-    digest = hashlib.sha256(repr((_FORM, place, job.function, sorted(job.options.items()), numbers)).encode())
+    digest = hashlib.sha256(
+        repr((_FORM, place, job.function, sorted(job.options.items()), numbers)).encode()
+    )
     digest.update(repr(config.follow).encode() if config.follow else b"")
     digest.update(machine_facts().encode())
     for path in job.sources():

@@ -73,7 +73,9 @@ class Accountant(Books):
         self._lost: set[str] = set()
         self._returned: Setback | None = None  # its first good step is the current one
         self._aborted = Holding()  # of the step that the open one interrupted
-        self._forming: set[str] = set()  # members of the open one's plan that have yet to build their group
+        self._forming: set[str] = (
+            set()
+        )  # members of the open one's plan that have yet to build their group
 
     # -- what is heard --------------------------------------------------------------------------------------------
 
@@ -100,7 +102,9 @@ class Accountant(Books):
 
     def _injected(self, record: Record) -> None:
         acted_ns, nodes = {record["worker"]: record.t_ns}, frozenset(record["nodes"])
-        self._strikes[record["fault"]] = _Struck(record["what"], self.step, record.t_ns, acted_ns, nodes)
+        self._strikes[record["fault"]] = _Struck(
+            record["what"], self.step, record.t_ns, acted_ns, nodes
+        )
 
     def _acted(self, record: Record) -> None:
         """On another worker, or on the same one again."""
@@ -114,7 +118,9 @@ class Accountant(Books):
         if self._mode is Mode.STARTING:
             self._time.spend(self._standing(), record.t_ns)
         elif self.open is not None and not self.open.generation and not self.open.planned:
-            self._time.spend((parts.WAITING, self._cause), record.t_ns)  # no plan without it: it was waited for
+            self._time.spend(
+                (parts.WAITING, self._cause), record.t_ns
+            )  # no plan without it: it was waited for
         self._healing.ready.add(record["worker"])
 
     def _planned(self, record: Record) -> None:
@@ -124,9 +130,18 @@ class Accountant(Books):
         if record["generation"] > 1 and self._mode is not Mode.STARTING:
             if not record["abort"] and self.open is None:
                 cause = parts.PLANNED
-                self.open = Setback(cause, record.t_ns, record.t_ns, self.step, planned=True, world_before=self.world)
+                self.open = Setback(
+                    cause,
+                    record.t_ns,
+                    record.t_ns,
+                    self.step,
+                    planned=True,
+                    world_before=self.world,
+                )
             elif record["abort"] and (self.open is None or self.open.planned):
-                grows = len(members) > len(self._healing.members)  # a sharded world that grows goes back to its copies
+                grows = len(members) > len(
+                    self._healing.members
+                )  # a sharded world that grows goes back to its copies
                 self._set_back(record, parts.PLANNED if grows else parts.UNEXPLAINED)
             self._replan(record, members)
         self._healing.plan(members)
@@ -149,17 +164,24 @@ class Accountant(Books):
 
     def _reach(self, record: Record) -> None:
         """Some rank has done its part of a phase."""
-        phase = {Event.QUIESCED: "quiesced", Event.REGROUPED: "regrouped"}.get(Event(record.event), "restored")
+        phase = {Event.QUIESCED: "quiesced", Event.REGROUPED: "regrouped"}.get(
+            Event(record.event), "restored"
+        )
         if self._mode is Mode.STARTING or (self.step < 0 and self.open is None):
             self._time.spend((parts.START_UP, parts.START_UP), record.t_ns)
         elif self.open is not None:
-            left, formed = self.generation <= record["generation"], record["generation"] == self.open.generation
+            left, formed = (
+                self.generation <= record["generation"],
+                record["generation"] == self.open.generation,
+            )
             if not (left and not formed if phase == "quiesced" else formed):
                 return
             self.open.mark(phase, record.t_ns)
             if phase == "regrouped":
                 self._forming.discard(record.source)
-            is_early = phase == "restored" and bool(self._forming)  # the last one to form is waited for
+            is_early = phase == "restored" and bool(
+                self._forming
+            )  # the last one to form is waited for
             if not self.open.planned and not is_early:
                 self._time.spend((phase, self._cause), record.t_ns)
                 self._phase = "regrouped" if phase == "quiesced" else self._phase
@@ -170,7 +192,9 @@ class Accountant(Books):
     def _ended(self, record: Record) -> None:
         training = self._mode is Mode.TRAINING
         self._finish_step()
-        self._time.spend((parts.CLOSING, parts.CLOSING) if training else self._standing(), record.t_ns)
+        self._time.spend(
+            (parts.CLOSING, parts.CLOSING) if training else self._standing(), record.t_ns
+        )
         self._mode, self.ended_ns = Mode.OVER, record.t_ns
 
     # -- losses ---------------------------------------------------------------------------------------------------
@@ -218,7 +242,9 @@ class Accountant(Books):
         if struck is not None:
             begun_ns = struck[0]
         else:
-            begun_ns = cursor_ns + (in_flight_ns if usual_ns is None else min(in_flight_ns, usual_ns))
+            begun_ns = cursor_ns + (
+                in_flight_ns if usual_ns is None else min(in_flight_ns, usual_ns)
+            )
         self._finish_step()
         self._aborted = Holding()
         self._time.spend((parts.RECOMPUTED, cause), min(begun_ns, record.t_ns), self._aborted)
@@ -226,7 +252,9 @@ class Accountant(Books):
         self._mode, self._phase, self._cause = Mode.BROKEN, "quiesced", cause
         self._failures += cause != parts.PLANNED
         fault = struck[1] if struck is not None else ""
-        self.open = Setback(cause, begun_ns, record.t_ns, self.step, fault=fault, world_before=self.world)
+        self.open = Setback(
+            cause, begun_ns, record.t_ns, self.step, fault=fault, world_before=self.world
+        )
         self.open.mark("detected", record.t_ns)
 
     def _take_strike(self, record: Record) -> tuple[int, str] | None:
@@ -234,7 +262,11 @@ class Accountant(Books):
 
         Corrupt data can be noticed by the receiver, and be the fault of the sender.
         """
-        suspects = [worker for worker in (record.get("worker"), *record.get("sources", ())) if worker is not None]
+        suspects = [
+            worker
+            for worker in (record.get("worker"), *record.get("sources", ()))
+            if worker is not None
+        ]
         acts = [
             (acted_ns, fault)
             for fault, struck in self._strikes.items()
@@ -276,7 +308,9 @@ class Accountant(Books):
             self._steps.credit(self._time, step, self._aborted)
         elif self._mode is Mode.STARTING:
             self._mode = Mode.TRAINING
-        self._strikes = {fault: one for fault, one in self._strikes.items() if number <= one.step + _STRIKE_STEPS}
+        self._strikes = {
+            fault: one for fault, one in self._strikes.items() if number <= one.step + _STRIKE_STEPS
+        }
         return step
 
     def _come_back(self, setback: Setback, step: AccountedStep, t_ns: int) -> None:
@@ -285,7 +319,11 @@ class Accountant(Books):
         if (usual_ns := self._steps.usual_ns) is not None:
             fewer = max(1.0, setback.world_before / step.world) if setback.world_before else 1.0
             step.allowance_ns = int(usual_ns * fewer)
-            step.excess = (parts.RESIZE, parts.PLANNED) if setback.planned else ("first good step", self._cause)
+            step.excess = (
+                (parts.RESIZE, parts.PLANNED)
+                if setback.planned
+                else ("first good step", self._cause)
+            )
         setback.mark("first good step", t_ns)
         self.open, self._mode = None, Mode.TRAINING
         self.setbacks.append(setback)
@@ -327,7 +365,9 @@ _HANDLERS: Mapping[str, Callable[[Accountant, Record], None]] = {
 UNHEARD = frozenset(event.value for event in Event) - frozenset(str(event) for event in _HANDLERS)
 
 
-def account_for(records: Iterable[Record], ended_ns: int | None = None, **known: Any) -> TimeAccount:
+def account_for(
+    records: Iterable[Record], ended_ns: int | None = None, **known: Any
+) -> TimeAccount:
     """The account of a run that is over. ``known``: what :class:`Accountant` takes."""
     accountant = Accountant(**known)
     for record in records:

@@ -34,7 +34,9 @@ class Books:
         ended_ns: when the job ended.
     """
 
-    def __init__(self, started_ns: int | None, full_world: int, spares: int, on_step: Callable[[int], None]) -> None:
+    def __init__(
+        self, started_ns: int | None, full_world: int, spares: int, on_step: Callable[[int], None]
+    ) -> None:
         self.setbacks: list[Setback] = []
         self.open: Setback | None = None
         self.losses: Counter[str] = Counter()

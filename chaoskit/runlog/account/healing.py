@@ -55,4 +55,6 @@ class Healing:
             for setback in self._open:
                 if "full strength" in setback.ends:
                     setback.ends.setdefault("redundancy restored", t_ns)
-            self._open = [one for one in self._open if not (one.settled and "redundancy restored" in one.ends)]
+            self._open = [
+                one for one in self._open if not (one.settled and "redundancy restored" in one.ends)
+            ]

@@ -49,7 +49,9 @@ class Setback:
     @property
     def good_ns(self) -> int | None:
         """The end of the first good step; None while there is none."""
-        return next((end_ns for phase, _, end_ns in self.spans() if phase == STANDING_PHASES[-1]), None)
+        return next(
+            (end_ns for phase, _, end_ns in self.spans() if phase == STANDING_PHASES[-1]), None
+        )
 
     @property
     def seconds(self) -> float | None:

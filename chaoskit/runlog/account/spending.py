@@ -86,7 +86,9 @@ class Spending:
 
     def move(self, holding: Holding, purpose: Purpose, amount_ns: int | None = None) -> None:
         """Of what is held the newest ``amount_ns``, or all, was spent on ``purpose``."""
-        left_ns = sum(piece.amount_ns for piece in holding.pieces) if amount_ns is None else amount_ns
+        left_ns = (
+            sum(piece.amount_ns for piece in holding.pieces) if amount_ns is None else amount_ns
+        )
         kept: list[_Piece] = []
         for piece in reversed(holding.pieces):
             moved_ns = min(left_ns, piece.amount_ns)

@@ -39,7 +39,11 @@ class AccountedStep:
     @property
     def purpose(self) -> Purpose:
         """What its time is spent on."""
-        return (parts.RECOMPUTED, "nonfinite") if self.skipped else (parts.PRODUCTIVE, parts.PRODUCTIVE)
+        return (
+            (parts.RECOMPUTED, "nonfinite")
+            if self.skipped
+            else (parts.PRODUCTIVE, parts.PRODUCTIVE)
+        )
 
 
 class Steps:
@@ -135,5 +139,11 @@ class Steps:
         step.spent_ns += amount_ns
         if step.world < self.full_world and not step.skipped:
             missing_ns = amount_ns * (1 - step.world / self.full_world)
-            step.degraded_ns, step.missing_ns = step.degraded_ns + amount_ns, step.missing_ns + missing_ns
-            self.degraded_ns, self.missing_ns = self.degraded_ns + amount_ns, self.missing_ns + missing_ns
+            step.degraded_ns, step.missing_ns = (
+                step.degraded_ns + amount_ns,
+                step.missing_ns + missing_ns,
+            )
+            self.degraded_ns, self.missing_ns = (
+                self.degraded_ns + amount_ns,
+                self.missing_ns + missing_ns,
+            )

@@ -161,7 +161,9 @@ def recently_of(spent: Spent) -> Recently:
     )
 
 
-def account_of(spent: Spent, *, degraded_ns: int, missing_ns: float, failures: int, steps: int) -> TimeAccount:
+def account_of(
+    spent: Spent, *, degraded_ns: int, missing_ns: float, failures: int, steps: int
+) -> TimeAccount:
     """From nanoseconds by part and cause."""
     parts, causes = Counter[str](), Counter[str]()
     for (part, cause), amount_ns in spent.items():

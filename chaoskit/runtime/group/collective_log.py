@@ -24,7 +24,10 @@ class CollectiveLog:
     """The log of one rank. What it holds of an earlier step counts as nothing."""
 
     def __init__(self) -> None:
-        self._held: tuple[int, tuple[bytes, ...]] = (-1, ())  # committed steps, and results: replaced as one
+        self._held: tuple[int, tuple[bytes, ...]] = (
+            -1,
+            (),
+        )  # committed steps, and results: replaced as one
         self._made = (-1, 0)  # committed steps, and calls that user code has had the result of
         self._closed = -1  # committed steps at which this rank makes no more calls
 
@@ -66,7 +69,9 @@ class CollectiveLog:
         """
         own = self.results(step)
         if results[: len(own)] != own:
-            raise ResultsDiffer(f"collectives since step {step} have other results on this rank than on the others")
+            raise ResultsDiffer(
+                f"collectives since step {step} have other results on this rank than on the others"
+            )
         self._held = step, results
 
     def close(self, step: int) -> None:

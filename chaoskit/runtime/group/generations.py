@@ -99,17 +99,23 @@ class Generation:
         if holder is None or not holder.calls:
             return None
         log = (holder.step, holder.calls, holder.digest)
-        same = all((standing.step, standing.calls, standing.digest) == log for standing in self.standings)
+        same = all(
+            (standing.step, standing.calls, standing.digest) == log for standing in self.standings
+        )
         return None if same else holder
 
     def gone_on(self, step: int) -> MemberProgress | None:
         """A member that made its last call since the commit of ``step`` before this generation was formed, if any."""
-        ended = (one for one in self.standings or () if one.step == step and (one.closed or one.done))
+        ended = (
+            one for one in self.standings or () if one.step == step and (one.closed or one.done)
+        )
         return next(ended, None)
 
     def learn(self, values: Sequence[bytes]) -> None:
         """Take note of what the members say of themselves, by rank: encoded standings."""
-        self.standings = tuple(MemberProgress.decode(rank, value) for rank, value in enumerate(values))
+        self.standings = tuple(
+            MemberProgress.decode(rank, value) for rank, value in enumerate(values)
+        )
 
     def first_move(self, step: int) -> FirstMove:
         """What a member that has ``step`` does; -1 for one without a state."""

@@ -49,7 +49,14 @@ class Group:
     """
 
     def __init__(
-        self, store: Store, rank: int, size: int, device: torch.device, *, address: str, timeout_s: float
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        device: torch.device,
+        *,
+        address: str,
+        timeout_s: float,
     ) -> None:
         self.rank, self.size, self._device = rank, size, device
         self._aborted = False

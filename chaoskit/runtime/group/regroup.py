@@ -17,7 +17,12 @@ import msgspec
 
 from chaoskit.journal import Journal
 from chaoskit.runtime.group.collective_log import CollectiveLog
-from chaoskit.runtime.group.generations import Generation, GenerationChange, GenerationCourse, MemberProgress
+from chaoskit.runtime.group.generations import (
+    Generation,
+    GenerationChange,
+    GenerationCourse,
+    MemberProgress,
+)
 from chaoskit.runtime.group.process_group import Group
 from chaoskit.runtime.group.rendezvous import GenerationSuperseded, Rendezvous
 from chaoskit.vocabulary import Event
@@ -47,7 +52,9 @@ class Formation(Generation):
 
     group: Group | None = None
     rendezvous: Rendezvous | None = field(default=None, repr=False)
-    leavers: list[Callable[[], None]] = field(default_factory=list, repr=False)  # for groups beside ``group``
+    leavers: list[Callable[[], None]] = field(
+        default_factory=list, repr=False
+    )  # for groups beside ``group``
 
 
 class Regrouper:
@@ -96,7 +103,9 @@ class Regrouper:
             self._retired.append(change.previous)
         if change.takes_part:
             name = f"form-{change.begun.plan.generation}"
-            threading.Thread(target=self._form, args=(change.begun,), name=name, daemon=True).start()
+            threading.Thread(
+                target=self._form, args=(change.begun,), name=name, daemon=True
+            ).start()
         self._changed.notify_all()
         return True
 
@@ -145,11 +154,15 @@ class Regrouper:
                 group.close()  # not abort: a newer group's sockets may have appeared while this one was built
                 return
             formation.group = group
-            self._journal.write(Event.REGROUPED, generation=plan.generation, rank=rank, world=len(plan.members))
+            self._journal.write(
+                Event.REGROUPED, generation=plan.generation, rank=rank, world=len(plan.members)
+            )
             self._formed(plan.generation)
             self._changed.notify_all()
 
-    def _share_results(self, rendezvous: Rendezvous, formation: Formation, told: MemberProgress) -> None:
+    def _share_results(
+        self, rendezvous: Rendezvous, formation: Formation, told: MemberProgress
+    ) -> None:
         """Have results of collectives that some members lack: from the one that has most, or for the others.
 
         Args:
@@ -219,7 +232,9 @@ class Regrouper:
                 return
             self._changed.wait_for(lambda: self._course.may_report(current))
             self._left = plan.generation
-            self._journal.write(Event.LEFT, step=self._course.step, generation=plan.generation, rank=current.me.rank)
+            self._journal.write(
+                Event.LEFT, step=self._course.step, generation=plan.generation, rank=current.me.rank
+            )
 
     def membership(self) -> Formation:
         """The newest formation, once the steps of its members are known.
@@ -228,7 +243,9 @@ class Regrouper:
             Dismissed: if this worker is to end.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self.dismissal is not None or self._course.known is not None)
+            self._changed.wait_for(
+                lambda: self.dismissal is not None or self._course.known is not None
+            )
             if self.dismissal is not None:
                 raise self.dismissal
             assert self._course.known is not None
@@ -260,7 +277,8 @@ class Regrouper:
         """
         with self._changed:
             return self._changed.wait_for(
-                lambda: self._course.current is not formation or self.dismissal is not None, timeout_s
+                lambda: self._course.current is not formation or self.dismissal is not None,
+                timeout_s,
             )
 
     def breaker_of(self, formation: Formation) -> str:
@@ -304,7 +322,9 @@ class Regrouper:
         """
         with self._changed:
             if not self._course.begin_step_change(formation):
-                raise GenerationSuperseded("a newer generation was begun before the step could change")
+                raise GenerationSuperseded(
+                    "a newer generation was begun before the step could change"
+                )
         try:
             yield
         finally:

@@ -96,7 +96,13 @@ class LeavableGroup(dist.ProcessGroup):
     """
 
     def __init__(
-        self, store: Store, rank: int, size: int, timeout_s: float, address: str, waiting: Waiting = nullcontext
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        address: str,
+        waiting: Waiting = nullcontext,
     ) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # torch's types know another constructor only
         self._connections = Connections()
@@ -106,7 +112,9 @@ class LeavableGroup(dist.ProcessGroup):
         self._inner = dist.ProcessGroup(store, rank, size)
         for group in (self, self._inner):
             group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-            group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+            group._register_backend(
+                torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend
+            )
         self._line, self._waiting = WaitingLine(), waiting
         self._starting, self._left = threading.Lock(), False
 
@@ -171,7 +179,9 @@ class World:
     ) -> None:
         self.rank, self.size, self._device = rank, size, device
         self._address, self._timeout_s, self._waiting = address, timeout_s, waiting
-        self._store = store  # torch keeps a part of it only, and asks it again for every further group
+        self._store = (
+            store  # torch keeps a part of it only, and asks it again for every further group
+        )
         self._groups: list[LeavableGroup] = []
         self._left = False
         cuda = device.type == "cuda"
@@ -200,7 +210,9 @@ class World:
 
     def mesh(self, sizes: dict[str, int]) -> DeviceMesh:
         """A mesh over all ranks; its dimensions by name, the last one varies fastest."""
-        made = init_device_mesh(self._device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        made = init_device_mesh(
+            self._device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes)
+        )
         return _remembered.mesh(self.rank, made)
 
     def leave(self) -> None:
@@ -269,8 +281,13 @@ class _Meshes:
 
         self._known = None
         DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
-        for owner, name in ((torch._C, "_clear_DTensor_sharding_propagator_cache"), (_redistribute, _PLANNER_CACHE)):
-            if (clear := getattr(owner, name, None)) is not None:  # older versions have no such caches
+        for owner, name in (
+            (torch._C, "_clear_DTensor_sharding_propagator_cache"),
+            (_redistribute, _PLANNER_CACHE),
+        ):
+            if (
+                clear := getattr(owner, name, None)
+            ) is not None:  # older versions have no such caches
                 clear()
 
 

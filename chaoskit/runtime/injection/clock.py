@@ -66,8 +66,13 @@ def jump(context: InjectionContext, options: dict[str, Any]) -> None:
     """Let this process's wall clock be ``seconds`` further ahead from now on. Monotonic clocks are not touched."""
     global _offset_ns  # noqa: PLW0603 - there is one clock a process
     _offset_ns += round(options["seconds"] * 1e9)
-    _rebind({id(_time): _jumped_time, id(_time_ns): _jumped_time_ns, id(_Datetime): _JumpedDatetime})
-    ahead_s = [time.time() - kernel_clock_s(), dt.datetime.now(dt.UTC).timestamp() - kernel_clock_s()]
+    _rebind(
+        {id(_time): _jumped_time, id(_time_ns): _jumped_time_ns, id(_Datetime): _JumpedDatetime}
+    )
+    ahead_s = [
+        time.time() - kernel_clock_s(),
+        dt.datetime.now(dt.UTC).timestamp() - kernel_clock_s(),
+    ]
     effective = all(abs(shown_s - _offset_ns / 1e9) < _SLACK_S for shown_s in ahead_s)
     shown = f"time.time() is {ahead_s[0]:+.3f} s and datetime.now() {ahead_s[1]:+.3f} s off the kernel's CLOCK_REALTIME"
     context.report(effective, shown)

@@ -24,7 +24,10 @@ def stall(context: InjectionContext, options: dict[str, Any]) -> None:
             time.sleep(stall_s)
             batch = fetch()
             took_s = time.monotonic() - begun_s
-            context.report(took_s >= stall_s, f"the batch of shard {shard} of step {step} took {took_s * 1000:.1f} ms")
+            context.report(
+                took_s >= stall_s,
+                f"the batch of shard {shard} of step {step} took {took_s * 1000:.1f} ms",
+            )
             return batch
 
         return stalled
@@ -47,7 +50,9 @@ def spoil(context: InjectionContext, options: dict[str, Any]) -> None:
             if not values:
                 _spoil_loss(context, value, f"shard {shard} of step {step}")
                 return batch
-            bad = map_tensors(batch, lambda tensor: torch.full_like(tensor, value) if _is_real(tensor) else tensor)
+            bad = map_tensors(
+                batch, lambda tensor: torch.full_like(tensor, value) if _is_real(tensor) else tensor
+            )
             after, _ = _non_finite(bad)
             seen = f"shard {shard} of step {step}: {before} of {values} input values not finite before, {after} after"
             context.report(after > before, seen)

@@ -27,7 +27,11 @@ def poison_snapshot(context: InjectionContext, options: dict[str, Any]) -> None:
 
     def act() -> None:
         context.injected.on_updated.remove(act)
-        whole = _optimizer_state(context.replica, parameter, key) if where == "optimizer" else parameter.data
+        whole = (
+            _optimizer_state(context.replica, parameter, key)
+            if where == "optimizer"
+            else parameter.data
+        )
         tensor = local_part(whole)[0]
         before = _non_finite(tensor)
         with torch.no_grad():
@@ -47,7 +51,9 @@ def _optimizer_state(replica: Registered, parameter: nn.Parameter, key: str) -> 
     found = state.get(key)
     if not isinstance(found, Tensor):
         there = ", ".join(key for key, value in state.items() if isinstance(value, Tensor))
-        raise BadInput("key", key, f"use one of {there}" if there else "strike after the first step")
+        raise BadInput(
+            "key", key, f"use one of {there}" if there else "strike after the first step"
+        )
     return found
 
 
@@ -59,10 +65,14 @@ def flip_bit(context: InjectionContext, options: dict[str, Any]) -> None:
 def _find(model: nn.Module, name: str) -> tuple[str, nn.Parameter]:
     """Return the parameter of that name; for an empty name the first one that is trained."""
     parameters = dict(model.named_parameters())
-    name = name or next((name for name, parameter in parameters.items() if parameter.requires_grad), "")
+    name = name or next(
+        (name for name, parameter in parameters.items() if parameter.requires_grad), ""
+    )
     if name not in parameters:
         raise BadInput(
-            "parameter", name, f"use the name of a parameter of the model, such as {', '.join([*parameters][:4])}"
+            "parameter",
+            name,
+            f"use the name of a parameter of the model, such as {', '.join([*parameters][:4])}",
         )
     return name, parameters[name]
 
@@ -86,10 +96,14 @@ class Poison:
         if self._where == "weight":
             with torch.no_grad():
                 self._poison(local_part(self._parameter)[0].data)
-        elif self._where == "gradient" and is_sharded([self._parameter]):  # whose own hooks are not asked
+        elif self._where == "gradient" and is_sharded(
+            [self._parameter]
+        ):  # whose own hooks are not asked
             self._handle = self._parameter.register_post_accumulate_grad_hook(self._on_accumulated)
         elif self._where == "gradient":
-            self._handle = self._parameter.register_hook(self._on_gradient)  # before anybody can read it
+            self._handle = self._parameter.register_hook(
+                self._on_gradient
+            )  # before anybody can read it
         else:
             self._handle = self._module.register_forward_hook(self._on_activation)
 
@@ -118,7 +132,10 @@ class Poison:
         before = _non_finite(tensor)
         tensor[(0,) * tensor.dim()] = float("nan")  # whatever the strides
         after = _non_finite(tensor)
-        self._report(after > before, f"{self._where} of {self._name}: {before} non-finite values before, {after} after")
+        self._report(
+            after > before,
+            f"{self._where} of {self._name}: {before} non-finite values before, {after} after",
+        )
 
 
 def _non_finite(tensor: Tensor) -> int:
@@ -157,15 +174,27 @@ class BitFlipper:
 
     def _check(self, tensor: Tensor) -> None:
         if self._element >= tensor.numel():
-            raise BadInput("element", self._element, f"use an element from 0 to {tensor.numel() - 1} of {self._name}")
+            raise BadInput(
+                "element",
+                self._element,
+                f"use an element from 0 to {tensor.numel() - 1} of {self._name}",
+            )
         if self._bit >= 8 * tensor.element_size():
-            raise BadInput("bit", self._bit, f"use a bit from 0 to {8 * tensor.element_size() - 1}: {tensor.dtype}")
+            raise BadInput(
+                "bit",
+                self._bit,
+                f"use a bit from 0 to {8 * tensor.element_size() - 1}: {tensor.dtype}",
+            )
         if not self._parameter.requires_grad and self._where in ("gradient", "received"):
-            raise BadInput("parameter", self._name, "use a parameter that is trained: this one has no gradient")
+            raise BadInput(
+                "parameter", self._name, "use a parameter that is trained: this one has no gradient"
+            )
 
     def arm(self) -> None:
         """Flip now, or leave it to the moment when the value is there."""
-        if self._where == "gradient" and is_sharded([self._parameter]):  # whose own hooks are not asked
+        if self._where == "gradient" and is_sharded(
+            [self._parameter]
+        ):  # whose own hooks are not asked
             self._handle = self._parameter.register_post_accumulate_grad_hook(self._on_accumulated)
         elif self._where == "gradient":
             self._handle = self._parameter.register_hook(self._on_gradient)
@@ -190,14 +219,20 @@ class BitFlipper:
     def _on_received(self, gradients: list[Tensor]) -> None:
         if not self._sticky:
             self._rig.on_received.remove(self._on_received)
-        number = next(n for n, other in enumerate(self._replica.parameters) if other is self._parameter)
+        number = next(
+            n for n, other in enumerate(self._replica.parameters) if other is self._parameter
+        )
         self._flip(gradients[number])
 
     def _flip(self, tensor: Tensor) -> None:
         before, was = _read(tensor, self._element)
         _write(tensor, self._element, before ^ (1 << self._bit))
         after, now = _read(tensor, self._element)
-        name = f"{self._key} of {self._name}" if self._where == "optimizer" else f"{self._where} of {self._name}"
+        name = (
+            f"{self._key} of {self._name}"
+            if self._where == "optimizer"
+            else f"{self._where} of {self._name}"
+        )
         digits = 2 * tensor.element_size()
         seen = f"element {self._element}: 0x{before:0{digits}x} ({was:g}) before, 0x{after:0{digits}x} ({now:g}) after"
         self._report(before ^ after == 1 << self._bit, f"{name}, {seen}")

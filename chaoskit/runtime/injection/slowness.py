@@ -31,7 +31,9 @@ def delay(context: InjectionContext, options: dict[str, Any]) -> None:
 
     context.injected.on_phase.append(act)
     if delay_s > 2 * STILL_S:
-        watch("delay", context.report)  # a thread that sleeps for too long does not come to measure it
+        watch(
+            "delay", context.report
+        )  # a thread that sleeps for too long does not come to measure it
     act(context.phase, context.step)
 
 
@@ -45,7 +47,9 @@ def burn(context: InjectionContext, options: dict[str, Any]) -> None:
             over.set()
 
     context.injected.on_phase.append(act)
-    threading.Thread(target=_burn, args=(options["name"], options["cpu_fraction"], over), daemon=True).start()
+    threading.Thread(
+        target=_burn, args=(options["name"], options["cpu_fraction"], over), daemon=True
+    ).start()
 
 
 def _burn(name: str, cpu_fraction: float, over: threading.Event) -> None:

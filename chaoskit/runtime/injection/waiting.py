@@ -26,7 +26,9 @@ _UNUSED_TAG = 2**20  # far above those of the reductions
 
 def hold_gil(context: InjectionContext, options: dict[str, Any]) -> None:
     """PyDLL calls native code without releasing the GIL; pause() never returns."""
-    context.report(False, "about to call pause() with the interpreter lock held")  # nothing can be said afterwards
+    context.report(
+        False, "about to call pause() with the interpreter lock held"
+    )  # nothing can be said afterwards
     ctypes.PyDLL(None).pause()
 
 
@@ -60,7 +62,9 @@ def skip_reduction(context: InjectionContext, options: dict[str, Any]) -> None:
 def watch(place: str, report: Report) -> None:
     """Have another thread report once the calling one has not moved for a while in the function ``place``."""
     ident, tid = threading.get_ident(), threading.get_native_id()
-    threading.Thread(target=_look, args=(ident, tid, place, report), name="watch", daemon=True).start()
+    threading.Thread(
+        target=_look, args=(ident, tid, place, report), name="watch", daemon=True
+    ).start()
 
 
 def _look(ident: int, tid: int, place: str, report: Report) -> None:
@@ -73,7 +77,10 @@ def _look(ident: int, tid: int, place: str, report: Report) -> None:
             before, since_s = seen, now_s
         elif now_s - since_s >= STILL_S:
             still_ms = (now_s - since_s) * 1000
-            report(True, f"its thread {tid} has stood for {still_ms:.0f} ms, without a context switch, in {seen[0]}")
+            report(
+                True,
+                f"its thread {tid} has stood for {still_ms:.0f} ms, without a context switch, in {seen[0]}",
+            )
             return
         time.sleep(_LOOK_S)
 

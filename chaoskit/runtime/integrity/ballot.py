@@ -72,7 +72,9 @@ def whole_step(before: int, step: int, protected: Sequence[int]) -> int:
         protected: the newest step of which the piece of each rank has all its copies.
     """
     named = min(protected)
-    if len(set(protected)) == 1 and (named in (before, step) or (before == -1 and named == step - 1)):
+    if len(set(protected)) == 1 and (
+        named in (before, step) or (before == -1 and named == step - 1)
+    ):
         return named
     return before if named >= 0 and step - before <= _BEHIND_MAX else -1
 
@@ -101,7 +103,9 @@ def gather(group: Group | None, value: bytes, device: torch.device = _CPU) -> li
 
 def gather_unequal(group: Group | None, value: bytes, device: torch.device = _CPU) -> list[bytes]:
     """The ``value`` of every rank, each of its own length. Raises RuntimeError if a rank is lost meanwhile."""
-    sizes = [int.from_bytes(size, "big") for size in gather(group, len(value).to_bytes(8, "big"), device)]
+    sizes = [
+        int.from_bytes(size, "big") for size in gather(group, len(value).to_bytes(8, "big"), device)
+    ]
     padded = gather(group, value.ljust(max(sizes), b"\0"), device)
     return [row[:size] for row, size in zip(padded, sizes, strict=True)]
 
@@ -155,11 +159,16 @@ class Suspicion:
     """
 
     def __init__(self, pieces: Sequence[int] = (), hash_every: int = 1) -> None:
-        holders = [tuple(rank for rank, other in enumerate(pieces) if other == piece) for piece in sorted({*pieces})]
+        holders = [
+            tuple(rank for rank, other in enumerate(pieces) if other == piece)
+            for piece in sorted({*pieces})
+        ]
         self._replicas = [ranks for ranks in holders if len(ranks) > 1]
         self._hash_every = hash_every
         self._step = -1
-        self._before: frozenset[int] = frozenset()  # shards that were not finite, when every rank had its own
+        self._before: frozenset[int] = (
+            frozenset()
+        )  # shards that were not finite, when every rank had its own
         self._attempts = 0
         self._split = 0  # attempts at this step in which gradients differed, and no majority said which is wrong
         self._damaged = Mistakes()
@@ -174,11 +183,15 @@ class Suspicion:
             self._step, self._attempts, self._before, self._split = step, 0, frozenset(), 0
         if ranks := tuple(rank for rank, row in enumerate(rows) if not row.healthy):
             return Decision("rank", ranks=ranks)
-        seals = [voting.Seal(state=row.state, torn=int(row.torn), heir=int(row.heir)) for row in rows]
+        seals = [
+            voting.Seal(state=row.state, torn=int(row.torn), heir=int(row.heir)) for row in rows
+        ]
         if found := self._compare(PIECE_STATE, seals):
             return Decision("rank" if found.ranks else "undecided", ranks=found.ranks, found=found)
         if all(row.finite for row in rows):
-            if self._attempts % 2:  # on other ranks than usual: the bits of the sum would be others, too
+            if (
+                self._attempts % 2
+            ):  # on other ranks than usual: the bits of the sum would be others, too
                 self._attempts += 1
                 return Decision("repeat")
             return self._compare_gradients(step, rows) or Decision("commit")
@@ -211,14 +224,18 @@ class Suspicion:
         """What to do about gradients that differ; None if none do, or if this step does not compare them."""
         if not self._hash_every or step % self._hash_every:
             return None
-        found = self._compare("reduced gradient", [voting.Seal(gradient=row.digest + 1) for row in rows])
+        found = self._compare(
+            "reduced gradient", [voting.Seal(gradient=row.digest + 1) for row in rows]
+        )
         if found is None:
             return None
         if not found.ranks:
             self._split += 1
             return Decision("repeat" if self._split < _DAMAGED_MAX else "undecided", found=found)
         self._damaged.add(found.ranks, step)
-        if worst := tuple(rank for rank in found.ranks if self._damaged.count(rank, step) >= _DAMAGED_MAX):
+        if worst := tuple(
+            rank for rank in found.ranks if self._damaged.count(rank, step) >= _DAMAGED_MAX
+        ):
             return Decision("rank", ranks=worst, found=voting.Suspicion(found.what, worst, worst))
         return Decision("repeat", found=found)
 
@@ -233,4 +250,6 @@ class Suspicion:
                 (guilty if found.ranks else split).update(ranks[place] for place in found.involved)
         if not guilty | split:
             return None
-        return voting.Suspicion(what, () if split else tuple(sorted(guilty)), tuple(sorted(split or guilty)))
+        return voting.Suspicion(
+            what, () if split else tuple(sorted(guilty)), tuple(sorted(split or guilty))
+        )

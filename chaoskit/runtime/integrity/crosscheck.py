@@ -49,5 +49,9 @@ class CrossCheck:
     def conclude(self, found: Sequence[bytes]) -> AuditResult:
         """What follows from the findings of all ranks."""
         words = [_words.decode(data) for data in found]
-        verdict, ranks = judge(self.first, {rank: words[rank].checksum for rank in panel(self.pair, self.world)})
-        return AuditResult(verdict, ranks, (self.pair.shard,), max(word.attempts for word in words), "corrupt")
+        verdict, ranks = judge(
+            self.first, {rank: words[rank].checksum for rank in panel(self.pair, self.world)}
+        )
+        return AuditResult(
+            verdict, ranks, (self.pair.shard,), max(word.attempts for word in words), "corrupt"
+        )

@@ -75,7 +75,9 @@ class Audit:
         """Assign every guilty shard to the next innocent rank, or to the next rank where none is innocent."""
         world = len(ownership)
         guilty = {owner: tuple(sorted(shards)) for owner, shards in sorted(reduced.guilty.items())}
-        if not guilty:  # every contribution is finite, their sum overflows: nobody's hardware is to blame
+        if (
+            not guilty
+        ):  # every contribution is finite, their sum overflows: nobody's hardware is to blame
             guilty = dict(enumerate(ownership))
         innocent = [rank for rank in range(world) if rank not in guilty]
         auditors = {}
@@ -91,7 +93,11 @@ class Audit:
 
     def record(self, shard: int, gradients: Sequence[Tensor | None]) -> None:
         """The auditor's own gradients of a guilty shard."""
-        peaks = [gradient.abs().max().float() for gradient in gradients if gradient is not None and gradient.numel()]
+        peaks = [
+            gradient.abs().max().float()
+            for gradient in gradients
+            if gradient is not None and gradient.numel()
+        ]
         self._peaks[shard] = float(torch.stack(peaks).max()) if peaks else 0.0
 
     def finding(self, healthy: bool, attempts: int) -> bytes:
@@ -105,18 +111,27 @@ class Audit:
         shards = tuple(sorted(self.auditors))
         if broken := tuple(rank for rank, finding in enumerate(findings) if not finding.healthy):
             return AuditResult("rank", broken, shards, attempts)
-        peaks = {shard: findings[self.auditors[shard]].peaks.get(shard, math.nan) for shard in shards}
+        peaks = {
+            shard: findings[self.auditors[shard]].peaks.get(shard, math.nan) for shard in shards
+        }
         if bad := self._bad_shards(peaks):
             return AuditResult("batch", (), bad, attempts)
-        verdict: Literal["rank", "transient"] = "rank" if len(self.guilty) < self.world else "transient"
+        verdict: Literal["rank", "transient"] = (
+            "rank" if len(self.guilty) < self.world else "transient"
+        )
         return AuditResult(verdict, tuple(self.guilty), shards, attempts)
 
     def _bad_shards(self, peaks: dict[int, float]) -> tuple[int, ...]:
         """Those that are not finite anywhere, or all of a sum that overflows though each of them is finite."""
         if bad := tuple(shard for shard, peak in peaks.items() if not math.isfinite(peak)):
             return bad
-        suspects = [*self.guilty.values(), *([tuple(peaks)] if len(self.guilty) == self.world else [])]
-        overflowing = [shards for shards in suspects if sum(peaks[shard] for shard in shards) > _LARGEST]
+        suspects = [
+            *self.guilty.values(),
+            *([tuple(peaks)] if len(self.guilty) == self.world else []),
+        ]
+        overflowing = [
+            shards for shards in suspects if sum(peaks[shard] for shard in shards) > _LARGEST
+        ]
         return tuple(sorted({shard for shards in overflowing for shard in shards}))
 
 
@@ -162,7 +177,16 @@ def accuse(
     """Tell the coordinator which workers must be replaced, as ``what`` of them was non-finite or corrupt."""
     wrong = "not finite" if cause == "nonfinite" else "corrupt"
     detail = f"{what} of rank {', '.join(map(str, ranks))} were {wrong} at step {step}"
-    send(Accuse(worker, tuple(plan.members[rank].worker for rank in ranks), plan.generation, step, cause, detail))
+    send(
+        Accuse(
+            worker,
+            tuple(plan.members[rank].worker for rank in ranks),
+            plan.generation,
+            step,
+            cause,
+            detail,
+        )
+    )
 
 
 def note_corruption(

@@ -12,7 +12,9 @@ class Mistakes:
 
     def __init__(self, memory_steps: int = _MEMORY_STEPS) -> None:
         self._memory_steps = memory_steps
-        self._found: dict[Hashable, tuple[int, int]] = {}  # worker -> how many, and the step of the last one
+        self._found: dict[
+            Hashable, tuple[int, int]
+        ] = {}  # worker -> how many, and the step of the last one
 
     def add(self, workers: Iterable[Hashable], step: int) -> None:
         """Each of ``workers`` was wrong at ``step``."""

@@ -13,7 +13,9 @@ from chaoskit.runtime.reduction.checksums import checksum, join, size_bytes, sli
 from chaoskit.runtime.state.sharding import ShardedState
 
 _SLICE_BYTES = 2**20  # a smaller slice is not read faster: what starts each reading takes as long
-_SELF_BYTES = 2**23  # of its own piece that one of two replicas compares with itself in a step: half a millisecond
+_SELF_BYTES = (
+    2**23
+)  # of its own piece that one of two replicas compares with itself in a step: half a millisecond
 
 
 class PieceCheck:
@@ -25,7 +27,9 @@ class PieceCheck:
         heir: the piece is a copy of another worker's, which may have been corrupt already.
     """
 
-    def __init__(self, state: ShardedState, config: RunConfig, replicas: int, *, heir: bool) -> None:
+    def __init__(
+        self, state: ShardedState, config: RunConfig, replicas: int, *, heir: bool
+    ) -> None:
         self._state, self._every = state, config.state_hash_steps if replicas > 1 else 0
         # the step by which every slice of a copied piece will have been compared
         self._heir_until = state.step + self._parts(state.piece()) if heir and self._every else 0
@@ -65,7 +69,9 @@ class PieceCheck:
             return
         tensors = self._state.piece()
         parts = self._parts(tensors)
-        self._memory.settle((step - 1) % parts)  # all replicas had the same, or the step would not be committed
+        self._memory.settle(
+            (step - 1) % parts
+        )  # all replicas had the same, or the step would not be committed
         count = max(1, min(parts, _SELF_BYTES * parts // max(1, size_bytes(tensors))))
         own = [(step + distance) % parts for distance in range(count)]
         self._memory.remember(step, {part: slice_checksum(tensors, part, parts) for part in own})

@@ -16,7 +16,9 @@ from chaoskit.runtime.state.replica import Replica
 from chaoskit.runtime.state.script_writes import Change, ScriptWrites
 from chaoskit.wire.messages import Plan
 
-_SELF_BYTES = 2**23  # of its own state that one of two ranks compares with itself in a step: half a millisecond
+_SELF_BYTES = (
+    2**23
+)  # of its own state that one of two ranks compares with itself in a step: half a millisecond
 _PATIENCE = 2  # as much corrupt data from one sender is no accident
 
 
@@ -33,11 +35,15 @@ class Integrity:
         self._memory = SliceMemory()
         self._remembered_by_range = False  # how what is remembered was read
         self._compared = -1  # the slice that was compared in this step
-        self._torn_by_script = False  # those turned out to be equal on all ranks: the script itself changes the state
+        self._torn_by_script = (
+            False  # those turned out to be equal on all ranks: the script itself changes the state
+        )
         arena, parts = replica.arena, config.state_hash_steps
         self._slices = ArenaSlices(arena, parts) if arena is not None and parts else None
         self._by_range = False
-        self._heir_until = 0  # the step by which every slice of a copied state will have been compared
+        self._heir_until = (
+            0  # the step by which every slice of a copied state will have been compared
+        )
         self._gradient = 0
         self._shards: dict[int, int] = {}
         self._distrust = Mistakes()
@@ -100,7 +106,9 @@ class Integrity:
     def duty(self, plan: Plan, rank: int) -> list[int]:
         """A shard of another rank that this one still has to compute for an audit."""
         pair = self.pair(plan)
-        return [pair.shard] if pair and pair.auditor == rank and pair.shard not in self._shards else []
+        return (
+            [pair.shard] if pair and pair.auditor == rank and pair.shard not in self._shards else []
+        )
 
     @property
     def verify(self) -> bool:
@@ -122,7 +130,16 @@ class Integrity:
         shard = self._shards.get(pair.shard, 0) if pair else 0
         heir = int(self._replica.step < self._heir_until)
         written = self._writes.word, self._writes.state_word
-        return Seal(state, self._gradient, int(torn), self._complaint(plan, rank), shard, heir, layout, *written)
+        return Seal(
+            state,
+            self._gradient,
+            int(torn),
+            self._complaint(plan, rank),
+            shard,
+            heir,
+            layout,
+            *written,
+        )
 
     def comparable(self, seals: Sequence[Seal]) -> Sequence[Seal]:
         """The seals of all ranks, without the words on their states if these were read as ranges that differ.
@@ -132,7 +149,9 @@ class Integrity:
         layouts = {seal.layout for seal in seals}
         before, self._by_range = self._by_range, len(layouts) == 1 and 0 not in layouts
         self._compared = self._due if before and self._by_range else -1
-        return [seal._replace(state=0) for seal in seals] if before and not self._by_range else seals
+        return (
+            [seal._replace(state=0) for seal in seals] if before and not self._by_range else seals
+        )
 
     @property
     def _due(self) -> int:
@@ -151,7 +170,11 @@ class Integrity:
         due, by_range = self._due, self._remembered_by_range
 
         def digest(part: int) -> int:
-            return now if part == due and by_range == self._by_range else self._state_slice(by_range, part)
+            return (
+                now
+                if part == due and by_range == self._by_range
+                else self._state_slice(by_range, part)
+            )
 
         return self._memory.is_contradicted(self._replica.step, due, digest)
 
@@ -163,5 +186,9 @@ class Integrity:
 
     def _complaint(self, plan: Plan, rank: int) -> int:
         step = self._replica.step
-        bad = [member.rank for member in plan.members if self._distrust.count(member.worker, step) >= _PATIENCE]
+        bad = [
+            member.rank
+            for member in plan.members
+            if self._distrust.count(member.worker, step) >= _PATIENCE
+        ]
         return 1 + (bad[0] if len(bad) == 1 else rank) if bad else 0

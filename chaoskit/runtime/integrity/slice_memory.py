@@ -14,7 +14,9 @@ class SliceMemory:
     def __init__(self) -> None:
         self._step = -1
         self._digests: Mapping[int, int] = {}  # by slice, right after the commit of ``_step`` steps
-        self._torn: set[int] = set()  # slices that changed between a commit and the next, and were not compared since
+        self._torn: set[int] = (
+            set()
+        )  # slices that changed between a commit and the next, and were not compared since
 
     def remember(self, step: int, digests: Mapping[int, int]) -> None:
         """Some slices of the state after ``step`` steps."""

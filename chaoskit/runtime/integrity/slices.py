@@ -61,7 +61,13 @@ class ArenaSlices:
         if index == self._index:
             return
         slots = decode_index(index, self._arena.size_bytes)
-        ranges = _merge(sorted(Range(slot.offset, slot.offset + slot.size_bytes) for slot in slots if slot.size_bytes))
+        ranges = _merge(
+            sorted(
+                Range(slot.offset, slot.offset + slot.size_bytes)
+                for slot in slots
+                if slot.size_bytes
+            )
+        )
         self._slices = [_part(ranges, part, self._parts) for part in range(self._parts)]
         self._size_bytes = sum(slot.size_bytes for slot in slots)
         self._index, self._layout = index, _word(xxhash.xxh3_64(index))

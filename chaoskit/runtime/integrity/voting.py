@@ -102,10 +102,14 @@ def blamed(complaints: Sequence[int], unread: Collection[int] = ()) -> tuple[int
         return tuple(sorted(certain))
     confessed = {rank for rank, accused in known.items() if accused == rank}
     lone = (
-        {rank for rank, accused in known.items() if accused not in (-1, *confessed)} if len(complaints) > 2 else set()
+        {rank for rank, accused in known.items() if accused not in (-1, *confessed)}
+        if len(complaints) > 2
+        else set()
     )
     guilty = tuple(sorted(certain or confessed | lone))
-    return guilty if len(guilty) < len(complaints) else ()  # to replace everybody would lose the run
+    return (
+        guilty if len(guilty) < len(complaints) else ()
+    )  # to replace everybody would lose the run
 
 
 # -- one shard, computed twice and more ---------------------------------------------------------------------------
@@ -143,7 +147,11 @@ def audit_at(step: int, every: int, ownership: Sequence[Sequence[int]]) -> Pair 
 def panel(pair: Pair, world: int) -> tuple[int, ...]:
     """Who computes the shard once more: both ranks of ``pair``, and a third as referee where there is one."""
     both = (pair.owner, pair.auditor)
-    others = [rank for rank in ((pair.auditor + distance) % world for distance in range(1, world)) if rank not in both]
+    others = [
+        rank
+        for rank in ((pair.auditor + distance) % world for distance in range(1, world))
+        if rank not in both
+    ]
     return (*both, *others[:1])
 
 

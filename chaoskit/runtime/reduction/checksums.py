@@ -100,12 +100,19 @@ def _word(tensor: Tensor, start: int, stop: int) -> Tensor:
 
 def join(*words: int) -> int:
     """One int64 for several; never 0."""
-    return int.from_bytes(hashlib.blake2b(repr(words).encode(), digest_size=_WORD_BYTES).digest(), signed=True) or 1
+    return (
+        int.from_bytes(
+            hashlib.blake2b(repr(words).encode(), digest_size=_WORD_BYTES).digest(), signed=True
+        )
+        or 1
+    )
 
 
 def _combine(words: list[Tensor]) -> int:
     total = 0
-    for device in dict.fromkeys(word.device for word in words):  # an optimizer's step counts may stay on the host
+    for device in dict.fromkeys(
+        word.device for word in words
+    ):  # an optimizer's step counts may stay on the host
         found = torch.stack([word for word in words if word.device == device])
         odd = torch.arange(1, 2 * len(found), 2, device=device)
         total = total * 31 + int((found * odd).sum())

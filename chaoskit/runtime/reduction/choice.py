@@ -11,7 +11,13 @@ from chaoskit.config import Reduction
 from chaoskit.runtime.reduction.exact import ExactReducer
 from chaoskit.runtime.reduction.fast import FastReducer
 from chaoskit.runtime.reduction.gradients import FlatLayout, LocalGradients
-from chaoskit.runtime.reduction.reducer import Contribution, CorruptSegment, DoubtfulSum, Reduced, Reducer
+from chaoskit.runtime.reduction.reducer import (
+    Contribution,
+    CorruptSegment,
+    DoubtfulSum,
+    Reduced,
+    Reducer,
+)
 
 __all__ = [
     "Contribution",
@@ -29,4 +35,6 @@ __all__ = [
 
 def make_reducer(kind: Reduction, local: LocalGradients, sidecar_size: int) -> Reducer:
     """The reducer that the configuration names."""
-    return ExactReducer(local, sidecar_size) if kind == "exact" else FastReducer(local, sidecar_size)
+    return (
+        ExactReducer(local, sidecar_size) if kind == "exact" else FastReducer(local, sidecar_size)
+    )

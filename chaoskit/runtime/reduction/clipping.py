@@ -56,4 +56,8 @@ def _spread_over(gradient: Tensor) -> tuple[dist.ProcessGroup, ...]:
     if not isinstance(gradient, DTensor):
         return ()
     mesh = gradient.device_mesh
-    return tuple(mesh.get_group(dim) for dim, place in enumerate(gradient.placements) if not place.is_replicate())
+    return tuple(
+        mesh.get_group(dim)
+        for dim, place in enumerate(gradient.placements)
+        if not place.is_replicate()
+    )

@@ -12,7 +12,14 @@ from torch import Tensor
 from chaoskit.runtime.group.collective import Work
 from chaoskit.runtime.reduction.checksums import row_checksums, wrong_rows
 from chaoskit.runtime.reduction.gradients import ALIGNMENT
-from chaoskit.runtime.reduction.reducer import Buffers, Contribution, CorruptSegment, Reduced, Reducer, World
+from chaoskit.runtime.reduction.reducer import (
+    Buffers,
+    Contribution,
+    CorruptSegment,
+    Reduced,
+    Reducer,
+    World,
+)
 from chaoskit.runtime.reduction.summation import OrderedSum, Probe, all_finite
 from chaoskit.runtime.reduction.tree import Subtree, merge_order
 
@@ -42,7 +49,9 @@ class ExactReducer(Reducer):
 
     def _allocate(self) -> Buffers:
         # One subtree a rank needs less than one gradient's worth to receive into.
-        tails = torch.zeros(self.shard_count, self._flags_at + self.shard_count + 1, dtype=torch.int64)
+        tails = torch.zeros(
+            self.shard_count, self._flags_at + self.shard_count + 1, dtype=torch.int64
+        )
         return Buffers(self.layout.allocate(), self.layout.allocate(), tails.to(self.layout.device))
 
     @property
@@ -62,7 +71,9 @@ class ExactReducer(Reducer):
     def _plan(self, world: World) -> None:
         buffers = self._buffers
         all_cuts = [_cuts(bucket.start, bucket.stop, world.size) for bucket in self.layout.buckets]
-        others = [contribution for contribution in world.contributions if contribution.rank != world.rank]
+        others = [
+            contribution for contribution in world.contributions if contribution.rank != world.rank
+        ]
         needed = len(others) * sum(cuts[world.rank + 1] - cuts[world.rank] for cuts in all_cuts)
         if needed > buffers.received.numel():
             buffers.received = buffers.received.new_empty(needed).fill_(0)
@@ -72,9 +83,13 @@ class ExactReducer(Reducer):
         used = 0
         for bucket, cuts in enumerate(all_cuts):
             size = cuts[world.rank + 1] - cuts[world.rank]
-            pieces = buffers.received[used : used + size * len(others)].view(len(others), size).unbind()
+            pieces = (
+                buffers.received[used : used + size * len(others)].view(len(others), size).unbind()
+            )
             used += size * len(others)
-            self._plans.append(self._plan_bucket(world, bucket, cuts, dict(zip(others, pieces, strict=True))))
+            self._plans.append(
+                self._plan_bucket(world, bucket, cuts, dict(zip(others, pieces, strict=True)))
+            )
         # A message of its own: within the segments' it would cost a copy of them.
         tails = buffers.tails
         self._tail_receives = [_Message(tails[peer], peer, 0) for peer in world.peers]
@@ -90,7 +105,10 @@ class ExactReducer(Reducer):
             for contribution in world.contributions
             if contribution.rank == peer
         ]
-        spread = [_Message(flat[cuts[peer] : cuts[peer + 1]], peer, self._tag(bucket)) for peer in world.peers]
+        spread = [
+            _Message(flat[cuts[peer] : cuts[peer + 1]], peer, self._tag(bucket))
+            for peer in world.peers
+        ]
         received = {contribution.subtree: piece for contribution, piece in pieces.items()}
         segment = flat[cuts[world.rank] : cuts[world.rank + 1]]
         return _BucketPlan(cuts, received, tuple(receives), tuple(spread), segment)
@@ -100,7 +118,10 @@ class ExactReducer(Reducer):
         return 1 + bucket * (self.shard_count + 1) + (self.shard_count if shard is None else shard)
 
     def _exchange(
-        self, receives: Sequence[_Message], sends: Sequence[_Message], ahead: Sequence[_Message] = ()
+        self,
+        receives: Sequence[_Message],
+        sends: Sequence[_Message],
+        ahead: Sequence[_Message] = (),
     ) -> list[Work]:
         """Start the transfers; returns ``receives``, not those posted ``ahead`` for a later exchange.
 
@@ -110,7 +131,11 @@ class ExactReducer(Reducer):
         if group is None:
             return []
         with group.coalesce():
-            works = [self._under_way(group.recv(*message)) for message in receives if message.tensor.numel()]
+            works = [
+                self._under_way(group.recv(*message))
+                for message in receives
+                if message.tensor.numel()
+            ]
             for message in ahead:
                 if message.tensor.numel():
                     self._under_way(group.recv(*message))
@@ -124,15 +149,22 @@ class ExactReducer(Reducer):
         start = self.layout.buckets[bucket].start
         cuts = [cut - start for cut in plan.cuts]
         sends = [
-            _Message(sums[subtree][cuts[peer] : cuts[peer + 1]], peer, self._tag(bucket, subtree.lo))
+            _Message(
+                sums[subtree][cuts[peer] : cuts[peer + 1]], peer, self._tag(bucket, subtree.lo)
+            )
             for peer in world.peers
             for subtree in world.own
         ]
-        own = {subtree: total[cuts[world.rank] : cuts[world.rank + 1]] for subtree, total in sums.items()}
+        own = {
+            subtree: total[cuts[world.rank] : cuts[world.rank + 1]]
+            for subtree, total in sums.items()
+        }
         self._inputs.append(own | plan.received)
         # Transfers are waited for in the order of their start: what comes last of all must not be started earlier.
         is_last = bucket + 1 == len(self.layout.buckets)
-        ahead = (*plan.spread, *(self._tail_receives if is_last else ())) if self._posts_ahead else ()
+        ahead = (
+            (*plan.spread, *(self._tail_receives if is_last else ())) if self._posts_ahead else ()
+        )
         self._receiving.append(self._exchange(plan.receives, sends, ahead))
 
     def _finish(self, sidecar: Tensor) -> Reduced:
@@ -157,13 +189,17 @@ class ExactReducer(Reducer):
         words = [
             torch.stack(
                 [
-                    self._buffers.flat[plan.cuts[rank] : plan.cuts[rank + 1]].view(torch.int64).sum()
+                    self._buffers.flat[plan.cuts[rank] : plan.cuts[rank + 1]]
+                    .view(torch.int64)
+                    .sum()
                     for plan in self._plans
                 ]
             ).sum()
             for rank in range(len(tails))
         ]
-        wrong = (torch.stack(words).cpu() != tails[:, self.sidecar_size]).nonzero().flatten().tolist()
+        wrong = (
+            (torch.stack(words).cpu() != tails[:, self.sidecar_size]).nonzero().flatten().tolist()
+        )
         if wrong or unread:
             raise CorruptSegment(sorted({*wrong, *unread}), self._sidecars(tails), unread)
 

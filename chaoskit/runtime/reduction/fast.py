@@ -47,7 +47,9 @@ class FastReducer(Reducer):
 
     def _allocate(self) -> Buffers:
         tail_size = self.shard_count * (self._row_size * _PARTS + 1)
-        flat = torch.empty(self.layout.numel + tail_size, dtype=self.layout.dtype, device=self.layout.device).fill_(0)
+        flat = torch.empty(
+            self.layout.numel + tail_size, dtype=self.layout.dtype, device=self.layout.device
+        ).fill_(0)
         return Buffers(flat, flat.new_empty(0), flat.new_empty(0))
 
     def _plan(self, world: World) -> None:
@@ -93,7 +95,8 @@ class FastReducer(Reducer):
         return Reduced(
             gradients=self._gradients(),
             sidecars=sidecars,
-            finite=not nonfinite and self._agree(probe.surely_finite() or all_finite(result), rows, sidecars),
+            finite=not nonfinite
+            and self._agree(probe.surely_finite() or all_finite(result), rows, sidecars),
             nonfinite=nonfinite,
             grad_sum=probe.checksum(),
         )
@@ -161,5 +164,7 @@ def _left_to_right(subtrees: tuple[Subtree, ...]) -> list[Merge]:
 
 
 def _decode(parts: NDArray[np.floating]) -> NDArray[np.int64]:
-    with np.errstate(invalid="ignore"):  # one that arrived damaged may be no number: the checksum tells
+    with np.errstate(
+        invalid="ignore"
+    ):  # one that arrived damaged may be no number: the checksum tells
         return parts.astype(np.uint16).view(np.int64)

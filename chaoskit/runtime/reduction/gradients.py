@@ -43,7 +43,11 @@ class FlatLayout:
     """
 
     def __init__(
-        self, shapes: Sequence[Sequence[int]], dtypes: Sequence[torch.dtype], device: torch.device, buckets: int = 1
+        self,
+        shapes: Sequence[Sequence[int]],
+        dtypes: Sequence[torch.dtype],
+        device: torch.device,
+        buckets: int = 1,
     ) -> None:
         if not shapes or not all(dtype.is_floating_point for dtype in dtypes):
             raise ValueError("a reduction needs parameters, all of a real floating-point type")
@@ -66,13 +70,21 @@ class FlatLayout:
         devices = {tensor.device for tensor in tensors}
         if len(devices) != 1:
             raise ValueError(f"parameters are on {len(devices)} devices, not on one")
-        return cls([tensor.shape for tensor in tensors], [tensor.dtype for tensor in tensors], devices.pop(), buckets)
+        return cls(
+            [tensor.shape for tensor in tensors],
+            [tensor.dtype for tensor in tensors],
+            devices.pop(),
+            buckets,
+        )
 
     def _cut(self, wanted: int) -> tuple[Bucket, ...]:
         buckets: list[Bucket] = []
         members: list[int] = []
         start = 0
-        ends = [self.numel, *self.starts]  # of each parameter: the next one to lie in the buffer is the one before
+        ends = [
+            self.numel,
+            *self.starts,
+        ]  # of each parameter: the next one to lie in the buffer is the one before
         for number in reversed(range(len(self._sizes))):
             members.append(number)
             stop, next_stop = ends[number], ends[max(number - 1, 0)]
@@ -184,7 +196,9 @@ class LocalGradients:
             self._incoming = self._open(shard)
         incoming = self._incoming
         if incoming.shard != shard or bucket in incoming.added:
-            raise ValueError(f"shard {incoming.shard} is incomplete, or has bucket {bucket} of shard {shard} already")
+            raise ValueError(
+                f"shard {incoming.shard} is incomplete, or has bucket {bucket} of shard {shard} already"
+            )
         self._fold(incoming, self.layout.buckets[bucket], gradients)
         incoming.added.add(bucket)
         if len(incoming.added) == len(self.layout.buckets):
@@ -199,21 +213,35 @@ class LocalGradients:
             own = self._free.pop() if self._free else self._allocate()
             return _Incoming(shard, Subtree(shard, shard + 1), False, [own])
         # Folding is in place: from the first bucket on the siblings are no longer what they were.
-        siblings = [node for merge in merges for node in (merge.left, merge.right) if node in self._sums]
-        return _Incoming(shard, merges[-1].parent, True, [self._sums.pop(node) for node in siblings])
+        siblings = [
+            node for merge in merges for node in (merge.left, merge.right) if node in self._sums
+        ]
+        return _Incoming(
+            shard, merges[-1].parent, True, [self._sums.pop(node) for node in siblings]
+        )
 
     def _check(self, bucket: int, gradients: Sequence[Tensor | None]) -> None:
         shapes = [self.layout.shapes[number] for number in self.layout.buckets[bucket].parameters]
         if len(gradients) != len(shapes):
-            raise ValueError(f"{len(gradients)} gradients for the {len(shapes)} parameters of bucket {bucket}")
+            raise ValueError(
+                f"{len(gradients)} gradients for the {len(shapes)} parameters of bucket {bucket}"
+            )
         for gradient, shape in zip(gradients, shapes, strict=True):
             if gradient is not None and gradient.shape != shape:
-                raise ValueError(f"a gradient of shape {tuple(gradient.shape)} for a parameter of shape {shape}")
+                raise ValueError(
+                    f"a gradient of shape {tuple(gradient.shape)} for a parameter of shape {shape}"
+                )
 
-    def _fold(self, incoming: _Incoming, bucket: Bucket, gradients: Sequence[Tensor | None]) -> None:
+    def _fold(
+        self, incoming: _Incoming, bucket: Bucket, gradients: Sequence[Tensor | None]
+    ) -> None:
         leaf, *above = incoming.operands
         places = [leaf.views[number] for number in bucket.parameters]
-        given = [(place, value) for place, value in zip(places, gradients, strict=True) if value is not None]
+        given = [
+            (place, value)
+            for place, value in zip(places, gradients, strict=True)
+            if value is not None
+        ]
         present, values = [place for place, _ in given], [value for _, value in given]
         missing = [place for place, value in zip(places, gradients, strict=True) if value is None]
         if present and incoming.joins:
@@ -221,7 +249,9 @@ class LocalGradients:
         elif present:
             torch._foreach_copy_(present, values)
         if missing and incoming.joins:
-            torch._foreach_add_(missing, 0.0)  # -0.0 becomes 0.0, as it does when zeros arrive from another rank
+            torch._foreach_add_(
+                missing, 0.0
+            )  # -0.0 becomes 0.0, as it does when zeros arrive from another rank
         elif missing:
             torch._foreach_zero_(missing)
         partial = leaf

@@ -32,7 +32,11 @@ class Overlap:
         self._local, self._reducer, self._contribution = local, reducer, contribution
         first = len(local.layout.shapes) - len(parameters)
         self._buckets = local.layout.buckets
-        self._bucket_of = {number: place for place, bucket in enumerate(self._buckets) for number in bucket.parameters}
+        self._bucket_of = {
+            number: place
+            for place, bucket in enumerate(self._buckets)
+            for number in bucket.parameters
+        }
         self._shard: int | None = None
         self._launch = False
         self._launched = False
@@ -71,7 +75,9 @@ class Overlap:
             return
         self._local.discard(shard)
         if self._launched and self._error is None:
-            self._error = GroupFailed(f"the gradient of shard {shard} was given up while it was under way")
+            self._error = GroupFailed(
+                f"the gradient of shard {shard} was given up while it was under way"
+            )
 
     def detach(self) -> None:
         """Take the hooks off the parameters."""

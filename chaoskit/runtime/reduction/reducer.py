@@ -36,7 +36,9 @@ class Reduced:
     sidecars: Tensor  # float64, on the CPU, one row a rank
     finite: bool
     nonfinite: tuple[Contribution, ...]
-    grad_sum: int  # int64 checksum of the gradients' bits, whatever the world; only meaningful if finite
+    grad_sum: (
+        int  # int64 checksum of the gradients' bits, whatever the world; only meaningful if finite
+    )
 
     @property
     def guilty(self) -> dict[int, tuple[int, ...]]:
@@ -61,7 +63,9 @@ class CorruptSegment(RuntimeError):
         self.ranks, self.unread, self.sidecars = tuple(ranks), tuple(unread), sidecars.clone()
         self.sidecars[list(unread)] = 0
         self.what = "news" if set(ranks) <= set(unread) else "gradient"
-        super().__init__(f"corrupt: the {self.what} from rank {', '.join(map(str, ranks))} differs from its checksum")
+        super().__init__(
+            f"corrupt: the {self.what} from rank {', '.join(map(str, ranks))} differs from its checksum"
+        )
 
 
 class DoubtfulSum(RuntimeError):
@@ -72,7 +76,9 @@ class DoubtfulSum(RuntimeError):
     """
 
     def __init__(self) -> None:
-        super().__init__("doubtful: the reduced gradient is not finite here, though every contribution is")
+        super().__init__(
+            "doubtful: the reduced gradient is not finite here, though every contribution is"
+        )
 
 
 class World(NamedTuple):
@@ -244,7 +250,9 @@ class Reducer(ABC):
         """This rank's contribution. Shards that it computed for an earlier membership are left out."""
         own, sums = self._member().own, self.local.sums(bucket)
         if missing := [subtree for subtree in own if subtree not in sums]:
-            raise ValueError(f"bucket {bucket} lacks the sums of {missing}, it holds those of {sorted(sums)}")
+            raise ValueError(
+                f"bucket {bucket} lacks the sums of {missing}, it holds those of {sorted(sums)}"
+            )
         return {subtree: sums[subtree] for subtree in own}
 
     def _under_way(self, work: Work) -> Work:
@@ -258,10 +266,17 @@ class Reducer(ABC):
 
     def _gradients(self) -> list[Tensor]:
         """The result in the parameters' own types."""
-        pairs = [(cast, view) for cast, view in zip(self._casts, self._views, strict=True) if cast is not None]
+        pairs = [
+            (cast, view)
+            for cast, view in zip(self._casts, self._views, strict=True)
+            if cast is not None
+        ]
         if pairs:
             torch._foreach_copy_([cast for cast, _ in pairs], [view for _, view in pairs])
-        return [view if cast is None else cast for cast, view in zip(self._casts, self._views, strict=True)]
+        return [
+            view if cast is None else cast
+            for cast, view in zip(self._casts, self._views, strict=True)
+        ]
 
     @abstractmethod
     def _allocate(self) -> Buffers: ...

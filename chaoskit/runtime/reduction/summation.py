@@ -43,7 +43,9 @@ class OrderedSum:
             self._steps[-1] = (*self._steps[-1][:2], -1)
         self._scratch: list[Tensor] = []
 
-    def run(self, inputs: Mapping[Subtree, Tensor], out: Tensor, look: Callable[[Tensor], None]) -> None:
+    def run(
+        self, inputs: Mapping[Subtree, Tensor], out: Tensor, look: Callable[[Tensor], None]
+    ) -> None:
         """Write the sum to ``out``, a flat tensor as long as every input, and show each finished block to ``look``."""
         size = block_size(out)
         if self._scratch_count and (not self._scratch or self._scratch[0].numel() < size):

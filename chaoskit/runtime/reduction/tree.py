@@ -56,7 +56,9 @@ def maximal_subtrees(shards: Iterable[int], count: int) -> tuple[Subtree, ...]:
     """
     owned = set(shards)
     if not owned <= set(range(count)):
-        raise ValueError(f"shards {sorted(owned - set(range(count)))} do not exist, there are {count}")
+        raise ValueError(
+            f"shards {sorted(owned - set(range(count)))} do not exist, there are {count}"
+        )
 
     def descend(node: Subtree) -> Iterator[Subtree]:
         if owned.issuperset(node.shards):
@@ -92,7 +94,9 @@ def merge_order(subtrees: Iterable[Subtree], count: int) -> tuple[Merge, ...]:
 
     descend(Subtree(0, count))
     if found != len(given):
-        raise ValueError(f"{sorted(given)} overlap, or are not nodes of the tree over {count} shards")
+        raise ValueError(
+            f"{sorted(given)} overlap, or are not nodes of the tree over {count} shards"
+        )
     return tuple(merges)
 
 

@@ -20,20 +20,34 @@ def require_model(model: nn.Module) -> None:
         BadInput: naming the module or parameter, and the remedy.
     """
     if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
-        raise BadInput("model", type(model).__name__, "register the model itself (.module): the trainer reduces")
+        raise BadInput(
+            "model",
+            type(model).__name__,
+            "register the model itself (.module): the trainer reduces",
+        )
     for name, module in model.named_modules():
         if isinstance(module, nn.SyncBatchNorm):
             remedy = "use BatchNorm: statistics of a shard are the same at every world size, those of a world are not"
             raise BadInput("model", name or type(module).__name__, remedy)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(tensor):  # type: ignore[no-untyped-call, unused-ignore]
-            raise BadInput("model", name, "run one batch through the model first: this tensor has no shape yet")
-    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+            raise BadInput(
+                "model", name, "run one batch through the model first: this tensor has no shape yet"
+            )
+    trained = [
+        (name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad
+    ]
     if not trained:
-        raise BadInput("model", type(model).__name__, "register a model with at least one trainable parameter")
+        raise BadInput(
+            "model", type(model).__name__, "register a model with at least one trainable parameter"
+        )
     for name, parameter in trained:
         if parameter.device != trained[0][1].device:
-            raise BadInput("model", name, f"move the whole model to {trained[0][1].device}: it is on several devices")
+            raise BadInput(
+                "model",
+                name,
+                f"move the whole model to {trained[0][1].device}: it is on several devices",
+            )
         if not parameter.is_floating_point():
             raise BadInput("model", name, f"use a real floating-point type, not {parameter.dtype}")
 
@@ -50,7 +64,9 @@ def require_optimizers(optimizers: Sequence[Any], model: nn.Module) -> None:
         name = type(optimizer).__name__
         owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         if not owned & trained:
-            raise BadInput("optimizer", name, "build it from the parameters of the registered model")
+            raise BadInput(
+                "optimizer", name, "build it from the parameters of the registered model"
+            )
         if owned - known:
             remedy = "register one module that holds all of its parameters (nn.ModuleList): some are not in the model"
             raise BadInput("optimizer", name, remedy)
@@ -72,7 +88,9 @@ def require_schedulers(schedulers: Sequence[Any]) -> None:
             raise BadInput("scheduler", type(scheduler).__name__, remedy)
         for group in getattr(getattr(scheduler, "optimizer", None), "param_groups", ()):
             if isinstance(group["lr"], Tensor):
-                remedy = f"use lr={float(group['lr']):g}, a number: schedules are restored as numbers"
+                remedy = (
+                    f"use lr={float(group['lr']):g}, a number: schedules are restored as numbers"
+                )
                 raise BadInput("scheduler", type(scheduler).__name__, remedy)
 
 
@@ -83,4 +101,8 @@ def require_dense(name: str, gradient: Tensor | None) -> None:
         BadInput: naming the parameter, and the remedy.
     """
     if gradient is not None and gradient.layout != torch.strided:
-        raise BadInput("model", name, f"use a dense gradient (sparse=False), not one of layout {gradient.layout}")
+        raise BadInput(
+            "model",
+            name,
+            f"use a dense gradient (sparse=False), not one of layout {gradient.layout}",
+        )

@@ -80,7 +80,11 @@ class MovingBuffers:
         statistics = {id(buffer) for buffer in _running_statistics(self._model)}
         names = [place.name for place in _places(self._model)]
         if odd := set(names) ^ {place.name for place, _ in self._before}:
-            raise BadInput("model", min(odd), "register every buffer in __init__: the forward pass made or removed it")
+            raise BadInput(
+                "model",
+                min(odd),
+                "register every buffer in __init__: the forward pass made or removed it",
+            )
         for place, before in self._before:
             after = _same_kind(place)
             was_written = after is not place.tensor or after._version != place.version
@@ -115,7 +119,9 @@ class MovingBuffers:
             BadInput: if a forward pass outside of a transaction has changed a buffer.
         """
         for place in self._moving():
-            if place.now() is not place.tensor or not same_bits(place.tensor, self.committed[place.name]):
+            if place.now() is not place.tensor or not same_bits(
+                place.tensor, self.committed[place.name]
+            ):
                 raise BadInput(
                     "model",
                     place.name,
@@ -207,13 +213,21 @@ def _same_kind(place: _Place) -> Tensor:
     """The module's buffer as it is now, which must fit its place."""
     now = place.now()
     if now is None or (now.shape, now.dtype) != (place.tensor.shape, place.tensor.dtype):
-        raise BadInput("model", place.name, "keep the shape and type of this buffer: the forward pass changed them")
+        raise BadInput(
+            "model",
+            place.name,
+            "keep the shape and type of this buffer: the forward pass changed them",
+        )
     return now
 
 
 def _is_floating(place: _Place) -> bool:
     if place.tensor.is_complex():
-        raise BadInput("model", place.name, "keep real and imaginary part apart: complex buffers cannot be averaged")
+        raise BadInput(
+            "model",
+            place.name,
+            "keep real and imaginary part apart: complex buffers cannot be averaged",
+        )
     return place.tensor.is_floating_point()
 
 

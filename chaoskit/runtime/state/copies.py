@@ -20,7 +20,9 @@ from chaoskit.wire.messages import Holding, Message
 
 _ACK_WAIT_S = 0.25  # for copies on peers, which have had a whole step; then training goes on with one step more to lose
 _LOOK_S = 0.0005
-_LAST_WAIT_S = 10.0  # for a slot for the copy of the last step, which nothing waits for but the store
+_LAST_WAIT_S = (
+    10.0  # for a slot for the copy of the last step, which nothing waits for but the store
+)
 _LAST_LOOK_S = 0.1
 _UNEVEN = 1.05  # a piece that has more of the rows than others
 
@@ -37,15 +39,25 @@ class Copies:
         at: called at each of :data:`~chaoskit.checkpoint.layout.boundaries.MEMORY`.
     """
 
-    def __init__(self, worker: str, board: Board, journal: Journal, send: Callable[[Message], None], at: Hook) -> None:
-        self._worker, self._board, self._journal, self._send, self._at = worker, board, journal, send, at
+    def __init__(
+        self, worker: str, board: Board, journal: Journal, send: Callable[[Message], None], at: Hook
+    ) -> None:
+        self._worker, self._board, self._journal, self._send, self._at = (
+            worker,
+            board,
+            journal,
+            send,
+            at,
+        )
         self._slots = Slots()
         self.kept = -1
         self._state: ShardedState | None = None
         self._piece = (0, 1)
         self._groups: tuple[tuple[int, ...], ...] = ()
         self._told: Holding | None = None
-        self._tensors: list[int] = []  # that are copied: one that the optimizer made, or replaced, is another object
+        self._tensors: list[
+            int
+        ] = []  # that are copied: one that the optimizer made, or replaced, is another object
         self._snapshotter: Snapshotter | None = None
 
     def reserve(self, state: ShardedState, world: int) -> None:

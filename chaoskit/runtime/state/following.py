@@ -31,10 +31,16 @@ class Following:
         follow = config.follow
         assert follow is not None
         self.dealt, self.rate = 0, 0.0
-        self._rule, self._warmup_steps, self._named = follow.rule, follow.warmup_steps, config.named_shards
+        self._rule, self._warmup_steps, self._named = (
+            follow.rule,
+            follow.warmup_steps,
+            config.named_shards,
+        )
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         sizes = [shards for _, shards in follow.schedule]
-        sizes += [config.shards_of(-1, world) for world in range(config.least_world, config.nodes_max + 1)]
+        sizes += [
+            config.shards_of(-1, world) for world in range(config.least_world, config.nodes_max + 1)
+        ]
         for base in self._bases(groups):
             for shards in sizes:
                 BatchScaler(follow.rule, base, changes=[(0, shards)])
@@ -80,14 +86,23 @@ class Following:
         if state is None:
             self.dealt, self._scaling = step * self._named, self._make([])
         else:
-            self.dealt, self._scaling = state["dealt"], self._make([(begin, size) for begin, size in state["changes"]])
+            self.dealt, self._scaling = (
+                state["dealt"],
+                self._make([(begin, size) for begin, size in state["changes"]]),
+            )
 
 
-def needed(changes: Sequence[tuple[int, int]], warmup_steps: int, named: int) -> list[tuple[int, int]]:
+def needed(
+    changes: Sequence[tuple[int, int]], warmup_steps: int, named: int
+) -> list[tuple[int, int]]:
     """The (step, shards) that what follows hangs on: nothing before a change whose warm-up was over at the next. Pure.
 
     The same whoever asks, a rank that has seen all of them or one that began with what is needed.
     """
-    settled = (at for at in reversed(range(len(changes) - 1)) if changes[at + 1][0] - changes[at][0] >= warmup_steps)
+    settled = (
+        at
+        for at in reversed(range(len(changes) - 1))
+        if changes[at + 1][0] - changes[at][0] >= warmup_steps
+    )
     rest = list(changes[next(settled, 0) :])
     return rest[1:] if rest and rest[0][1] == named else rest

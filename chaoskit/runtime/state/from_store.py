@@ -53,7 +53,11 @@ def pull_stored(replica: Replica, snapshot: Snapshot) -> Pulled:
         size_bytes = sum(aligned(slot.size_bytes) for slot, _ in named)
         scalars = decode_scalars(stored.read_object(SCALARS))
         packed = bytearray(size_bytes if replica.arena is None else 0)
-        data = receive_into(replica, index, size_bytes) if replica.arena is not None else memoryview(packed)
+        data = (
+            receive_into(replica, index, size_bytes)
+            if replica.arena is not None
+            else memoryview(packed)
+        )
         stored.read_into({name: (_tensor(data, slot), slot.box) for slot, name in named})
         if replica.arena is None:
             replica.begin_write()
@@ -86,7 +90,9 @@ class _Reading:
         self._remote = RemoteTier(root, storage_options=remote.storage_options)
         return self._remote.open(name)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, *_: object
+    ) -> None:
         remote, self._remote = self._remote, None
         path = self._snapshot.path
         try:
@@ -99,7 +105,9 @@ class _Reading:
         finally:
             if remote is not None:
                 remote.close()
-        if isinstance(error, (OSError, ChaoskitError)) and not isinstance(error, (BadInput, Corrupt, PeerLost)):
+        if isinstance(error, (OSError, ChaoskitError)) and not isinstance(
+            error, (BadInput, Corrupt, PeerLost)
+        ):
             raise PeerLost(f"{path}: {error}") from error
 
 

@@ -37,7 +37,9 @@ class HeldNumbers:
         before = self._numbers.objects if self._numbers is not None else []
         numbers = HeldObjects(list(self._collections()))
         is_alike = len(before) == len(numbers.objects)
-        pairs = zip(numbers.objects, before if is_alike else [None] * len(numbers.objects), strict=True)
+        pairs = zip(
+            numbers.objects, before if is_alike else [None] * len(numbers.objects), strict=True
+        )
         fresh = [value for value, old in pairs if value is not old]
         self._numbers = numbers if self._are_followed(fresh) else None
         self._owners = self._current_owners()
@@ -58,7 +60,9 @@ class HeldNumbers:
 
     def _current_owners(self) -> list[tuple[Any, ...]]:
         """Return what a script may replace as a whole, as ``Optimizer.load_state_dict`` does."""
-        of_optimizers = [(optimizer.param_groups, optimizer.state) for optimizer in self._optimizers]
+        of_optimizers = [
+            (optimizer.param_groups, optimizer.state) for optimizer in self._optimizers
+        ]
         return [*of_optimizers, *((vars(scheduler),) for scheduler in self._schedulers)]
 
     def _collections(self) -> Iterator[Collection[Any]]:
@@ -79,7 +83,9 @@ class HeldNumbers:
         """Yield views of the state, which holds tensors alone: a number may be added to it."""
         for optimizer in self._optimizers:
             yield optimizer.state.values()
-            yield from (held.values() for held in optimizer.state.values() if isinstance(held, dict))
+            yield from (
+                held.values() for held in optimizer.state.values() if isinstance(held, dict)
+            )
 
     def _are_followed(self, values: Sequence[Any]) -> bool:
         """Return whether none of ``values`` can change without :meth:`are_unchanged` seeing it."""
@@ -87,7 +93,9 @@ class HeldNumbers:
             return True
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         attributes = [value for scheduler in self._schedulers for value in vars(scheduler).values()]
-        containers = [value for value in attributes if type(value) is list or isinstance(value, dict)]
+        containers = [
+            value for value in attributes if type(value) is list or isinstance(value, dict)
+        ]
         followed = set(map(id, (*groups, *(group["params"] for group in groups), *containers)))
         return all(id(value) in followed or _is_fixed(value) for value in values)
 

@@ -22,9 +22,13 @@ class Homes:
         tensors, addresses: all of them, and the buffers for which others stand.
     """
 
-    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], committed: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, model: nn.Module, optimizers: Sequence[Optimizer], committed: Mapping[str, Tensor]
+    ) -> None:
         self._held: list[Collection[Any]] = []
-        self._optimizers = [(one, one.state, one.param_groups, _parameters(one)) for one in optimizers]
+        self._optimizers = [
+            (one, one.state, one.param_groups, _parameters(one)) for one in optimizers
+        ]
         for module in model.modules():
             for held in (module._parameters, module._buffers, module._modules):
                 self._hold(held)
@@ -51,7 +55,9 @@ class Homes:
         """Whether all objects are still the same, at the same addresses. False does not mean that one has moved."""
         return (
             all(
-                one.state is state and one.param_groups is groups and are_identical(_parameters(one), parameters)
+                one.state is state
+                and one.param_groups is groups
+                and are_identical(_parameters(one), parameters)
                 for one, state, groups, parameters in self._optimizers
             )
             and self._objects.are_same()

@@ -69,7 +69,9 @@ def encode(value: Any, path: str) -> Any:
     items = [(key, encode(item, _below(path, key))) for key, item in _items(value)]
     if isinstance(value, dict):
         if not all(isinstance(key, (str, int)) for key in value):
-            raise ChaoskitError("a dict whose keys are no strings or integers cannot be shared with peers")
+            raise ChaoskitError(
+                "a dict whose keys are no strings or integers cannot be shared with peers"
+            )
         return dict(items)
     encoded = [item for _, item in items]
     return {_TUPLE: encoded} if isinstance(value, tuple) else encoded
@@ -91,7 +93,9 @@ def encode_numbers(value: Any, *, tensors: bool = True) -> Any:
     if isinstance(value, (list, tuple)):
         return [encode_numbers(item, tensors=tensors) for item in value]
     if isinstance(value, dict):
-        named = {key if isinstance(key, (str, int)) else str(key): item for key, item in value.items()}
+        named = {
+            key if isinstance(key, (str, int)) else str(key): item for key, item in value.items()
+        }
         return {key: encode_numbers(item, tensors=tensors) for key, item in named.items()}
     if isinstance(value, Tensor) and not tensors:
         raise ChaoskitError("a tensor in a container of another type cannot be shared with peers")
@@ -279,14 +283,22 @@ class OwnNumbers:
             return [self._mark(item, seen) for item in value]
         if isinstance(value, Optimizer):
             return [self._mark(item, seen) for name, item in vars(value).items() if name != "step"]
-        if type(value).__module__ == type(self._optimizer).__module__ and not isinstance(value, nn.Module):
-            tensors = [item for item in getattr(value, "__dict__", {}).values() if not _is_plain(item)]
+        if type(value).__module__ == type(self._optimizer).__module__ and not isinstance(
+            value, nn.Module
+        ):
+            tensors = [
+                item for item in getattr(value, "__dict__", {}).values() if not _is_plain(item)
+            ]
             return [self._mark(item, seen) for item in tensors]
         return None
 
     def _refusal(self, name: str, value: Any) -> BadInput:
         kind = type(self._optimizer).__name__
-        where = f"{kind}.state[{name.removeprefix(_LOOSE)!r}]" if name.startswith(_LOOSE) else f"{kind}.{name}"
+        where = (
+            f"{kind}.state[{name.removeprefix(_LOOSE)!r}]"
+            if name.startswith(_LOOSE)
+            else f"{kind}.{name}"
+        )
         remedy = (
             "keep in optimizer.state[parameter] what later steps need, in a local variable what they do not: "
             f"a rank that joins gets no {type(value).__name__} of the optimizer object"

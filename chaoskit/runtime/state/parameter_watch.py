@@ -28,7 +28,9 @@ class ParameterWatch:
         memory: gives the memory of a parameter on this rank.
     """
 
-    def __init__(self, model: nn.Module, memory: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> None:
+    def __init__(
+        self, model: nn.Module, memory: Callable[[Tensor], Tensor] = lambda tensor: tensor
+    ) -> None:
         self._model = model
         self._named = list(model.named_parameters())
         self._memory = [memory(parameter) for _, parameter in self._named]
@@ -53,7 +55,11 @@ class ParameterWatch:
         if self._bits:
             self._require_same_parameters()
         versions = list(map(_version, self._memory))
-        moved = {place for place, address in self._addresses.items() if self._memory[place].data_ptr() != address}
+        moved = {
+            place
+            for place, address in self._addresses.items()
+            if self._memory[place].data_ptr() != address
+        }
         if moved or versions != self._versions:
             for place, (before, after) in enumerate(zip(self._versions, versions, strict=True)):
                 if (before != after or place in moved) and place not in moved & self._movable:
@@ -72,17 +78,23 @@ class ParameterWatch:
         """Return the parameters that ``flatten_parameters`` may move to other memory, with all bits."""
         layers = [module for module in self._model.modules() if isinstance(module, nn.RNNBase)]
         movable = {id(parameter) for layer in layers for parameter in layer.parameters()}
-        return {place for place, (_, parameter) in enumerate(self._named) if id(parameter) in movable}
+        return {
+            place for place, (_, parameter) in enumerate(self._named) if id(parameter) in movable
+        }
 
     def _require_same_parameters(self) -> None:
         now = dict(self._model.named_parameters())
         before = dict(self._named)
         if odd := now.keys() ^ before.keys():
-            remedy = "create every parameter before register: the loop body of a step made or removed it"
+            remedy = (
+                "create every parameter before register: the loop body of a step made or removed it"
+            )
             raise BadInput("model", min(odd), remedy)
         for (name, parameter), memory in zip(self._named, self._memory, strict=True):
             if memory is parameter and now[name] is not parameter:  # else FSDP takes turns with two
-                remedy = "keep the parameters that were registered: the loop body of a step replaced it"
+                remedy = (
+                    "keep the parameters that were registered: the loop body of a step replaced it"
+                )
                 raise BadInput("model", name, remedy)
 
     def _refusal(self, place: int) -> BadInput:
@@ -145,9 +157,12 @@ def owners_of(model: nn.Module, parameter: Tensor) -> list[tuple[str, nn.Module]
 
 def write_refusal(name: str, owners: list[tuple[str, nn.Module]]) -> BadInput:
     """Return the error for a loop body that writes into the parameter ``name`` of ``owners``."""
-    limited = [(path, owner) for path, owner in owners if getattr(owner, "max_norm", None) is not None]
+    limited = [
+        (path, owner) for path, owner in owners if getattr(owner, "max_norm", None) is not None
+    ]
     modules = " and ".join(
-        f"{f'module {path}' if path else 'the model'} ({type(owner).__name__})" for path, owner in limited or owners
+        f"{f'module {path}' if path else 'the model'} ({type(owner).__name__})"
+        for path, owner in limited or owners
     )
     why = "only the optimizers may write into parameters, else ranks get different weights"
     if limited:

@@ -89,7 +89,9 @@ class StateServer:
 
     def _accept(self) -> None:
         for connection in proven(self._listener, self._token, made=disown, unmade=reown):
-            threading.Thread(target=self._serve, args=(connection,), name="state-send", daemon=True).start()
+            threading.Thread(
+                target=self._serve, args=(connection,), name="state-send", daemon=True
+            ).start()
 
     def close(self) -> None:
         """Answer nobody any more."""
@@ -111,10 +113,21 @@ class StateServer:
         state, sequence = self._state, -1
         arena = state if isinstance(state, ArenaView) else state.arena
         while sequence != state.sequence:  # what was read during a write fits nothing
-            sequence = _even_sequence(state, patience_s=0.0 if isinstance(state, ArenaView) else _SILENT_S)
-            flags = state.at_entry, state.is_complete, state.in_call  # before the data: what is complete stays so
+            sequence = _even_sequence(
+                state, patience_s=0.0 if isinstance(state, ArenaView) else _SILENT_S
+            )
+            flags = (
+                state.at_entry,
+                state.is_complete,
+                state.in_call,
+            )  # before the data: what is complete stays so
             if arena is not None:
-                step, index, scalars, data = arena.step, arena.index_bytes(), arena.scalars_bytes(), arena.data()
+                step, index, scalars, data = (
+                    arena.step,
+                    arena.index_bytes(),
+                    arena.scalars_bytes(),
+                    arena.data(),
+                )
             else:
                 assert isinstance(state, Replica)
                 step = state.step
@@ -126,7 +139,9 @@ class StateServer:
         connection.sendall(_SEQUENCE.pack(state.sequence))
 
 
-def _even_sequence(state: ArenaView | Replica, pid: int | None = None, patience_s: float = _SILENT_S) -> int:
+def _even_sequence(
+    state: ArenaView | Replica, pid: int | None = None, patience_s: float = _SILENT_S
+) -> int:
     deadline_s = time.monotonic() + patience_s
     while (sequence := state.sequence) % 2:
         if pid is not None and is_ending(pid):
@@ -171,7 +186,9 @@ def pull(
             else:
                 pulled = _pull_tcp(replica, peer, token, sealed, entering, silent_s, probe)
         except (OSError, Refused) as error:
-            raise PeerLost(f"peer at {peer.address}:{peer.port} (pid {peer.pid}): {error}") from error
+            raise PeerLost(
+                f"peer at {peer.address}:{peer.port} (pid {peer.pid}): {error}"
+            ) from error
         except ChaoskitError as error:
             if sealed and not isinstance(error, Corrupt):  # not even its index can be read
                 raise Corrupt(str(error)) from error
@@ -214,7 +231,12 @@ def _pull_shared(
     view = ArenaView.open(f"/proc/{peer.pid}/fd/{peer.arena_fd}")
     try:
         sequence = _even_sequence(view, peer.pid, 0.0 if sealed else silent_s)
-        index, scalars, step, size_bytes = view.index_bytes(), view.scalars_bytes(), view.step, view.size_bytes
+        index, scalars, step, size_bytes = (
+            view.index_bytes(),
+            view.scalars_bytes(),
+            view.step,
+            view.size_bytes,
+        )
         at_entry, complete = view.at_entry, view.is_complete
         if not sealed:
             _require_complete(step, complete, view.in_call, entering)
@@ -257,7 +279,13 @@ def _verify(sealed: str, step: int, index: bytes, scalars: bytes, data: memoryvi
 
 
 def _pull_tcp(
-    replica: Replica, peer: Endpoint, token: str, sealed: str, entering: int, silent_s: float, probe: Probe
+    replica: Replica,
+    peer: Endpoint,
+    token: str,
+    sealed: str,
+    entering: int,
+    silent_s: float,
+    probe: Probe,
 ) -> Pulled | None:
     with frames.connect((peer.address, peer.port), token, made=disown) as connection:
         connection.settimeout(silent_s)
@@ -268,7 +296,11 @@ def _pull_tcp(
                 _require_complete(offer.step, offer.complete, offer.in_call, entering)
             direct = replica.arena is not None and _has_none_to_lose(replica)
             packed = bytearray(0 if direct else offer.size_bytes)
-            target = receive_into(replica, offer.index, offer.size_bytes) if direct else memoryview(packed)
+            target = (
+                receive_into(replica, offer.index, offer.size_bytes)
+                if direct
+                else memoryview(packed)
+            )
             _fill(target, connection, probe)
             (sequence,) = _SEQUENCE.unpack(frames.receive_exactly(connection, _SEQUENCE.size))
         finally:
@@ -293,7 +325,9 @@ def _read_offer(body: bytes) -> _Offer:
         raise Refused(f"not the offer of a state: {error}") from None
 
 
-def _fill(target: memoryview, connection: socket.socket, probe: Probe = lambda done_bytes: None) -> None:
+def _fill(
+    target: memoryview, connection: socket.socket, probe: Probe = lambda done_bytes: None
+) -> None:
     received = 0
     while received < len(target):
         count = connection.recv_into(target[received : received + CHUNK_BYTES])

@@ -53,7 +53,9 @@ class Restorer:
     ) -> None:
         self.step, self.generation = max(snapshot.age for snapshot in restore)
         self._copies: dict[int, list[Snapshot]] = {}
-        self._stored = [one for one in restore if one.age == (self.step, self.generation) and one.path]
+        self._stored = [
+            one for one in restore if one.age == (self.step, self.generation) and one.path
+        ]
         for snapshot in restore:
             if snapshot.age == (self.step, self.generation) and not snapshot.path:
                 self._copies.setdefault(snapshot.piece, []).append(snapshot)
@@ -99,7 +101,9 @@ class Restorer:
                 try:
                     copy = stack.enter_context(self._open(snapshot))
                     tensors = state.prepare(copy.slots)
-                    if {(slot.path, slot.box) for slot in copy.slots} != {(held.path, held.box) for held in tensors}:
+                    if {(slot.path, slot.box) for slot in copy.slots} != {
+                        (held.path, held.box) for held in tensors
+                    }:
                         return False
                     scalars = copy.read_into(tensors)
                 except (PeerLost, Corrupt, Damaged, Torn, OSError) as error:
@@ -120,7 +124,9 @@ class Restorer:
             except BadInput:
                 raise
             except ChaoskitError as error:
-                raise NoCopy(f"the copies of step {self.step} do not make up a state: {error}") from error
+                raise NoCopy(
+                    f"the copies of step {self.step} do not make up a state: {error}"
+                ) from error
             state.load_scalars(copies[0].scalars, self.step)
 
     def _open_one(self, number: int, stack: ExitStack) -> StoredCopy:
@@ -153,7 +159,9 @@ class Restorer:
         self._failed(snapshot, isinstance(error, (Corrupt, Damaged)), str(error))
 
 
-def _received(step: int, index: bytes, scalars: bytes, data: bytearray, snapshot: Snapshot) -> ArenaImage:
+def _received(
+    step: int, index: bytes, scalars: bytes, data: bytearray, snapshot: Snapshot
+) -> ArenaImage:
     """What came over the network, as a slot that can be read like any other. Its bytes are verified by the reader."""
     image = ArenaImage(len(data))
     image.begin(step, snapshot.generation, index, scalars, len(data))

@@ -78,7 +78,9 @@ class Prefetcher:
     def _order(self, dataset: Any, samples: Sequence[int]) -> _Request:
         if not self._runs:
             self._runs = True
-            threading.Thread(target=_serve, args=(self._requests,), name="prefetch", daemon=True).start()
+            threading.Thread(
+                target=_serve, args=(self._requests,), name="prefetch", daemon=True
+            ).start()
         request = _Request(dataset, samples)
         self._requests.put(request)
         return request
@@ -103,16 +105,17 @@ def require_no_draws(fetch: Callable[[], Any]) -> Any:
     after = generator_states()
     drawn = [name for name, state in before.items() if after[name] != state]
     if drawn:
-        remedy = (
-            "let dataset[i] draw from a generator of its own, seeded from i: while it is fetched the model draws, too"
-        )
+        remedy = "let dataset[i] draw from a generator of its own, seeded from i: while it is fetched the model draws, too"
         raise BadInput("prefetch", ", ".join(drawn), remedy)
     return batch
 
 
 def generator_states() -> dict[str, Any]:
     """Return the states of the generators that belong to the whole process, by name."""
-    states: dict[str, Any] = {"torch": torch.get_rng_state().numpy().tobytes(), "random": random.getstate()}
+    states: dict[str, Any] = {
+        "torch": torch.get_rng_state().numpy().tobytes(),
+        "random": random.getstate(),
+    }
     if "numpy" in sys.modules:
         name, keys, *rest = sys.modules["numpy"].random.get_state()
         states["numpy.random"] = (name, keys.tobytes(), *rest)

@@ -16,7 +16,14 @@ from torch.optim import Optimizer
 from chaoskit.errors import BadInput, ChaoskitError
 from chaoskit.runtime.state.admission import require_model, require_optimizers, require_schedulers
 from chaoskit.runtime.state.following import Following
-from chaoskit.runtime.state.optimizer_state import OwnNumbers, assemble, decode, encode, encode_numbers, tensors_in
+from chaoskit.runtime.state.optimizer_state import (
+    OwnNumbers,
+    assemble,
+    decode,
+    encode,
+    encode_numbers,
+    tensors_in,
+)
 
 #: Paths of a training state begin with one of these.
 MODEL, OPTIMIZER = "model/", "optimizer/"
@@ -60,7 +67,9 @@ class Registered:
         self.step = 0
         self.following: Following | None = None
         self.after_update: list[Callable[[], object]] = []
-        self.script_writes = False  # the script changes this state behind a step; known to each that takes it over
+        self.script_writes = (
+            False  # the script changes this state behind a step; known to each that takes it over
+        )
         self._updating = False
         self._own = {id(one): OwnNumbers(one, self._known_objects) for one in self.optimizers}
         for one in self.optimizers:
@@ -88,7 +97,9 @@ class Registered:
         parameters = [parameter for _, parameter in self.owned()]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         states = [optimizer.state for optimizer in self.optimizers]
-        return {id(known) for known in (*self.optimizers, *self.model.parameters(), *gradients, *states)}
+        return {
+            id(known) for known in (*self.optimizers, *self.model.parameters(), *gradients, *states)
+        }
 
     def advance(self) -> None:
         """One step of every optimizer, then one of every scheduler. Only inside :meth:`running_optimizers`."""
@@ -153,7 +164,10 @@ class Registered:
     def owned(self) -> list[tuple[Optimizer, Tensor]]:
         """Every parameter with its optimizer; numbered through all optimizers."""
         return [
-            (one, parameter) for one in self.optimizers for group in one.param_groups for parameter in group["params"]
+            (one, parameter)
+            for one in self.optimizers
+            for group in one.param_groups
+            for parameter in group["params"]
         ]
 
     def optimizer_tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -207,7 +221,12 @@ class Registered:
             if not isinstance(value, Tensor)
         }
         schedulers = [encode_numbers(scheduler.state_dict()) for scheduler in self.schedulers]
-        return {"groups": groups, "state": state, "schedulers": schedulers, "names": self.parameter_names}
+        return {
+            "groups": groups,
+            "state": state,
+            "schedulers": schedulers,
+            "names": self.parameter_names,
+        }
 
     def _places(self) -> Iterator[tuple[Optimizer, int]]:
         """Each optimizer with the number of each of its groups."""
@@ -234,7 +253,9 @@ class Registered:
             optimizer, _ = self.owned()[index]
             name = self.parameter_names[index] or f"parameter {index}"
             where = f"{type(optimizer).__name__}.state[{name}][{key!r}]"
-            raise _refusal(where, "tensors, numbers, strings, and lists, tuples and dicts of these", error) from error
+            raise _refusal(
+                where, "tensors, numbers, strings, and lists, tuples and dicts of these", error
+            ) from error
 
     def rates(self) -> list[float]:
         """The learning rate of each group that has one, in the order of optimizers and groups."""
@@ -272,7 +293,9 @@ class Registered:
         if self.following is not None:
             self.following.load(scalars.get("following"), step)
         elif "following" in scalars:
-            raise BadInput("follow", None, "give it as before: the batches of this state followed their world")
+            raise BadInput(
+                "follow", None, "give it as before: the batches of this state followed their world"
+            )
         self.step = step
 
 

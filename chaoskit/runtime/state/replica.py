@@ -71,11 +71,19 @@ class Replica(Registered):
 
     def noted_scalars(self, *, fresh: bool) -> bytes:
         """See :meth:`Registered.noted_scalars`."""
-        return self._published if self._published and (fresh or self._held_numbers.are_unchanged()) else self.scalars()
+        return (
+            self._published
+            if self._published and (fresh or self._held_numbers.are_unchanged())
+            else self.scalars()
+        )
 
     def scalars_checksum(self) -> int:
         """See :meth:`Registered.scalars_checksum`."""
-        return self._published_checksum if self._held_numbers.are_unchanged() else super().scalars_checksum()
+        return (
+            self._published_checksum
+            if self._held_numbers.are_unchanged()
+            else super().scalars_checksum()
+        )
 
     def memories(self) -> list[Tensor]:
         """See :meth:`Registered.memories`. Buffers that move are here as they were committed."""
@@ -126,8 +134,12 @@ class Replica(Registered):
         if self._homes is not None and self._homes.are_unchanged():
             return True
         found = list(self.tensors())
-        at_home = [path for path, _ in found] == self._homed and all(arena.holds(tensor) for _, tensor in found)
-        self._homes = Homes(self.model, self.optimizers, self.buffers.committed) if at_home else None
+        at_home = [path for path, _ in found] == self._homed and all(
+            arena.holds(tensor) for _, tensor in found
+        )
+        self._homes = (
+            Homes(self.model, self.optimizers, self.buffers.committed) if at_home else None
+        )
         return at_home
 
     @contextmanager
@@ -154,7 +166,11 @@ class Replica(Registered):
         """Walk through all numbers, once a commit."""
         numbers = self._compared_numbers()
         self._published, self._published_checksum = self._encode(numbers), checksum_of(numbers)
-        if numbers["state"] or self.following is not None or any(own.has_numbers for own in self._own.values()):
+        if (
+            numbers["state"]
+            or self.following is not None
+            or any(own.has_numbers for own in self._own.values())
+        ):
             self._held_numbers.forget()  # some of them are elsewhere
         else:
             self._held_numbers.remember()
@@ -245,13 +261,17 @@ class Replica(Registered):
         """Index, scalars and data of a replica on a device, copied to the host: what an arena holds already."""
         slots, tensors, offset = [], [], 0
         for path, tensor in self.tensors():
-            slots.append(Slot(path, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), offset))
+            slots.append(
+                Slot(path, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), offset)
+            )
             tensors.append(tensor)
             offset += aligned(slots[-1].size_bytes)
         data = bytearray(offset)
         for slot, tensor in zip(slots, tensors, strict=True):
             if slot.size_bytes:
-                target = torch.frombuffer(data, dtype=tensor.dtype, count=tensor.numel(), offset=slot.offset)
+                target = torch.frombuffer(
+                    data, dtype=tensor.dtype, count=tensor.numel(), offset=slot.offset
+                )
                 target.copy_(tensor.detach().reshape(-1))
         return msgspec.msgpack.encode(slots), self.scalars(), data
 
@@ -269,17 +289,27 @@ class Replica(Registered):
         with torch.no_grad():
             for path, tensor in self._model_tensors():
                 tensor.copy_(received[path])
-        self.rebuild_optimizer_state({path: self._like_state(path, value) for path, value in received.items()})
+        self.rebuild_optimizer_state(
+            {path: self._like_state(path, value) for path, value in received.items()}
+        )
 
     def _like_state(self, path: str, value: Tensor) -> Tensor:
         """A copy where the optimizer keeps such a value: step counts stay on the host."""
-        return value.clone() if value.dim() == 0 or not path.startswith(OPTIMIZER) else value.to(self.device)
+        return (
+            value.clone()
+            if value.dim() == 0 or not path.startswith(OPTIMIZER)
+            else value.to(self.device)
+        )
 
     # -- taking over a peer's state -----------------------------------------------------------------------------
 
     def layout_matches(self, index: bytes) -> bool:
         """Whether a peer's data can be copied into this arena as one block, without touching any object."""
-        return self.arena is not None and self.arena.index_bytes() == index and self._is_at_home(self.arena)
+        return (
+            self.arena is not None
+            and self.arena.index_bytes() == index
+            and self._is_at_home(self.arena)
+        )
 
     def prepare_layout(self, index: bytes, size_bytes: int) -> None:
         """Give every tensor named in a peer's index the same place, and drop those that it does not name."""
@@ -301,16 +331,28 @@ class Replica(Registered):
         self._homes = None
 
     def _check_inventory(self, slots: list[Slot]) -> None:
-        mine = {(path, str(tensor.dtype), tuple(tensor.shape)) for path, tensor in self._model_tensors()}
-        theirs = {(slot.path, f"torch.{slot.dtype}", slot.shape) for slot in slots if slot.path.startswith(MODEL)}
+        mine = {
+            (path, str(tensor.dtype), tuple(tensor.shape)) for path, tensor in self._model_tensors()
+        }
+        theirs = {
+            (slot.path, f"torch.{slot.dtype}", slot.shape)
+            for slot in slots
+            if slot.path.startswith(MODEL)
+        }
         if mine != theirs:
             odd, *_ = min(mine ^ theirs)
-            raise BadInput("model", odd, "build the same model on every rank: a peer's state has other tensors")
+            raise BadInput(
+                "model", odd, "build the same model on every rank: a peer's state has other tensors"
+            )
         parameters = {str(index) for index, _ in enumerate(self.owned())}
         for slot in slots:
             index, _, _ = slot.path.removeprefix(OPTIMIZER).partition("/")
             if not slot.path.startswith(MODEL) and index not in parameters:
-                raise BadInput("optimizer", slot.path, "build the same optimizer on every rank: a peer has other state")
+                raise BadInput(
+                    "optimizer",
+                    slot.path,
+                    "build the same optimizer on every rank: a peer has other state",
+                )
 
     def load_scalars(self, data: bytes, step: int) -> None:
         """See :meth:`Registered.load_scalars`."""
@@ -326,9 +368,9 @@ class Replica(Registered):
 
     def is_finite(self) -> bool:
         """Whether every trained weight is a finite number."""
-        return all(bool(torch.isfinite(parameter.detach().sum())) for parameter in self.parameters) or all(
-            bool(torch.isfinite(parameter.detach()).all()) for parameter in self.parameters
-        )
+        return all(
+            bool(torch.isfinite(parameter.detach().sum())) for parameter in self.parameters
+        ) or all(bool(torch.isfinite(parameter.detach()).all()) for parameter in self.parameters)
 
     def weights_digest(self) -> str:
         """SHA-256 over names, types and bits of parameters and buffers."""
@@ -342,7 +384,9 @@ class Replica(Registered):
         """Every tensor of the state, whole."""
         buffers = {MODEL + name for name, _ in self.model.named_buffers()}
         for path, tensor in self.tensors():
-            yield TensorBox(path, tensor.detach(), tuple(tensor.shape), (0,) * tensor.dim(), path in buffers)
+            yield TensorBox(
+                path, tensor.detach(), tuple(tensor.shape), (0,) * tensor.dim(), path in buffers
+            )
 
     # -- rehearsal ----------------------------------------------------------------------------------------------
 

@@ -24,7 +24,9 @@ def derive_seed(*key: int) -> int:
 def seed_everything(*key: int) -> None:
     """Seed torch, :mod:`random` and, where it is in use, NumPy's global generator."""
     seed = derive_seed(*key)
-    torch.default_generator.manual_seed(seed)  # torch.manual_seed would ask every other backend, too
+    torch.default_generator.manual_seed(
+        seed
+    )  # torch.manual_seed would ask every other backend, too
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)
     random.seed(seed)
@@ -46,10 +48,21 @@ class Sampler:
 
     def __init__(self, size: int, batch_size: int, shard_count: int, seed: int) -> None:
         if size < batch_size:
-            raise BadInput("dataset", size, f"use a dataset of at least one global batch, batch_size={batch_size}")
+            raise BadInput(
+                "dataset",
+                size,
+                f"use a dataset of at least one global batch, batch_size={batch_size}",
+            )
         if batch_size < 1 or batch_size % shard_count:
-            raise BadInput("batch_size", batch_size, f"use a multiple of the number of shards, {shard_count}")
-        self.size, self.batch_size, self.shard_count, self.seed = size, batch_size, shard_count, seed
+            raise BadInput(
+                "batch_size", batch_size, f"use a multiple of the number of shards, {shard_count}"
+            )
+        self.size, self.batch_size, self.shard_count, self.seed = (
+            size,
+            batch_size,
+            shard_count,
+            seed,
+        )
         self._positions = Positions(size, batch_size, seed)
 
     def samples(self, step: int, shard: int, dealt: int | None = None) -> list[int]:

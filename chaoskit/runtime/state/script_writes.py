@@ -105,7 +105,11 @@ class ScriptWrites:
 
     def peek(self) -> Change:
         """Return what has changed since :meth:`remember`, in the middle of the script's code."""
-        return _compare(self._marks, self._read(fresh=False)) if self._marks is not None else Change.NONE
+        return (
+            _compare(self._marks, self._read(fresh=False))
+            if self._marks is not None
+            else Change.NONE
+        )
 
     def abstain(self) -> None:
         """Show nothing of this step: its state was taken over."""
@@ -172,7 +176,10 @@ class Writes(NamedTuple):
         """
         heard = {rank: word for rank, word in enumerate(words) if word != ABSTAINS}
         writers = [rank for rank, word in heard.items() if word & 1]
-        differ = len({word & ~1 for word in heard.values()}) > 1 or len({word for word in state_words if word}) > 1
+        differ = (
+            len({word & ~1 for word in heard.values()}) > 1
+            or len({word for word in state_words if word}) > 1
+        )
         if not writers or not differ:
             return None
         return cls(writers, [rank for rank, word in heard.items() if not word])

@@ -48,7 +48,9 @@ def local_part(tensor: Tensor) -> tuple[Tensor, tuple[int, ...], Box]:
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     local = _local(tensor)
-    shape, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    shape, start = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
     if tuple(local.shape) != tuple(shape) or _is_partial(tensor):
         raise _refusal(tensor)
     return local, tuple(tensor.shape), Box(tuple(start), tuple(shape))
@@ -62,13 +64,18 @@ class ShardedState(Registered):
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: Any, scheduler: Scheduler | Sequence[Scheduler] | None = None
+        self,
+        model: nn.Module,
+        optimizer: Any,
+        scheduler: Scheduler | Sequence[Scheduler] | None = None,
     ) -> None:
         super().__init__(model, optimizer, scheduler)
         if not is_sharded(self.parameters):
             remedy = "shard it over trainer.mesh(): fully_shard(model, mesh=mesh)"
             raise BadInput("model", type(self.model).__name__, remedy)
-        self._weights = {MODEL + name: parameter for name, parameter in self.model.named_parameters()}
+        self._weights = {
+            MODEL + name: parameter for name, parameter in self.model.named_parameters()
+        }
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor of this rank under a path that is the same on all ranks; sharded ones as DTensors."""
@@ -95,7 +102,9 @@ class ShardedState(Registered):
             value
             for optimizer, parameter in self.owned()
             if isinstance(parameter, DTensor)
-            for _, value in sorted(tensors_in(optimizer.state.get(parameter, {}), ""), key=itemgetter(0))
+            for _, value in sorted(
+                tensors_in(optimizer.state.get(parameter, {}), ""), key=itemgetter(0)
+            )
         ]
         return [_memory(tensor) for tensor in weights + states]
 
@@ -104,7 +113,9 @@ class ShardedState(Registered):
     def gradients(self) -> list[Tensor]:
         """This rank's part of the reduced gradients, of the parameters that have one."""
         found = [one.grad for one in self.parameters if one.grad is not None]
-        for gradient in found:  # their boxes are those of the parameters, which were looked at when they were read
+        for gradient in (
+            found
+        ):  # their boxes are those of the parameters, which were looked at when they were read
             if isinstance(gradient, DTensor) and _is_partial(gradient):
                 raise _refusal(gradient)
         return [_memory(gradient) for gradient in found]
@@ -126,7 +137,12 @@ class ShardedState(Registered):
     def held(self) -> list[HeldTensor]:
         """What this rank holds, as copies of it are made and read."""
         return [
-            HeldTensor(path, memory, shape if box.extent != shape else (), box.start if box.extent != shape else ())
+            HeldTensor(
+                path,
+                memory,
+                shape if box.extent != shape else (),
+                box.start if box.extent != shape else (),
+            )
             for path, (memory, shape, box) in self.parts().items()
         ]
 
@@ -150,21 +166,30 @@ class ShardedState(Registered):
         return self.held()
 
     def _check(self, stored: dict[str, Slot]) -> None:
-        known = {path: (tuple(t.shape), t.dtype) for path, t in (*self._weights.items(), *self._buffers())}
+        known = {
+            path: (tuple(t.shape), t.dtype)
+            for path, t in (*self._weights.items(), *self._buffers())
+        }
         theirs = {
             path: (slot.whole or slot.shape, dtype_named(slot.dtype))
             for path, slot in stored.items()
             if path.startswith(MODEL)
         }
         mine = {path for path, _ in self.tensors() if path.startswith(MODEL)}
-        if odd := [path for path, what in theirs.items() if known.get(path) != what] or sorted(mine - theirs.keys()):
+        if odd := [path for path, what in theirs.items() if known.get(path) != what] or sorted(
+            mine - theirs.keys()
+        ):
             remedy = "build the same model on every rank and in every run: the stored one differs"
             raise BadInput("model", min(odd), remedy)
         count = len(self.owned())
         for path in stored:
             index, _, _ = path.removeprefix(OPTIMIZER).partition("/")
             if path.startswith(OPTIMIZER) and not (index.isdecimal() and int(index) < count):
-                raise BadInput("optimizer", path, "build the same optimizer on every rank: the stored state differs")
+                raise BadInput(
+                    "optimizer",
+                    path,
+                    "build the same optimizer on every rank: the stored state differs",
+                )
 
     def _buffers(self) -> Iterator[tuple[str, Tensor]]:
         for name, buffer in self.model.named_buffers():
@@ -183,13 +208,19 @@ class ShardedState(Registered):
                 mesh, places = parameter.device_mesh.mesh, parameter.placements
                 cut = [dim for dim, place in enumerate(places) if place.is_shard()]
                 whole_over = [dim for dim in range(mesh.ndim) if dim not in cut]
-                rows = mesh.permute(*whole_over, *cut).reshape(math.prod(mesh.shape[dim] for dim in whole_over), -1)
+                rows = mesh.permute(*whole_over, *cut).reshape(
+                    math.prod(mesh.shape[dim] for dim in whole_over), -1
+                )
                 return tuple(map(tuple, rows.tolist())) if len(rows) > 1 else ()
         return ()
 
     def boxes_digest(self) -> bytes:
         """SHA-256 over which boxes of which parameters this rank holds: equal where ranks hold the same piece."""
-        parts = {path: (shape, box) for path, (_, shape, box) in self.parts().items() if path.startswith(MODEL)}
+        parts = {
+            path: (shape, box)
+            for path, (_, shape, box) in self.parts().items()
+            if path.startswith(MODEL)
+        }
         return hashlib.sha256(repr(sorted(parts.items())).encode()).digest()
 
     def weights_digest(self) -> bytes:
@@ -226,7 +257,9 @@ def are_finite(tensors: Iterable[Tensor]) -> bool:
         (on_device if one.is_cuda and one.numel() else on_host).append(one)
     if on_device and not math.isfinite(float(largest(on_device))):
         return False
-    return all(bool(torch.isfinite(one.sum())) or bool(torch.isfinite(one).all()) for one in on_host)
+    return all(
+        bool(torch.isfinite(one.sum())) or bool(torch.isfinite(one).all()) for one in on_host
+    )
 
 
 def _number(path: str) -> int:
@@ -239,7 +272,11 @@ def _is_partial(tensor: DTensor) -> bool:
 
 
 def _refusal(tensor: DTensor) -> BadInput:
-    return BadInput("model", str(tensor.placements), "shard parameters evenly along dimensions, or replicate them")
+    return BadInput(
+        "model",
+        str(tensor.placements),
+        "shard parameters evenly along dimensions, or replicate them",
+    )
 
 
 def _local(tensor: DTensor) -> Tensor:
@@ -256,7 +293,9 @@ def _like(parameter: Tensor, slot: Slot) -> Tensor:
     shape = slot.whole or slot.shape
     if not isinstance(parameter, DTensor) or shape != tuple(parameter.shape):
         on_host = not shape  # step counts stay on the host
-        return torch.empty(shape, dtype=dtype_named(slot.dtype), device="cpu" if on_host else parameter.device)
+        return torch.empty(
+            shape, dtype=dtype_named(slot.dtype), device="cpu" if on_host else parameter.device
+        )
     local = torch.empty_like(_local(parameter), dtype=dtype_named(slot.dtype))
     mesh, placements = parameter.device_mesh, parameter.placements
     return DTensor.from_local(

@@ -26,7 +26,9 @@ from chaoskit.vocabulary import Event, Phase
 
 def this_device(kind: str) -> torch.device:
     """The device of this process."""
-    return torch.device("cuda", torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+    return (
+        torch.device("cuda", torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+    )
 
 
 class Describable(Protocol):
@@ -84,10 +86,16 @@ class BaseTrainer(HookMethods, ABC):
         if not callable(function):
             raise BadInput("after_update", function, "pass a function without arguments")
         if not self._is_registered:
-            raise BadInput("after_update", name, "call trainer.register(model=..., optimizer=...) first")
+            raise BadInput(
+                "after_update", name, "call trainer.register(model=..., optimizer=...) first"
+            )
         if self._has_begun:
             remedy = "call it before the first transaction: a rank that joins would miss a later call. Look at "
-            raise BadInput("after_update", name, remedy + "trainer.step in the function for what is to begin later")
+            raise BadInput(
+                "after_update",
+                name,
+                remedy + "trainer.step in the function for what is to begin later",
+            )
         self._registered.after_update.append(function)
         return function
 
@@ -138,9 +146,13 @@ class BaseTrainer(HookMethods, ABC):
             rates=state.rates(),
         )
 
-    def _fetch(self, dataset: Any, samples: Sequence[int], shard: int, *, prefetch: bool, rehearses: bool) -> Any:
+    def _fetch(
+        self, dataset: Any, samples: Sequence[int], shard: int, *, prefetch: bool, rehearses: bool
+    ) -> Any:
         """The batch of a shard. Faults of data strike here, wherever it is fetched."""
-        act = partial(fetch, dataset, samples, self.device, self._prefetcher.take if prefetch else load)
+        act = partial(
+            fetch, dataset, samples, self.device, self._prefetcher.take if prefetch else load
+        )
         if prefetch and rehearses:
             act = partial(require_no_draws, act)
         return self._worker.hooks.injected.fetch(act, self.step, shard)
@@ -180,7 +192,9 @@ class BaseTrainer(HookMethods, ABC):
         Raises:
             BadInput: if it is called within a step, or ranks call different things.
         """
-        contribution = partial(self._seeded, value) if callable(value) and shards is not None else value
+        contribution = (
+            partial(self._seeded, value) if callable(value) and shards is not None else value
+        )
         return self._call(collectives.all_reduce(contribution, op, shards))
 
     def _seeded(self, function: Callable[[int], Any], shard: int) -> Any:

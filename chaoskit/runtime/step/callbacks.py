@@ -91,7 +91,9 @@ class Callbacks:
         lost = self._news(lived=before is not None)
         world = len(plan.members)
         for loss in lost:
-            self._call("on_fault", self.on_fault, RankLost(loss.rank, loss.cause, loss.detail, step, world))
+            self._call(
+                "on_fault", self.on_fault, RankLost(loss.rank, loss.cause, loss.detail, step, world)
+            )
         old_world = plan.former_world if before is None else len(before.members)
         resized = old_world not in (0, world)
         if resized:
@@ -112,19 +114,25 @@ class Callbacks:
         for hook in hooks:  # each is told what the ones before it have left
             self._call("on_preempt", [hook], Preemption(order.seconds_left, step, order.reason))
 
-    def _call(self, name: str, hooks: Iterable[Callable[[_Happening], object]], happening: _Happening) -> None:
+    def _call(
+        self, name: str, hooks: Iterable[Callable[[_Happening], object]], happening: _Happening
+    ) -> None:
         for hook in hooks:
             began_s, error = time.monotonic(), ""
             try:
                 hook(happening)
             except BadInput:
-                if not isinstance(happening, Preemption):  # a rank that goes does not end the run of the others
+                if not isinstance(
+                    happening, Preemption
+                ):  # a rank that goes does not end the run of the others
                     raise
                 error = _report(name)
             except Exception:  # noqa: BLE001 - whatever the user's code raises is told, and costs no training
                 error = _report(name)
             seconds = round(time.monotonic() - began_s, 6)
-            self._journal.write(Event.HOOK_CALLED, hook=name, seconds=seconds, error=error, **asdict(happening))
+            self._journal.write(
+                Event.HOOK_CALLED, hook=name, seconds=seconds, error=error, **asdict(happening)
+            )
 
 
 def _report(name: str) -> str:
@@ -148,7 +156,9 @@ class HookMethods:
         self._callbacks.on_resize.append(callback)
         return callback
 
-    def on_preempt(self, callback: Callable[[Preemption], object]) -> Callable[[Preemption], object]:
+    def on_preempt(
+        self, callback: Callable[[Preemption], object]
+    ) -> Callable[[Preemption], object]:
         """Call ``callback`` on a rank that goes because the world shrinks or its node is taken away, before it ends.
 
         The others do not wait, so it cannot use collectives. When its seconds are over the process is ended.

@@ -26,7 +26,12 @@ Value = float | int | Tensor
 _Combine = Callable[[Tensor, Tensor], Tensor]
 
 _SUM: _Combine = torch.add
-_COMBINE: dict[str, _Combine] = {"sum": _SUM, "mean": _SUM, "max": torch.maximum, "min": torch.minimum}
+_COMBINE: dict[str, _Combine] = {
+    "sum": _SUM,
+    "mean": _SUM,
+    "max": torch.maximum,
+    "min": torch.minimum,
+}
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -41,7 +46,10 @@ _DTYPES = {
         torch.uint8,
     )
 }
-_NO_GROUP = ("Default process group has not been initialized", "using env:// rendezvous")  # torch's own words
+_NO_GROUP = (
+    "Default process group has not been initialized",
+    "using env:// rendezvous",
+)  # torch's own words
 _NUMBERS = {"float": torch.float64, "int": torch.int64}
 _INT64 = torch.iinfo(torch.int64)
 
@@ -99,12 +107,18 @@ def pack(field: str, value: Any) -> Packed:
     if isinstance(value, int) and _INT64.min <= value <= _INT64.max:
         return Packed("int", (), _bytes(torch.tensor(value, dtype=torch.int64)))
     kind = str(getattr(value, "dtype", "")).removeprefix("torch.")
-    plain = type(value) in (Tensor, nn.Parameter) and kind in _DTYPES and value.layout == torch.strided
+    plain = (
+        type(value) in (Tensor, nn.Parameter) and kind in _DTYPES and value.layout == torch.strided
+    )
     if not plain or value.device.type != "cpu":
         remedy = "pass a float, an int of 64 bits or a CPU tensor; for values of shards a function, with shards=N"
         raise BadInput(field, _describe(value), remedy)
     if value.nbytes > RESULTS_BYTES_MAX:
-        raise BadInput(field, f"{value.nbytes} bytes", f"use at most {RESULTS_BYTES_MAX} bytes: a metric, not data")
+        raise BadInput(
+            field,
+            f"{value.nbytes} bytes",
+            f"use at most {RESULTS_BYTES_MAX} bytes: a metric, not data",
+        )
     return Packed(kind, tuple(value.shape), _bytes(value))
 
 
@@ -223,7 +237,9 @@ class Call:
         """
         found = _results.decode(result)
         if found.call != self.text:
-            raise self.refusal(f"this rank calls trainer.{self.text} where others have called trainer.{found.call}")
+            raise self.refusal(
+                f"this rank calls trainer.{self.text} where others have called trainer.{found.call}"
+            )
         return found.packed.value if found.packed is not None else None
 
     def refusal(self, problem: str) -> BadInput:
@@ -242,9 +258,17 @@ def all_reduce(value: Any, op: str, shards: int | None) -> Call:
     if shards < 1:
         raise BadInput("all_reduce.shards", shards, "use 1 or more")
     if not callable(value):
-        raise BadInput("all_reduce", _describe(value), "with shards=N pass a function of the shard, 0 to N - 1")
+        raise BadInput(
+            "all_reduce", _describe(value), "with shards=N pass a function of the shard, 0 to N - 1"
+        )
     count = shards
-    return Call("all_reduce", f"all_reduce(op={op!r}, shards={count})", lambda world: range(count), value, op)
+    return Call(
+        "all_reduce",
+        f"all_reduce(op={op!r}, shards={count})",
+        lambda world: range(count),
+        value,
+        op,
+    )
 
 
 def broadcast(value: Any, source: int) -> Call:
@@ -256,10 +280,19 @@ def broadcast(value: Any, source: int) -> Call:
 
     def keys(world: int) -> range:
         if source >= world:
-            raise BadInput("broadcast.source", source, f"use a rank below {world}, the ranks of the world; 0 always is")
+            raise BadInput(
+                "broadcast.source",
+                source,
+                f"use a rank below {world}, the ranks of the world; 0 always is",
+            )
         return range(source, source + 1)
 
-    return Call("broadcast", f"broadcast(source={source})", keys, lambda rank: value() if callable(value) else value)
+    return Call(
+        "broadcast",
+        f"broadcast(source={source})",
+        keys,
+        lambda rank: value() if callable(value) else value,
+    )
 
 
 def barrier() -> Call:

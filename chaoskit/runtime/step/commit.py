@@ -18,7 +18,9 @@ from chaoskit.runtime.step.shardwork import ShardWork
 from chaoskit.vocabulary import Event
 
 _COPY_WAIT_S = 0.02  # a copy of the last step takes the time of one memory copy, and has had a whole step for it
-_DUE_COPY_WAIT_S = 0.5  # one that is to be stored comes rarely, and if each were overtaken, nothing ever would be
+_DUE_COPY_WAIT_S = (
+    0.5  # one that is to be stored comes rarely, and if each were overtaken, nothing ever would be
+)
 
 
 class LeaseOver(ConnectionError):
@@ -32,11 +34,15 @@ class Committer:
         clip_norm: largest 2-norm of the reduced gradient; None leaves it as it is.
     """
 
-    def __init__(self, worker: WorkerContext, replica: Replica, work: ShardWork, clip_norm: float | None) -> None:
+    def __init__(
+        self, worker: WorkerContext, replica: Replica, work: ShardWork, clip_norm: float | None
+    ) -> None:
         self._worker, self._replica, self._work, self._clip_norm = worker, replica, work, clip_norm
         self._stall_ms = 0.0  # for a copy of the state, before the newest commit
 
-    def commit(self, formation: Formation, reduced: Reduced, ownership: Sequence[Sequence[int]]) -> None:
+    def commit(
+        self, formation: Formation, reduced: Reduced, ownership: Sequence[Sequence[int]]
+    ) -> None:
         """Run the optimizer with what all ranks agree on.
 
         Args:
@@ -90,7 +96,9 @@ class Committer:
     def _advance(self, formation: Formation, act: Callable[[], None], loss: float) -> None:
         worker, replica = self._worker, self._replica
         self._await_copy()
-        if worker.board.lease_over:  # this process, or its whole node, stood still: its agent will end it
+        if (
+            worker.board.lease_over
+        ):  # this process, or its whole node, stood still: its agent will end it
             raise LeaseOver("the lease of this node has run out")
         with worker.regrouper.advance(formation):
             act()
@@ -109,7 +117,9 @@ class Committer:
         self._stall_ms = round(waited_s * 1000, 3)
         if waited_s > _DUE_COPY_WAIT_S:
             reason = f"no answer of the keeper for {waited_s:.2f} s, to a step whose copy was due"
-            self._worker.journal.write(Event.COPY_FAILED, worker=self._worker.name, step=step, reason=reason)
+            self._worker.journal.write(
+                Event.COPY_FAILED, worker=self._worker.name, step=step, reason=reason
+            )
 
     def _deal(self) -> None:
         if self._replica.following is not None:
@@ -149,7 +159,9 @@ class Committer:
     def _run_after_update(self) -> None:
         replica, step = self._replica, self._replica.step
         if replica.after_update:
-            seed_everything(self._worker.config.seed, step, self._work.shard_count)  # behind the seeds of the shards
+            seed_everything(
+                self._worker.config.seed, step, self._work.shard_count
+            )  # behind the seeds of the shards
             replica.run_after_update()
             replica.buffers.take_in()
 

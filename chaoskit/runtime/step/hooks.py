@@ -40,15 +40,21 @@ class Hooks:
         injected: what acts have left for later moments of the step; the trainer calls it there.
     """
 
-    def __init__(self, worker: str, line: InjectionLine | None, board: Board, journal: Journal) -> None:
+    def __init__(
+        self, worker: str, line: InjectionLine | None, board: Board, journal: Journal
+    ) -> None:
         self._worker, self._line, self._board, self._journal = worker, line, board, journal
         self.injected = InjectedActs()
         self._lock = threading.Lock()
-        self._releases: dict[str, SimpleQueue[Resume]] = {}  # fault -> the answer for the thread that waits for it
+        self._releases: dict[
+            str, SimpleQueue[Resume]
+        ] = {}  # fault -> the answer for the thread that waits for it
         self._due: dict[str, list[Trigger]] = {}  # by phase
         if line is not None:
             armed = threading.Event()
-            threading.Thread(target=self._obey, args=(line, armed), name="ck-inject", daemon=True).start()
+            threading.Thread(
+                target=self._obey, args=(line, armed), name="ck-inject", daemon=True
+            ).start()
             armed.wait(_GREETING_S)
 
     def _obey(self, line: InjectionLine, armed: threading.Event) -> None:
@@ -101,13 +107,17 @@ class Hooks:
         if not self._due.get(phase):
             return
         with self._lock:
-            due = [trigger for trigger in self._due.get(phase, ()) if _matches(trigger, step, plan, me)]
+            due = [
+                trigger for trigger in self._due.get(phase, ()) if _matches(trigger, step, plan, me)
+            ]
             for trigger in due:
                 self._due[phase].remove(trigger)
         for trigger in due:
             tid, rank = threading.get_native_id(), -1 if me is None else me.rank
             generation = 0 if plan is None else plan.generation
-            hook = AtHook(self._worker, trigger.fault, rank, step, phase, os.getpid(), tid, generation, peer)
+            hook = AtHook(
+                self._worker, trigger.fault, rank, step, phase, os.getpid(), tid, generation, peer
+            )
             self._note_stop(hook)
             self._act(hook, self._wait(hook), replica)
 
@@ -128,7 +138,9 @@ class Hooks:
         main = hook.tid == hook.pid  # the board shows what the main thread does
         shown = self._board.phase
         if main:
-            self._board.enter(Phase.UNTIMED)  # the harness may take its time: this wait is not a hang
+            self._board.enter(
+                Phase.UNTIMED
+            )  # the harness may take its time: this wait is not a hang
         release = answers.get() if self._say(hook) else Resume(hook.fault, InjectionAct("none"))
         del self._releases[hook.fault]
         if main:
@@ -143,12 +155,20 @@ class Hooks:
 
     def _act(self, hook: AtHook, act: InjectionAct, replica: Registered | None) -> None:
         def report(effective: bool, observed: str) -> None:
-            self._journal.write(Event.LEVER, fault=hook.fault, effective=effective, observed=observed)
+            self._journal.write(
+                Event.LEVER, fault=hook.fault, effective=effective, observed=observed
+            )
             self._say(ActReport(self._worker, hook.fault, observed, effective))
 
-        from chaoskit.runtime.injection import acts  # a worker of a run without faults has none of them
+        from chaoskit.runtime.injection import (
+            acts,
+        )  # a worker of a run without faults has none of them
 
-        acts.carry_out(act.name, act.options, InjectionContext(replica, self.injected, report, hook.phase, hook.step))
+        acts.carry_out(
+            act.name,
+            act.options,
+            InjectionContext(replica, self.injected, report, hook.phase, hook.step),
+        )
 
 
 def _matches(trigger: Trigger, step: int, plan: Plan | None, me: Member | None) -> bool:

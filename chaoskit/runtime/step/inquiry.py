@@ -45,8 +45,15 @@ class _Doubt(NamedTuple):
 class Inquiry:
     """The rounds of one rank. ``round``: the one under way, in which the user's block computes for it alone."""
 
-    def __init__(self, worker: WorkerContext, replica: Replica, guard: NonFiniteGuard, integrity: Integrity) -> None:
-        self._worker, self._replica, self._guard, self._integrity = worker, replica, guard, integrity
+    def __init__(
+        self, worker: WorkerContext, replica: Replica, guard: NonFiniteGuard, integrity: Integrity
+    ) -> None:
+        self._worker, self._replica, self._guard, self._integrity = (
+            worker,
+            replica,
+            guard,
+            integrity,
+        )
         self.round: Audit | CrossCheck | None = None
         self._opened = 0  # in this formation, by all of its members
         self._strikes = Mistakes()
@@ -60,7 +67,9 @@ class Inquiry:
 
     # -- what gives reason to ask -------------------------------------------------------------------------------
 
-    def open_audit(self, formation: Formation, reduced: Reduced, ownership: Sequence[tuple[int, ...]]) -> None:
+    def open_audit(
+        self, formation: Formation, reduced: Reduced, ownership: Sequence[tuple[int, ...]]
+    ) -> None:
         """Somebody's gradients, or their sum, are not finite. Have each guilty shard computed again by an innocent
         rank. ``ownership``: the shards of each rank."""
         self._doubt = None
@@ -93,7 +102,9 @@ class Inquiry:
             verdict = "rank" if suspicion.ranks else "undecided"
             self._note(formation, suspicion.what, suspicion.involved, verdict)
             if not suspicion.ranks:
-                raise self._hopeless(f"the {suspicion.what} of ranks {list(suspicion.involved)} differ")
+                raise self._hopeless(
+                    f"the {suspicion.what} of ranks {list(suspicion.involved)} differ"
+                )
             self.accuse(formation, suspicion.ranks, "corrupt", suspicion.what)
             return True
         pair = self._integrity.pair(formation.plan)
@@ -108,11 +119,15 @@ class Inquiry:
         writes = Writes.of([seal.written for seal in seals], [seal.written_state for seal in seals])
         if writes is None:
             return
-        assert formation.rendezvous is not None, "a reduction needs a group, and a group a rendezvous"
+        assert formation.rendezvous is not None, (
+            "a reduction needs a group, and a group a rendezvous"
+        )
         step, plan = self._replica.step, formation.plan
         self._opened += 1
         digest = bytes.fromhex(self._replica.state_digest())
-        states = formation.rendezvous.exchange(plan.generation, f"writes-{self._opened}", formation.me.rank, digest)
+        states = formation.rendezvous.exchange(
+            plan.generation, f"writes-{self._opened}", formation.me.rank, digest
+        )
         if writes.is_refused(states):
             raise writes.refusal(step)
 
@@ -120,7 +135,9 @@ class Inquiry:
         """This rank lacks what others have and must not commit. Who cannot send, or read, is accused."""
         members = formation.plan.members
         sources = [members[rank].worker for rank in error.ranks]
-        self._note(formation, f"received {error.what}", (formation.me.rank,), "transfer", sources=sources)
+        self._note(
+            formation, f"received {error.what}", (formation.me.rank,), "transfer", sources=sources
+        )
         self._integrity.distrust(sources, self._replica.step)
         if guilty := blamed([seal.complaint - 1 for seal in seals], error.unread):
             self.accuse(formation, guilty, "corrupt", "received data")
@@ -136,7 +153,14 @@ class Inquiry:
         if doubt is None or self._replica.step < doubt.step:  # of a state that was lost
             return
         me = doubt.formation.me
-        self._note(doubt.formation, "received gradient", (me.rank,), "transfer", sources=[me.worker], since=doubt)
+        self._note(
+            doubt.formation,
+            "received gradient",
+            (me.rank,),
+            "transfer",
+            sources=[me.worker],
+            since=doubt,
+        )
         self._integrity.distrust([me.worker], doubt.step)
 
     # -- what comes of it ---------------------------------------------------------------------------------------
@@ -149,10 +173,16 @@ class Inquiry:
         """
         current, self.round = self.round, None
         assert current is not None
-        assert formation.rendezvous is not None, "a reduction needs a group, and a group a rendezvous"
-        finding = current.finding(self._replica.is_finite(), self._guard.attempts_at(self._replica.step))
+        assert formation.rendezvous is not None, (
+            "a reduction needs a group, and a group a rendezvous"
+        )
+        finding = current.finding(
+            self._replica.is_finite(), self._guard.attempts_at(self._replica.step)
+        )
         name = f"audit-{self._opened}"
-        found = formation.rendezvous.exchange(formation.plan.generation, name, formation.me.rank, finding)
+        found = formation.rendezvous.exchange(
+            formation.plan.generation, name, formation.me.rank, finding
+        )
         result = current.conclude(found)
         self._worker.journal.write(
             Event.ATTRIBUTED,
@@ -164,7 +194,10 @@ class Inquiry:
         )
         if isinstance(current, CrossCheck):
             self._note(
-                formation, f"gradient of shard {result.shards[0]}", result.ranks or current.pair[1:], result.verdict
+                formation,
+                f"gradient of shard {result.shards[0]}",
+                result.ranks or current.pair[1:],
+                result.verdict,
             )
         return result
 
@@ -175,7 +208,9 @@ class Inquiry:
             JobFailed: if two ranks stand by results that contradict each other.
         """
         if result.verdict == "undecided":
-            raise self._hopeless(f"two ranks computed different gradients of shard {result.shards[0]}, twice")
+            raise self._hopeless(
+                f"two ranks computed different gradients of shard {result.shards[0]}, twice"
+            )
         for rank in result.ranks:
             worker = formation.plan.members[rank].worker
             self._strikes.add([worker], self._replica.step)
@@ -183,11 +218,23 @@ class Inquiry:
                 self.accuse(formation, (rank,), "corrupt", f"{_STRIKES} gradients")
 
     def accuse(
-        self, formation: Formation, ranks: Sequence[int], cause: str, what: str = "gradients or weights"
+        self,
+        formation: Formation,
+        ranks: Sequence[int],
+        cause: str,
+        what: str = "gradients or weights",
     ) -> None:
         """Tell the coordinator whom to replace."""
         worker = self._worker
-        accuse(formation.plan, ranks, worker.name, self._replica.step, worker.send, cause=cause, what=what)
+        accuse(
+            formation.plan,
+            ranks,
+            worker.name,
+            self._replica.step,
+            worker.send,
+            cause=cause,
+            what=what,
+        )
 
     def _hopeless(self, what: str) -> JobFailed:
         return undecidable(self._replica.step, what, "ranks")

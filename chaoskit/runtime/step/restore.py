@@ -40,13 +40,18 @@ def sources(formation: Generation) -> list[Source]:
     plan, goal, me = formation.plan, formation.goal_step, formation.me.rank
     ahead = [standing.rank for standing in formation.standings or () if standing.step == goal]
     if ahead:
-        found = [Source(plan.members[rank].worker, plan.members[rank].endpoint, rank) for rank in ahead]
+        found = [
+            Source(plan.members[rank].worker, plan.members[rank].endpoint, rank) for rank in ahead
+        ]
     else:
         newest = max(snapshot.age for snapshot in plan.restore)
         copies = [snapshot for snapshot in plan.restore if snapshot.age == newest]
-        nearest = [snapshot for snapshot in copies if not snapshot.path] or copies  # memory, while there is any
+        nearest = [
+            snapshot for snapshot in copies if not snapshot.path
+        ] or copies  # memory, while there is any
         found = [
-            Source(f"{snapshot.tier} of {snapshot.node}", snapshot.endpoint, snapshot=snapshot) for snapshot in nearest
+            Source(f"{snapshot.tier} of {snapshot.node}", snapshot.endpoint, snapshot=snapshot)
+            for snapshot in nearest
         ]
         if _has_one_reader(formation) and me:
             found = [Source(plan.members[0].worker, plan.members[0].endpoint, 0)]
@@ -59,7 +64,9 @@ def _has_one_reader(formation: Generation) -> bool:
     if any(standing.step == formation.goal_step for standing in formation.standings or ()):
         return False
     newest = max(snapshot.age for snapshot in formation.plan.restore)
-    return all(snapshot.tier == "remote" for snapshot in formation.plan.restore if snapshot.age == newest)
+    return all(
+        snapshot.tier == "remote" for snapshot in formation.plan.restore if snapshot.age == newest
+    )
 
 
 def restore(worker: WorkerContext, formation: Formation, pull: Callable[[Source], Pulled]) -> bool:
@@ -75,7 +82,9 @@ def restore(worker: WorkerContext, formation: Formation, pull: Callable[[Source]
         return _take(worker, formation, pull)
     generation, rendezvous = formation.plan.generation, None
     try:
-        rendezvous = worker.regrouper.open_rendezvous()  # the group is being built over the other one
+        rendezvous = (
+            worker.regrouper.open_rendezvous()
+        )  # the group is being built over the other one
         if not formation.me.rank:
             taken = _take(worker, formation, pull)
             rendezvous.put(generation, _READ, b"read" if taken else b"")
@@ -115,7 +124,9 @@ def _take(worker: WorkerContext, formation: Formation, pull: Callable[[Source], 
             source=source.name,
             checksum=pulled.checksum,
         )
-        worker.journal.write(Event.ADOPT, step=pulled.step, generation=generation, source=source.name)
+        worker.journal.write(
+            Event.ADOPT, step=pulled.step, generation=generation, source=source.name
+        )
         return True
     if incomplete is not None:
         raise incomplete
@@ -128,10 +139,18 @@ def _report(worker: WorkerContext, formation: Formation, source: Source, error: 
         report_copy(worker, formation.plan.generation, source.snapshot, corrupt, str(error))
 
 
-def report_copy(worker: WorkerContext, generation: int, snapshot: Snapshot, corrupt: bool, detail: str) -> None:
+def report_copy(
+    worker: WorkerContext, generation: int, snapshot: Snapshot, corrupt: bool, detail: str
+) -> None:
     """Say that a copy could not be restored. One that is corrupt is never offered again."""
     detail = detail[:200]
     if corrupt:
         source = f"{snapshot.tier} of {snapshot.node}"
-        worker.journal.write(Event.QUARANTINED, generation=generation, step=snapshot.step, source=source, detail=detail)
+        worker.journal.write(
+            Event.QUARANTINED,
+            generation=generation,
+            step=snapshot.step,
+            source=source,
+            detail=detail,
+        )
     worker.send(SourceFailed(worker.name, snapshot, corrupt, detail))

@@ -103,7 +103,9 @@ class ShardedCommitter:
         began_ns = time.monotonic_ns()
         self._copies.wait()
         self._stall_ms = round((time.monotonic_ns() - began_ns) / 1e6, 3)
-        if worker.board.lease_over:  # this process, or its whole node, stood still: its agent will end it
+        if (
+            worker.board.lease_over
+        ):  # this process, or its whole node, stood still: its agent will end it
             raise LeaseOver("the lease of this node has run out")
         with worker.regrouper.advance(formation):
             act()
@@ -118,13 +120,16 @@ class ShardedCommitter:
     def _run_after_update(self) -> None:
         state, config = self._state, self._worker.config
         if state.after_update:
-            seed_everything(config.seed, state.step, config.shard_count)  # behind the seeds of the shards
+            seed_everything(
+                config.seed, state.step, config.shard_count
+            )  # behind the seeds of the shards
             state.run_after_update()
 
 
 def _mean_loss(rows: Sequence[Row]) -> float:
     """Over all shards, in their order: the same bits on every rank."""
     found = [
-        next(loss for row in rows if (loss := row.losses[shard]) is not None) for shard in range(len(rows[0].losses))
+        next(loss for row in rows if (loss := row.losses[shard]) is not None)
+        for shard in range(len(rows[0].losses))
     ]
     return sum(found) / len(found)

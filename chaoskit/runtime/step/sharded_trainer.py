@@ -92,12 +92,19 @@ class ShardedTrainer(BaseTrainer):
         group: Group | None,
     ) -> None:
         super().__init__(worker, formation)
-        self._copies, self._compilations, self._writes, self._group = copies, compilations, writes, group
+        self._copies, self._compilations, self._writes, self._group = (
+            copies,
+            compilations,
+            writes,
+            group,
+        )
         self._told = False  # the hooks of this entry, what has led to it
         self._state: ShardedState | None = None
         self._world: World | None = None
         self._clip_norm: float | None = None
-        self._shift = 0  # places by which ranks have exchanged their shards, to find out who is wrong
+        self._shift = (
+            0  # places by which ranks have exchanged their shards, to find out who is wrong
+        )
         self._began_ns = 0
         self._samplers: dict[tuple[int, int], Sampler] = {}
         self._sampler: Sampler  # of this step
@@ -106,7 +113,9 @@ class ShardedTrainer(BaseTrainer):
         self._current = -1  # the shard under way; -1 for one that only keeps the others company
         self._explained = True  # whether nothing but a newer membership ended this entry
         self._all_halt = False  # every rank has said that it is to end after the newest step
-        self._committed = False  # whether a step of this entry was: then all that torch remembers has served
+        self._committed = (
+            False  # whether a step of this entry was: then all that torch remembers has served
+        )
 
     # -- what users call ------------------------------------------------------------------------------------------
 
@@ -166,7 +175,9 @@ class ShardedTrainer(BaseTrainer):
     def transaction(self) -> Transaction:
         """One attempt at the next step. See the module's example."""
         if self._state is None:
-            raise BadInput("transaction", "", "call trainer.register(model=..., optimizer=...) first")
+            raise BadInput(
+                "transaction", "", "call trainer.register(model=..., optimizer=...) first"
+            )
         return Transaction(self)
 
     def _obey_halt(self) -> None:
@@ -222,7 +233,9 @@ class ShardedTrainer(BaseTrainer):
         )
         if formation is not None and not self._worker.regrouper.attach(formation, world.leave):
             world.leave()
-            raise GenerationSuperseded("a newer generation was begun while the groups of this one were built")
+            raise GenerationSuperseded(
+                "a newer generation was begun while the groups of this one were built"
+            )
         return world
 
     def _take_over(self, formation: Formation, state: ShardedState) -> None:
@@ -234,14 +247,18 @@ class ShardedTrainer(BaseTrainer):
         number, count = pieces[self.rank], len(different)
         committed_in, sources = 0, list[Snapshot]()
         if self.will_restore:
-            worker.board.progress(0)  # of this entry: whoever waits for this rank has not come further
+            worker.board.progress(
+                0
+            )  # of this entry: whoever waits for this rank has not come further
             worker.board.enter(Phase.RESTORE)
             self._stop_for_fault("restore")
             committed_in, sources = self._restore(formation, state, number, count)
         heir = any(source.worker != worker.name for source in sources)
         self._check = PieceCheck(state, self.config, pieces.count(number), heir=heir)
         self._suspicion = Suspicion(pieces, self.config.hash_every)
-        self._committer = ShardedCommitter(worker, self._copies, self._writes, state, number, self._check)
+        self._committer = ShardedCommitter(
+            worker, self._copies, self._writes, state, number, self._check
+        )
         self._copies.hold(state, number, count)
         self._copies.go_back(state.step)
         if self.will_restore:
@@ -255,7 +272,9 @@ class ShardedTrainer(BaseTrainer):
         self._copies.begin(state.step, committed_in)
         if plan.generation > 1:
             worker.send(Healed(worker.name, plan.generation))
-        self._over = state.step > 0  # behind that step: collectives may be called, also if no other one is to be taken
+        self._over = (
+            state.step > 0
+        )  # behind that step: collectives may be called, also if no other one is to be taken
         worker.board.enter(Phase.OUTSIDE)
 
     def _restore(
@@ -288,7 +307,9 @@ class ShardedTrainer(BaseTrainer):
                 source=f"{snapshot.tier} of {snapshot.node}",
                 checksum=snapshot.checksum,
             )
-        worker.journal.write(Event.ADOPT, step=restorer.step, generation=generation, source="copies of every piece")
+        worker.journal.write(
+            Event.ADOPT, step=restorer.step, generation=generation, source="copies of every piece"
+        )
         return restorer.generation, restorer.read
 
     def leave(self) -> None:
@@ -372,18 +393,24 @@ class ShardedTrainer(BaseTrainer):
     def _compute(self, dataset: Any, batch_size: int, prefetch: bool) -> Iterator[Shard]:
         key = (len(dataset), batch_size)
         if key not in self._samplers:
-            self._samplers[key] = Sampler(len(dataset), batch_size, self.config.shard_count, self.seed)
+            self._samplers[key] = Sampler(
+                len(dataset), batch_size, self.config.shard_count, self.seed
+            )
         self._sampler, mine = self._samplers[key], self._mine()
         most = len(mine)
         if self._formation is not None:
             most = max(len(member.shards) for member in self._formation.plan.members)
-        for turn in range(most):  # as many on every rank: the model's own collectives need all of them
+        for turn in range(
+            most
+        ):  # as many on every rank: the model's own collectives need all of them
             index = mine[min(turn, len(mine) - 1)]
             self._current = index if turn < len(mine) else -1
             self._enter_phase(Phase.FORWARD)
             samples = self._sampler.samples(self.step, index)
             seed_everything(self.seed, self.step, index)
-            batch = self._fetch(dataset, samples, index, prefetch=prefetch, rehearses=self.rehearses)
+            batch = self._fetch(
+                dataset, samples, index, prefetch=prefetch, rehearses=self.rehearses
+            )
             if prefetch and not self.rehearses:
                 self._prefetcher.expect(dataset, self._samples_ahead(mine, turn + 1, most))
             self._watch.begin(rehearses=self.rehearses)
@@ -404,7 +431,9 @@ class ShardedTrainer(BaseTrainer):
 
     def _require_loss(self, index: int) -> None:
         if index not in self._losses:
-            raise BadInput("loss", None, f"call step.backward(loss) for shard {index}: its loop body did not")
+            raise BadInput(
+                "loss", None, f"call step.backward(loss) for shard {index}: its loop body did not"
+            )
 
     def _backward(self, loss: Tensor) -> None:
         self._enter_phase(Phase.BACKWARD)
@@ -417,7 +446,9 @@ class ShardedTrainer(BaseTrainer):
             self._worker.board.enter(Phase.FORWARD)
         if index >= 0:
             detached = loss.detach()
-            self._losses[index] = self._losses[index] + detached if index in self._losses else detached
+            self._losses[index] = (
+                self._losses[index] + detached if index in self._losses else detached
+            )
 
     def _enter_phase(self, phase: Phase) -> None:
         """Show the phase, and let a fault strike that waits for it."""
@@ -460,7 +491,9 @@ class ShardedTrainer(BaseTrainer):
         if self._group is not None:
             worker.hooks.injected.before_reduction(self._group)
         members = formation.plan.members
-        owners = [members[(rank + self._shift) % len(members)].shards for rank in range(len(members))]
+        owners = [
+            members[(rank + self._shift) % len(members)].shards for rank in range(len(members))
+        ]
         gradients = state.gradients()
         worker.hooks.injected.received(gradients)
         rows = share(self._group, self._row(formation, gradients))
@@ -474,14 +507,17 @@ class ShardedTrainer(BaseTrainer):
 
     def _row(self, formation: Formation, gradients: list[Tensor]) -> Row:
         losses = [
-            float(self._losses[shard]) if shard in self._losses else None for shard in range(self.config.shard_count)
+            float(self._losses[shard]) if shard in self._losses else None
+            for shard in range(self.config.shard_count)
         ]
         finite = are_finite(gradients) and are_finite(self._losses.values())
         seal = self._check.seal()
         return Row(
             healthy=finite or self.state.is_finite(),
             finite=finite,
-            protected=self._copies.protected(self.step, lambda: self._worker.regrouper.is_over(formation)),
+            protected=self._copies.protected(
+                self.step, lambda: self._worker.regrouper.is_over(formation)
+            ),
             digest=checksum(self.state.piece_gradients()) % DIGEST,
             state=seal.state % DIGEST,
             torn=bool(seal.torn),
@@ -494,7 +530,9 @@ class ShardedTrainer(BaseTrainer):
     def _commit(self, formation: Formation, rows: Sequence[Row]) -> None:
         self._copies.keep(whole_step(self._copies.kept, self.step, [row.protected for row in rows]))
         if self._clip_norm is not None:
-            self.state.clip_gradients(self._clip_norm)  # a collective: not shown as this rank's own work
+            self.state.clip_gradients(
+                self._clip_norm
+            )  # a collective: not shown as this rank's own work
         self._worker.board.enter(Phase.OPTIMIZER)
         self._stop_for_fault(Phase.OPTIMIZER.label)
         if formation.plan.generation > 1:
@@ -534,7 +572,11 @@ class ShardedTrainer(BaseTrainer):
                 f"step {self.step}: shards {list(decision.shards)} give numbers that are not finite on every rank that "
                 f"computes them (policy {self.config.nonfinite!r}); mend the data or the learning rate, or skip"
             )
-        mine = [sample for shard in formation.me.shards for sample in self._sampler.samples(self.step, shard)]
+        mine = [
+            sample
+            for shard in formation.me.shards
+            for sample in self._sampler.samples(self.step, shard)
+        ]
         self._committer.skip(formation, decision.shards, mine)
         return True
 
@@ -567,12 +609,22 @@ class ShardedTrainer(BaseTrainer):
             raise built_differently(self.state.model, found.involved)
         told = {"repeat": "transfer" if found.ranks else "undecided"}.get(verdict, verdict)
         sources = [] if found.ranks else [plan.members[rank].worker for rank in found.involved]
-        note_corruption(worker.journal, plan, self.step, found.what, found.involved, told, sources=sources)
+        note_corruption(
+            worker.journal, plan, self.step, found.what, found.involved, told, sources=sources
+        )
         if verdict == "undecided":
             what = f"the {found.what} of ranks {list(found.involved)} differ, which hold the same piece"
             raise undecidable(self.step, what, "replicas of each piece")
         if verdict == "rank":
-            accuse(plan, found.ranks, worker.name, self.step, worker.send, cause="corrupt", what=found.what)
+            accuse(
+                plan,
+                found.ranks,
+                worker.name,
+                self.step,
+                worker.send,
+                cause="corrupt",
+                what=found.what,
+            )
             worker.regrouper.wait_newer(formation)
             raise Reentry
 
@@ -608,7 +660,9 @@ class ShardedTrainer(BaseTrainer):
         generation = formation.plan.generation
         if not isinstance(error, GenerationSuperseded) and worker.regrouper.dismissal is None:
             detail = str(error)[:200]
-            worker.journal.write(Event.QUIESCED, generation=generation, rank=self.rank, error=detail)
+            worker.journal.write(
+                Event.QUIESCED, generation=generation, rank=self.rank, error=detail
+            )
             worker.send(GroupBroken(worker.name, generation, detail))
         worker.regrouper.give_up(formation)
         if not worker.regrouper.wait_newer(formation, entry_limit_s(over, self.config)):
@@ -633,7 +687,10 @@ class ShardedTrainer(BaseTrainer):
         self._worker.board.enter(Phase.REDUCE)
         found = gather(self._group, state.weights_digest() + state.state_digest())
         half = len(found[0]) // 2
-        weights, whole = b"".join(one[:half] for one in found), b"".join(one[half:] for one in found)
+        weights, whole = (
+            b"".join(one[:half] for one in found),
+            b"".join(one[half:] for one in found),
+        )
         return hashlib.sha256(weights).hexdigest(), hashlib.sha256(whole).hexdigest()
 
 
@@ -655,5 +712,9 @@ def _fill(sizes: dict[str, int], world: int) -> dict[str, int]:
     for size in sizes.values():
         known *= size if size != -1 else 1
     if len(open_ones) > 1 or known < 1 or world % known or (not open_ones and known != world):
-        raise BadInput("mesh", sizes, f"use sizes whose product is {world}, the ranks of the world; one may be -1")
+        raise BadInput(
+            "mesh",
+            sizes,
+            f"use sizes whose product is {world}, the ranks of the world; one may be -1",
+        )
     return {name: world // known if size == -1 else size for name, size in sizes.items()}

@@ -15,7 +15,13 @@ from torch import Tensor
 from chaoskit.config import RunConfig
 from chaoskit.errors import BadInput
 from chaoskit.runtime.integrity.voting import Seal
-from chaoskit.runtime.reduction.choice import FlatLayout, LocalGradients, Reduced, Reducer, make_reducer
+from chaoskit.runtime.reduction.choice import (
+    FlatLayout,
+    LocalGradients,
+    Reduced,
+    Reducer,
+    make_reducer,
+)
 from chaoskit.runtime.reduction.overlap import Overlap
 from chaoskit.runtime.reduction.sidecar import SidecarLayout, digest
 from chaoskit.runtime.state.admission import require_dense
@@ -60,7 +66,9 @@ class ShardWork:
         self._buffers = replica.buffers
         self.shard_count = config.named_shards
         self.overlap: Overlap | None = None
-        self._former: list[Reducer] = []  # whose buffers the transfers of former generations may still touch
+        self._former: list[
+            Reducer
+        ] = []  # whose buffers the transfers of former generations may still touch
         self._lay_out()
         self._overlapping = False
         self._samplers: dict[tuple[int, int], Sampler] = {}
@@ -76,8 +84,12 @@ class ShardWork:
         if self.overlap is not None:
             self.overlap.detach()
         floating, config = self._buffers.floating, self._config
-        shapes = [shape for shape, _ in floating] + [tuple(parameter.shape) for parameter in self._parameters]
-        dtypes = [dtype for _, dtype in floating] + [parameter.dtype for parameter in self._parameters]
+        shapes = [shape for shape, _ in floating] + [
+            tuple(parameter.shape) for parameter in self._parameters
+        ]
+        dtypes = [dtype for _, dtype in floating] + [
+            parameter.dtype for parameter in self._parameters
+        ]
         layout = FlatLayout(shapes, dtypes, self._parameters[0].device, config.buckets)
         self._news = SidecarLayout(self.shard_count, len(self._parameters), len(Seal._fields))
         self._local = LocalGradients(layout, self.shard_count)
@@ -114,7 +126,9 @@ class ShardWork:
         """The order in which a dataset of ``size`` samples is dealt."""
         key = (size, batch_size)
         if key not in self._samplers:
-            self._samplers[key] = Sampler(size, batch_size, self._config.named_shards, self._config.seed)
+            self._samplers[key] = Sampler(
+                size, batch_size, self._config.named_shards, self._config.seed
+            )
         return self._samplers[key]
 
     # -- one shard ----------------------------------------------------------------------------------------------
@@ -140,7 +154,9 @@ class ShardWork:
     def backward(self, loss: Tensor) -> None:
         """One backward pass."""
         if self._loss is not None and self._overlapping:
-            raise BadInput("buckets", self._config.buckets, "use buckets=1 for several backward passes a shard")
+            raise BadInput(
+                "buckets", self._config.buckets, "use buckets=1 for several backward passes a shard"
+            )
         # a power of two scales without rounding; any other V rounds the same way at every world size
         try:
             (loss / self.shard_count).backward()
@@ -190,7 +206,11 @@ class ShardWork:
     def _part(self, number: int) -> Tensor | None:
         """One of the contribution; gradients are there before the differences are."""
         moving = len(self._buffers.floating)
-        return self._moved.differences[number] if number < moving else self._parameters[number - moving].grad
+        return (
+            self._moved.differences[number]
+            if number < moving
+            else self._parameters[number - moving].grad
+        )
 
     def _flags(self) -> list[bool]:
         return [parameter.requires_grad for _, parameter in self._all]
@@ -212,7 +232,9 @@ class ShardWork:
             BadInput: if its loop body computed none.
         """
         if self._loss is None:
-            raise BadInput("loss", None, f"call step.backward(loss) for shard {shard}: its loop body did not")
+            raise BadInput(
+                "loss", None, f"call step.backward(loss) for shard {shard}: its loop body did not"
+            )
         return self._loss
 
     def keep(self, shard: int, samples: list[int]) -> None:
@@ -229,7 +251,9 @@ class ShardWork:
 
     def _presence(self) -> int:
         """The parameters that have a gradient, as bits."""
-        absent = [number for number, parameter in enumerate(self._parameters) if parameter.grad is None]
+        absent = [
+            number for number, parameter in enumerate(self._parameters) if parameter.grad is None
+        ]
         if len(absent) == len(self._parameters):
             remedy = "do not clear gradients inside the transaction: after this shard no parameter has one"
             raise BadInput("zero_grad", "", remedy)
@@ -263,7 +287,9 @@ class ShardWork:
 
     def _integers_of(self, shard: int) -> bytes:
         """The integer buffers that a shard left, which those of this rank must agree on."""
-        values = [value.cpu().contiguous().numpy().tobytes() for value in self._integers.get(shard, ())]
+        values = [
+            value.cpu().contiguous().numpy().tobytes() for value in self._integers.get(shard, ())
+        ]
         return b"|".join(values)
 
     def lowest_vote(self, sidecars: Tensor) -> int:
@@ -274,7 +300,9 @@ class ShardWork:
         """Of all ranks."""
         return [Seal(*words) for words in self._news.seals(sidecars)]
 
-    def reduce(self, sidecar: Tensor, *, verify: bool, arrived: Callable[[list[Tensor]], None]) -> Reduced:
+    def reduce(
+        self, sidecar: Tensor, *, verify: bool, arrived: Callable[[list[Tensor]], None]
+    ) -> Reduced:
         """Sum over all ranks. Raises as :meth:`Reducer.reduce`; the contribution is kept.
 
         Args:
@@ -296,13 +324,18 @@ class ShardWork:
             remedy = "let trainer.step alone decide what is frozen: the ranks differ"
             raise BadInput("requires_grad", [name for name, _ in self._all][:3], remedy)
         mine = list(self._integers.values())
-        alike = all(torch.equal(one, other) for values in mine for one, other in zip(values, mine[0], strict=True))
+        alike = all(
+            torch.equal(one, other)
+            for values in mine
+            for one, other in zip(values, mine[0], strict=True)
+        )
         if not alike or not self._news.agree(reduced.sidecars, self._news.integers_at):
             remedy = "keep what differs from batch to batch in a floating-point buffer: integers cannot be averaged"
             raise BadInput("model", self._buffers.integral, remedy)
         moving, present = len(self._buffers.floating), self._news.present(reduced.sidecars)
         gradients = [
-            gradient if present >> number & 1 else None for number, gradient in enumerate(reduced.gradients[moving:])
+            gradient if present >> number & 1 else None
+            for number, gradient in enumerate(reduced.gradients[moving:])
         ]
         return Update(gradients, Moved(reduced.gradients[:moving], mine[0] if mine else []))
 

@@ -31,7 +31,10 @@ class Stopwatch:
         self._total = [0] * len(Spent._fields)
         self._laps = [0] * len(Spent._fields)
         self._since_ns = 0
-        self._stepped_ns, self._accounted_ns = 0, 0  # when the last step was committed, and laps until then
+        self._stepped_ns, self._accounted_ns = (
+            0,
+            0,
+        )  # when the last step was committed, and laps until then
 
     def start(self) -> None:
         """Begin a shard, or what follows after the last one."""
@@ -64,7 +67,9 @@ class Stopwatch:
         now_ns, total = time.monotonic_ns(), self._total
         accounted_ns = sum(total[Lap.COMPUTE : Lap.OTHER])
         if self._stepped_ns:
-            total[Lap.OTHER] += max(0, now_ns - self._stepped_ns - (accounted_ns - self._accounted_ns))
+            total[Lap.OTHER] += max(
+                0, now_ns - self._stepped_ns - (accounted_ns - self._accounted_ns)
+            )
         self._stepped_ns, self._accounted_ns = now_ns, accounted_ns
         total[0] += 1
         self._board.spend(total)

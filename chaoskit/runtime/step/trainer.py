@@ -52,7 +52,10 @@ from chaoskit.runtime.step.transaction import Transaction
 from chaoskit.vocabulary import Event, Phase
 from chaoskit.wire.messages import GroupBroken, Healed
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.1  # between two looks at a peer whose script is still writing
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = (
+    0.001,
+    0.1,
+)  # between two looks at a peer whose script is still writing
 
 
 class TrainingOver(BaseException):
@@ -79,11 +82,15 @@ class ReplicatedTrainer(BaseTrainer):
         self._dataset_size = 0  # of this step
         self._began_ns = 0  # of the rehearsal
         self._joined = False  # whether the reducer uses the formation's group
-        self._moves = False  # all ranks have agreed, after the last step, that the next one has another world
+        self._moves = (
+            False  # all ranks have agreed, after the last step, that the next one has another world
+        )
         self._unhealed = 0  # generations in a row in which no source has given it the state
         self._void = False  # there is nothing to compute: the step has changed since the caller decided to enter it
         self._entering = -1  # the step behind which a transaction is just being entered
-        self._adopted: Pulled | None = None  # of a step whose state was taken over: the code behind it still runs
+        self._adopted: Pulled | None = (
+            None  # of a step whose state was taken over: the code behind it still runs
+        )
         self._is_provisional = False  # this state counts only when the next transaction is entered
 
     # -- what users call ----------------------------------------------------------------------------------------
@@ -123,7 +130,9 @@ class ReplicatedTrainer(BaseTrainer):
             self._replica.following = Following(self.config, self._replica.optimizers)
         self._work = ShardWork(self._replica, self.config)
         self._guard = NonFiniteGuard(self.config)
-        self._replica.count_at_entry(True)  # until the first transactions have shown that the script writes nothing
+        self._replica.count_at_entry(
+            True
+        )  # until the first transactions have shown that the script writes nothing
         self._writes = ScriptWrites()
         self._writes.watch(self._replica, self._replica.arena)
         self._integrity = Integrity(self._replica, self.config, self._writes)
@@ -136,7 +145,9 @@ class ReplicatedTrainer(BaseTrainer):
     def transaction(self) -> Transaction:
         """One attempt at the next step. See the module's example."""
         if self._replica is None:
-            raise BadInput("transaction", "", "call trainer.register(model=..., optimizer=...) first")
+            raise BadInput(
+                "transaction", "", "call trainer.register(model=..., optimizer=...) first"
+            )
         return Transaction(self)
 
     def elastic_event_detected(self) -> bool:
@@ -193,11 +204,16 @@ class ReplicatedTrainer(BaseTrainer):
             return self._samples(sampler, rest[0])
         if not self._counts or self.replica.following is not None:
             return []
-        return [sample for shard in self._mine()[:1] for sample in sampler.samples(self.step + 1, shard)]
+        return [
+            sample for shard in self._mine()[:1] for sample in sampler.samples(self.step + 1, shard)
+        ]
 
     def _missing(self) -> list[int]:
         assert self._formation is not None
-        return [*self._integrity.duty(self._formation.plan, self.rank), *self._work.missing(self._mine())]
+        return [
+            *self._integrity.duty(self._formation.plan, self.rank),
+            *self._work.missing(self._mine()),
+        ]
 
     def _wanted(self) -> list[int]:
         """Shards that the body of the user's loop must compute now."""
@@ -224,7 +240,9 @@ class ReplicatedTrainer(BaseTrainer):
                 self._cut(self._settle())
         if 0 < step == self.config.tell_state_at:
             self.tell_state()
-        while self.step == step:  # else this rank has taken the step over, and the code behind it is to run
+        while (
+            self.step == step
+        ):  # else this rank has taken the step over, and the code behind it is to run
             yield from self._compute(dataset, sampler, self._wanted(), prefetch)
             with self._plain_numbers():
                 self._complete()
@@ -242,7 +260,9 @@ class ReplicatedTrainer(BaseTrainer):
         if self._rehearsed:
             self._writes.remember()
 
-    def _compute(self, dataset: Any, sampler: Sampler, wanted: Sequence[int], prefetch: bool) -> Iterator[Shard]:
+    def _compute(
+        self, dataset: Any, sampler: Sampler, wanted: Sequence[int], prefetch: bool
+    ) -> Iterator[Shard]:
         work = self._work
         for number, index in enumerate(wanted, 1):
             self._stopwatch.start()
@@ -250,9 +270,13 @@ class ReplicatedTrainer(BaseTrainer):
             samples = self._samples(sampler, index)
             seed_everything(self.seed, self.step, index)
             owed = self._counts and index in self._mine()  # else it is computed to be compared
-            work.begin(index, overlap=owed, launch=owed and index == wanted[-1] and self._join_early())
+            work.begin(
+                index, overlap=owed, launch=owed and index == wanted[-1] and self._join_early()
+            )
             self._stopwatch.lap(Lap.COMPUTE)
-            batch = self._fetch(dataset, samples, index, prefetch=prefetch, rehearses=not self._rehearsed)
+            batch = self._fetch(
+                dataset, samples, index, prefetch=prefetch, rehearses=not self._rehearsed
+            )
             if prefetch and (ahead := self._samples_ahead(sampler, wanted[number:])):
                 self._prefetcher.expect(dataset, ahead)
             self._stopwatch.lap(Lap.INPUT)
@@ -365,9 +389,13 @@ class ReplicatedTrainer(BaseTrainer):
             if formation is self._formation:
                 return formation
             if calling and formation.goal_step > self.step:
-                raise PeerLost(f"the others have gone on to step {formation.goal_step}, past a collective of this rank")
+                raise PeerLost(
+                    f"the others have gone on to step {formation.goal_step}, past a collective of this rank"
+                )
             if calling and self._is_provisional and formation.goal_step != self.step:
-                raise PeerLost("the ranks whose state this rank took over between two steps were lost")
+                raise PeerLost(
+                    "the ranks whose state this rank took over between two steps were lost"
+                )
             board.place(formation.plan.generation, formation.me.rank)
             if (move := formation.first_move(self.step)) is FirstMove.HEAL:
                 behind = True
@@ -382,9 +410,13 @@ class ReplicatedTrainer(BaseTrainer):
                 continue
             if move is FirstMove.END:
                 self._formation = formation  # a joiner has been in no other one
-                raise TrainingOver("" if behind else formation.plan.members[formation.target.rank].worker)
+                raise TrainingOver(
+                    "" if behind else formation.plan.members[formation.target.rank].worker
+                )
             if move is FirstMove.FAIL:
-                raise PeerLost("no member has the state: the last rank that had it ended while it was copied")
+                raise PeerLost(
+                    "no member has the state: the last rank that had it ended while it was copied"
+                )
             self._enter(formation)
             board.enter(Phase.OUTSIDE)  # in the user's code, if there is a hook
             if not self._callbacks.enter(formation.plan, self.step):
@@ -450,7 +482,9 @@ class ReplicatedTrainer(BaseTrainer):
         if self._worker.regrouper.wait_newer(formation, healing_limit_s(formation)):
             return False
         self._unhealed += 1
-        error = PeerLost(f"the state of step {formation.goal_step} could not be read from any rank that has it")
+        error = PeerLost(
+            f"the state of step {formation.goal_step} could not be read from any rank that has it"
+        )
         if not may_appeal(self.step, self._unhealed):
             raise error
         self._leave(formation, error)
@@ -464,7 +498,9 @@ class ReplicatedTrainer(BaseTrainer):
         try:
             return restore(worker, formation, pull_from)
         except NotComplete:
-            with worker.board.waiting():  # in one phase: if all ranks wait for each other, that is found
+            with (
+                worker.board.waiting()
+            ):  # in one phase: if all ranks wait for each other, that is found
                 while not worker.regrouper.wait_newer(formation, pause_s):
                     try:
                         return restore(worker, formation, pull_from)
@@ -506,7 +542,9 @@ class ReplicatedTrainer(BaseTrainer):
         """The state is a peer's. It is this rank's own already if the code behind its step has run."""
         replica = self.replica
         replica.count_at_entry(replica.at_entry or pulled.at_entry or replica.script_writes)
-        unknown = bool(pulled.checksum) and replica.at_entry  # a sealed copy, in a process that knows no script
+        unknown = (
+            bool(pulled.checksum) and replica.at_entry
+        )  # a sealed copy, in a process that knows no script
         self._adopted = pulled
         self._is_provisional = pulled.at_entry or replica.script_writes or unknown
         if pulled.step == self._entering:
@@ -526,7 +564,9 @@ class ReplicatedTrainer(BaseTrainer):
         assert formation is not None
         if self._inquiry.round is not None:
             self._conclude(formation)
-        elif not self._missing():  # a pass that failed takes the shards with it into whose sum it was folded
+        elif (
+            not self._missing()
+        ):  # a pass that failed takes the shards with it into whose sum it was folded
             self._attempt(formation)
 
     def _attempt(self, formation: Formation) -> None:
@@ -543,7 +583,9 @@ class ReplicatedTrainer(BaseTrainer):
             seal = self._integrity.seal(formation.plan, self.rank)
             worker.hooks.injected.before_reduction(group)
             sidecar = self._work.sidecar(self._mine(), worker.regrouper.vote, seal)
-            reduced = self._work.reduce(sidecar, verify=self._integrity.verify, arrived=worker.hooks.injected.received)
+            reduced = self._work.reduce(
+                sidecar, verify=self._integrity.verify, arrived=worker.hooks.injected.received
+            )
             self._stopwatch.lap(Lap.WAIT)
         except (GenerationSuperseded, GroupFailed, CorruptSegment, DoubtfulSum) as error:
             if isinstance(error, CorruptSegment):
@@ -577,7 +619,12 @@ class ReplicatedTrainer(BaseTrainer):
     def _join_early(self) -> bool:
         """Whether transfers may start before the backward pass is over."""
         formation = self._formation
-        if not self._counts or self._work.overlap is None or formation is None or formation.group is None:
+        if (
+            not self._counts
+            or self._work.overlap is None
+            or formation is None
+            or formation.group is None
+        ):
             return False
         self._join(formation, formation.group)
         return not formation.broken
@@ -611,7 +658,12 @@ class ReplicatedTrainer(BaseTrainer):
         self._joined = False
         worker.board.enter(Phase.REGROUP)
         if not isinstance(error, GenerationSuperseded):
-            worker.journal.write(Event.QUIESCED, generation=generation, rank=formation.me.rank, error=str(error)[:200])
+            worker.journal.write(
+                Event.QUIESCED,
+                generation=generation,
+                rank=formation.me.rank,
+                error=str(error)[:200],
+            )
             worker.send(GroupBroken(worker.name, generation, str(error)[:200]))
         worker.regrouper.give_up(formation)
         worker.regrouper.wait_newer(formation)
@@ -650,7 +702,10 @@ class ReplicatedTrainer(BaseTrainer):
         with self._worker.board.waiting():
             is_restored = self._restore(formation)
         if not is_restored:
-            self._leave(formation, PeerLost("the ranks whose state this rank took over between two steps were lost"))
+            self._leave(
+                formation,
+                PeerLost("the ranks whose state this rank took over between two steps were lost"),
+            )
             return False
         self._note_state()
         return True

@@ -55,7 +55,11 @@ class Transaction:
             BadInput: if the dataset is shorter than one batch, or draws from those generators in the rehearsal.
         """
         if isinstance(dataset, DataLoader):
-            raise BadInput("dataset", "DataLoader", "pass the dataset itself: batches are drawn and put together here")
+            raise BadInput(
+                "dataset",
+                "DataLoader",
+                "pass the dataset itself: batches are drawn and put together here",
+            )
         return self._trainer._take_step(dataset, batch_size, prefetch)
 
     def backward(self, loss: Tensor) -> None:
@@ -68,7 +72,10 @@ class Transaction:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         if kind is None:
             self._trainer._finish()

@@ -43,9 +43,13 @@ class Entries:
     def __init__(self, worker: WorkerContext, train: Callable[[ShardedTrainer], None]) -> None:
         self._worker, self._train = worker, train
         at = worker.hooks.injected.breakpoints.reach
-        self._compilations = Compilations(worker.board)  # one for all entries: each would restore what it has seen
+        self._compilations = Compilations(
+            worker.board
+        )  # one for all entries: each would restore what it has seen
         self._copies = Copies(worker.name, worker.board, worker.journal, worker.send, at)
-        self._writes = ScriptWrites()  # one for all entries: what the script does is the same in each
+        self._writes = (
+            ScriptWrites()
+        )  # one for all entries: what the script does is the same in each
         self._last: Formation | None = None  # the generation of the newest entry
         self._cause = ""  # why the last entry was left
         self._barren = 0.0  # entries in a row that committed nothing and failed here; half where another rank was first
@@ -60,7 +64,9 @@ class Entries:
         gc.collect()  # sharded modules refer to themselves in circles
         gc.freeze()
         worker = self._worker
-        worker.ready(Endpoint(host_id(), worker.host, 0, pid, -1))  # its agent knows where its state can be read
+        worker.ready(
+            Endpoint(host_id(), worker.host, 0, pid, -1)
+        )  # its agent knows where its state can be read
         worker.board.enter(Phase.REGROUP)
 
     def run(self) -> tuple[int, str, str]:
@@ -78,7 +84,9 @@ class Entries:
             self._last = formation
             self._worker.regrouper.resume()
             generation, rank = formation.plan.generation, formation.me.rank
-            self._worker.journal.write(Event.ENTERED, generation=generation, rank=rank, cause=self._cause)
+            self._worker.journal.write(
+                Event.ENTERED, generation=generation, rank=rank, cause=self._cause
+            )
             commits = self._worker.board.commits
             if (end := self._enter(formation)) is not None:
                 return end
@@ -123,7 +131,9 @@ class Entries:
             group = None
             if formation is not None:
                 worker.board.place(formation.plan.generation, formation.me.rank)
-                worker.board.progress(0)  # of this entry: the ranks that wait for this one are not behind it
+                worker.board.progress(
+                    0
+                )  # of this entry: the ranks that wait for this one are not behind it
                 group = worker.regrouper.group(formation)
                 worker.board.enter(Phase.OUTSIDE)
             alone = formation is None or len(formation.plan.members) == 1

@@ -34,8 +34,16 @@ def failure_of(error: BaseException, job_path: str = "") -> Failure:
     Args:
         job_path: the job's file, which counts as the user's code wherever it lies.
     """
-    refused = (error.field, _printable(repr(error.value)), error.remedy) if isinstance(error, BadInput) else None
-    line = f"{type(error).__name__}: {message}" if (message := _message(error)) else type(error).__name__
+    refused = (
+        (error.field, _printable(repr(error.value)), error.remedy)
+        if isinstance(error, BadInput)
+        else None
+    )
+    line = (
+        f"{type(error).__name__}: {message}"
+        if (message := _message(error))
+        else type(error).__name__
+    )
     if not isinstance(error, ChaoskitError) and (place := _place(error, job_path)):
         line = f"{line} ({place})"
     return Failure(line, refused)
@@ -65,7 +73,10 @@ def _place(error: BaseException, job_path: str) -> str:
     """File and line of the job's code in which an exception was raised; "" if it passed through none."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return f"{error.filename}:{error.lineno}"
-    places = [(frame.f_code.co_filename, line_number) for frame, line_number in traceback.walk_tb(error.__traceback__)]
+    places = [
+        (frame.f_code.co_filename, line_number)
+        for frame, line_number in traceback.walk_tb(error.__traceback__)
+    ]
     for path, line_number in reversed(places):
         if path == job_path or (Path(path).is_absolute() and is_the_users(Path(path))):
             return _printable(f"{path}:{line_number}")

@@ -35,7 +35,9 @@ def fingerprint(source: str, device: torch.device, *, exact: bool = True) -> str
     if device.type == "cuda":
         facts["device"] = torch.cuda.get_device_name(device)
         facts["cuda"] = torch.version.cuda
-        facts["cudnn"] = f"{torch.backends.cudnn.version()} benchmark={torch.backends.cudnn.benchmark}"
+        facts["cudnn"] = (
+            f"{torch.backends.cudnn.version()} benchmark={torch.backends.cudnn.benchmark}"
+        )
     if exact:
         facts["computes"] = floats_digest(str(device))
     return ", ".join(f"{name} {value}" for name, value in facts.items())

@@ -62,7 +62,9 @@ from chaoskit.wire.messages import (
 )
 
 _LAST_WORD_S = 5.0
-_NICENESS = 5  # below agents and coordinator, whose few microseconds decide how soon a fault is noticed
+_NICENESS = (
+    5  # below agents and coordinator, whose few microseconds decide how soon a fault is noticed
+)
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -84,7 +86,9 @@ class Control:
 
     def __init__(self, spec: WorkerSpec, connection: socket.socket, board: Board) -> None:
         self.spec = spec
-        self.journal = Journal(Path(spec.run_directory) / "journal", spec.journal, role="worker", node=spec.node)
+        self.journal = Journal(
+            Path(spec.run_directory) / "journal", spec.journal, role="worker", node=spec.node
+        )
         line = dial(spec.injection, spec.node, spec.worker)
         if line is not None:
             disown(line.fileno())
@@ -92,7 +96,13 @@ class Control:
         self.callbacks = Callbacks(self.journal, board)
         self.halt = HaltOrder()
         self.regrouper = Regrouper(
-            spec.worker, self.journal, self._open_rendezvous, self._build_group, self._formed, self._failed, self._met
+            spec.worker,
+            self.journal,
+            self._open_rendezvous,
+            self._build_group,
+            self._formed,
+            self._failed,
+            self._met,
         )
         self._connection = connection
         self._send_lock = threading.Lock()
@@ -142,11 +152,15 @@ class Control:
 
     def _open_rendezvous(self) -> Rendezvous:
         spec = self.spec
-        return Rendezvous(spec.coordinator.latest(spec.run_directory).store, spec.token, spec.worker)
+        return Rendezvous(
+            spec.coordinator.latest(spec.run_directory).store, spec.token, spec.worker
+        )
 
     def _build_group(self, rendezvous: Rendezvous, plan: Plan, me: Member) -> Group:
         config = self.spec.config
-        store = RendezvousStore(rendezvous, plan.generation, me.rank if config.device == "cpu" else None)
+        store = RendezvousStore(
+            rendezvous, plan.generation, me.rank if config.device == "cpu" else None
+        )
         return Group(
             store,
             me.rank,
@@ -264,24 +278,37 @@ def _train(spec: WorkerSpec, control: Control, board: Board) -> int:
         return _train_sharded(control, context, lambda trainer: train(trainer, **job.options))
     trainer, cut_short_by = ReplicatedTrainer(context), ""
     try:
-        with contextlib.suppress(TrainingHalted):  # its state is that of the step, as if the script had returned
+        with contextlib.suppress(
+            TrainingHalted
+        ):  # its state is that of the step, as if the script had returned
             train(trainer, **job.options)
         trainer.finish()
     except TrainingOver as over:
         cut_short_by = over.cut_short_by
     if not trainer.took_part:
         raise BadInput(
-            "job", spec.config.job.path, "enter `with trainer.transaction()` at least once: it never trained"
+            "job",
+            spec.config.job.path,
+            "enter `with trainer.transaction()` at least once: it never trained",
         )
     board.enter(Phase.DONE)
     replica = trainer.replica
     trainer.tell_state()
-    _finish(control, context, trainer.step, replica.weights_digest(), replica.state_digest(), cut_short_by=cut_short_by)
+    _finish(
+        control,
+        context,
+        trainer.step,
+        replica.weights_digest(),
+        replica.state_digest(),
+        cut_short_by=cut_short_by,
+    )
     control.ended.wait()  # peers that are behind may still need this state
     return 0
 
 
-def _train_sharded(control: Control, context: WorkerContext, train: Callable[[ShardedTrainer], None]) -> int:
+def _train_sharded(
+    control: Control, context: WorkerContext, train: Callable[[ShardedTrainer], None]
+) -> int:
     entries = Entries(context, train)
     entries.rehearse(os.getpid())
     while True:
@@ -321,10 +348,15 @@ def _report_failure(spec: WorkerSpec, control: Control, error: BaseException) ->
     text = format_failure(error)
     sys.stderr.write(text)
     summary, refused = failure_of(error, spec.config.job.path)
-    fatal = isinstance(error, (BadInput, NonFiniteBatch, JobFailed)) or spec.config.job.path not in _loaded
+    fatal = (
+        isinstance(error, (BadInput, NonFiniteBatch, JobFailed))
+        or spec.config.job.path not in _loaded
+    )
     with contextlib.suppress(JournalFull):
         control.journal.write(Event.FAILED, error=summary, traceback=text)
-    control.journal.sign_off("it failed")  # as soon as its agent has read why, this process is ended
+    control.journal.sign_off(
+        "it failed"
+    )  # as soon as its agent has read why, this process is ended
     control.send(WorkerFailed(spec.worker, summary, fatal, refused))
     control.ended.wait(_LAST_WORD_S)  # the agent ends this process once it has read why
 
@@ -332,4 +364,9 @@ def _report_failure(spec: WorkerSpec, control: Control, error: BaseException) ->
 def main(arguments: list[str]) -> None:
     """Entry point of a fresh interpreter: control socket, board and bell as arguments, the spec on standard input."""
     connection_fd, board_fd, bell_fd = map(int, arguments)
-    run_worker(msgspec.json.decode(sys.stdin.buffer.read(), type=WorkerSpec), connection_fd, board_fd, bell_fd)
+    run_worker(
+        msgspec.json.decode(sys.stdin.buffer.read(), type=WorkerSpec),
+        connection_fd,
+        board_fd,
+        bell_fd,
+    )

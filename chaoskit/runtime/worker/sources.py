@@ -17,7 +17,9 @@ _NOT_THE_USERS = (
     str(Path(next(iter(chaoskit.__path__))).resolve()),
 )
 
-_seen: set[str] = set()  # names of modules: there are thousands, most of them imported before this process was forked
+_seen: set[str] = (
+    set()
+)  # names of modules: there are thousands, most of them imported before this process was forked
 _digests: dict[str, str] = {}
 
 

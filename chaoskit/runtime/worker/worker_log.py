@@ -24,7 +24,10 @@ class WorkerLog(io.RawIOBase):
     def write(self, data: Any) -> int:
         try:
             if self._lost_bytes:
-                os.write(self._fd, b"\n[%d bytes were lost here, as the disk was full]\n" % self._lost_bytes)
+                os.write(
+                    self._fd,
+                    b"\n[%d bytes were lost here, as the disk was full]\n" % self._lost_bytes,
+                )
                 self._lost_bytes = 0
             return os.write(self._fd, data)
         except OSError as error:
@@ -47,4 +50,6 @@ def redirect_output() -> None:
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
         log = io.BufferedWriter(WorkerLog(stream.fileno()))
-        setattr(sys, name, io.TextIOWrapper(log, stream.encoding, stream.errors, line_buffering=True))
+        setattr(
+            sys, name, io.TextIOWrapper(log, stream.encoding, stream.errors, line_buffering=True)
+        )

@@ -22,7 +22,13 @@ from pathlib import Path
 import msgspec
 
 from chaoskit.job import JobSpec
-from chaoskit.process.linux import await_readable, die_with_parent, more_files, print_error, set_name
+from chaoskit.process.linux import (
+    await_readable,
+    die_with_parent,
+    more_files,
+    print_error,
+    set_name,
+)
 
 _ORDER_BYTES_MAX = 65536
 _DESCRIPTORS = 4
@@ -76,10 +82,17 @@ Report = Started | NotStarted | ChildChanged | Loaded | Broken
 report_decoder = msgspec.json.Decoder(Report)
 _order_decoder = msgspec.json.Decoder(Order)
 
-_CODES = {os.CLD_EXITED: "exited", os.CLD_KILLED: "killed", os.CLD_DUMPED: "dumped", os.CLD_STOPPED: "stopped"}
+_CODES = {
+    os.CLD_EXITED: "exited",
+    os.CLD_KILLED: "killed",
+    os.CLD_DUMPED: "dumped",
+    os.CLD_STOPPED: "stopped",
+}
 
 
-def order_worker(zygote: socket.socket, worker: str, spec: bytes, descriptors: Sequence[int]) -> None:
+def order_worker(
+    zygote: socket.socket, worker: str, spec: bytes, descriptors: Sequence[int]
+) -> None:
     """Have a zygote start ``worker``. Returns at once.
 
     Args:
@@ -169,7 +182,9 @@ class Zygote:
                 self.report(ChildChanged(found.si_pid, _CODES[found.si_code], found.si_status))
 
     def _obey(self) -> bool:
-        data, descriptors, flags, _ = socket.recv_fds(self._connection, _ORDER_BYTES_MAX, _DESCRIPTORS)
+        data, descriptors, flags, _ = socket.recv_fds(
+            self._connection, _ORDER_BYTES_MAX, _DESCRIPTORS
+        )
         if not data:
             return False
         worker = _order_decoder.decode(data).worker

@@ -70,7 +70,9 @@ class BareCluster(BaseCluster):
         """The address of a node."""
         return self._network.host(node)
 
-    def start(self, node: str, command: tuple[str, ...], environment: dict[str, str], directory: str) -> None:
+    def start(
+        self, node: str, command: tuple[str, ...], environment: dict[str, str], directory: str
+    ) -> None:
         """Run ``command`` on ``node``; what it prints goes to the node's log."""
         self.disk(node).mkdir(parents=True, exist_ok=True)
         spec = WardenSpec(node, command, environment, directory, str(self.run_directory))

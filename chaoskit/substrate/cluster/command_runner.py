@@ -59,7 +59,9 @@ def run_warden(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: i
     die_with_parent(parent_pid, signal.SIGTERM)
     adopt_orphans()
     set_name(NAME)
-    journal = Journal(Path(spec.run_directory) / "journal", spec.node, role="warden", node=spec.node)
+    journal = Journal(
+        Path(spec.run_directory) / "journal", spec.node, role="warden", node=spec.node
+    )
     root = _start(spec)
     journal.write(Event.COMMAND_STARTED, pid=root, command=spec.command)
     ranks, status, is_told = _Ranks(journal), None, False
@@ -84,7 +86,9 @@ class _Ranks:
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._found: dict[int, tuple[LaunchedRank, int | None]] = {}  # pid -> rank, start time
-        self._children: set[int] = set()  # of ranks, such as loaders of data: they inherit the variable
+        self._children: set[int] = (
+            set()
+        )  # of ranks, such as loaders of data: they inherit the variable
 
     def look(self) -> None:
         """Write down which processes that had a rank are gone, and which have one now."""
@@ -112,7 +116,9 @@ class _Ranks:
                 self._children.add(pid)
             return
         self._found[pid] = (rank, ticks)
-        self._journal.write(Event.RANK_FOUND, rank=rank.rank, pid=pid, ticks=ticks, variable=rank.variable)
+        self._journal.write(
+            Event.RANK_FOUND, rank=rank.rank, pid=pid, ticks=ticks, variable=rank.variable
+        )
 
 
 def _start(spec: WardenSpec) -> int:
@@ -124,7 +130,11 @@ def _start(spec: WardenSpec) -> int:
     try:
         die_with_parent(me)
         os.setsid()
-        for signum in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores some, and so would the command
+        for signum in (
+            signal.SIGINT,
+            signal.SIGPIPE,
+            signal.SIGXFSZ,
+        ):  # Python ignores some, and so would the command
             signal.signal(signum, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))

@@ -38,7 +38,12 @@ class StartsAgents(Protocol):
         """What carries out actions on the nodes, beside the network's own."""
 
     def start_agent(
-        self, network: Network, node: str, token: str, run_directory: Path, injection: InjectionDoor | None
+        self,
+        network: Network,
+        node: str,
+        token: str,
+        run_directory: Path,
+        injection: InjectionDoor | None,
     ) -> Process:
         """Start an agent of the run."""
 
@@ -88,16 +93,28 @@ class JobCluster(BaseCluster):
         coordinator_again: Callable[[Sequence[str]], Process | None] = lambda nodes: None,
     ) -> None:
         super().__init__(network, tuple(agents), run_directory, substrate.backends)
-        self._substrate, self._hello, self._observer, self._injection = substrate, hello, observer, injection
+        self._substrate, self._hello, self._observer, self._injection = (
+            substrate,
+            hello,
+            observer,
+            injection,
+        )
         self.address, self.token, self.store_port = network.address, token, network.store[1]
-        self._first_coordinator, self._coordinator = coordinator, coordinator  # first: of its machine
+        self._first_coordinator, self._coordinator = (
+            coordinator,
+            coordinator,
+        )  # first: of its machine
         self._coordinator_again = coordinator_again
         self._agents = agents
         self._workers: dict[tuple[str, int], Process] = {}  # node, pid
         self._hearing: tuple[contextlib.ExitStack, set[SupervisorLink]] | None = None
         self._splitter = frames.Splitter()
-        self._attached: tuple[str, ...] | None = None  # nodes that have connected, once the job is over
-        self._over = False  # agents are ending by themselves, and write down how their workers ended
+        self._attached: tuple[str, ...] | None = (
+            None  # nodes that have connected, once the job is over
+        )
+        self._over = (
+            False  # agents are ending by themselves, and write down how their workers ended
+        )
         self._inbox: list[Any] = []
         self._unsent: list[Message] = []  # for the next coordinator
 
@@ -105,7 +122,9 @@ class JobCluster(BaseCluster):
         """The next message of the coordinator; None when none came in time. Raises ConnectionError at the end."""
         deadline_s = time.monotonic() + timeout_s
         while not self._inbox:
-            if not await_readable([self._observer.fileno()], max(0.0, deadline_s - time.monotonic())):
+            if not await_readable(
+                [self._observer.fileno()], max(0.0, deadline_s - time.monotonic())
+            ):
                 return None
             if data := self._hear():
                 self._inbox += self._splitter.feed(data)
@@ -140,7 +159,9 @@ class JobCluster(BaseCluster):
             for message in unsent:
                 frames.send(self._observer, message)
         except (OSError, Refused, HarnessError) as error:
-            raise ConnectionError(f"{self._how_it_ended()}, and no other took over: {error}") from error
+            raise ConnectionError(
+                f"{self._how_it_ended()}, and no other took over: {error}"
+            ) from error
 
     def _move_coordinator(self) -> bool:
         """Have a coordinator on another machine, if the one that it was on is lost. That one may be lost as well."""
@@ -161,7 +182,9 @@ class JobCluster(BaseCluster):
         with contextlib.suppress(SupervisorGone):  # then nothing tells
             link = self._substrate.link(COORDINATOR)
             status = link.exits.get(self._coordinator.pid) if link.is_open() else None
-        return "the coordinator is gone" + (f" ({' '.join(describe_status(status))})" if status is not None else "")
+        return "the coordinator is gone" + (
+            f" ({' '.join(describe_status(status))})" if status is not None else ""
+        )
 
     def observe(self, message: Any) -> None:
         """Take in what a message says of the processes of the run."""
@@ -260,7 +283,8 @@ class JobCluster(BaseCluster):
             # agents that came too late would look for a coordinator that is gone
             self._substrate.end([each for each in programs if self._is_late(each[0])], 0.0)
             self._substrate.end(
-                [each for each in programs if not self._is_late(each[0])], _FAREWELL_S if self._over else 0.0
+                [each for each in programs if not self._is_late(each[0])],
+                _FAREWELL_S if self._over else 0.0,
             )
         deadline_s = time.monotonic() + _END_S
         while left := [process.pid for process in self._workers.values() if not _is_gone(process)]:

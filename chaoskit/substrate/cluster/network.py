@@ -47,7 +47,9 @@ class Network(Protocol):
     def backends(self) -> Sequence[Backend]:
         """What changes the network; nothing where all nodes share one."""
 
-    def round_trips_ms(self, source: str, target: str, count: int, timeout_s: float) -> tuple[float, ...]: ...
+    def round_trips_ms(
+        self, source: str, target: str, count: int, timeout_s: float
+    ) -> tuple[float, ...]: ...
 
     def probe(self, source: str, target: str, timeout_s: float) -> EchoProbe: ...
 
@@ -70,7 +72,9 @@ class PlainNetwork:
     def backends(self) -> Sequence[Backend]:
         return ()
 
-    def round_trips_ms(self, source: str, target: str, count: int, timeout_s: float) -> tuple[float, ...]:
+    def round_trips_ms(
+        self, source: str, target: str, count: int, timeout_s: float
+    ) -> tuple[float, ...]:
         raise HarnessError(_NO_WAY)
 
     def probe(self, source: str, target: str, timeout_s: float) -> EchoProbe:

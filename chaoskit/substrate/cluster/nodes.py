@@ -36,9 +36,13 @@ class BaseCluster:
         self.nodes = nodes
         self._network, self.run_directory = network, run_directory
         self._backends: list[Backend] = [*make_backends(self), *network.backends()]
-        for action, times in Counter(action for backend in self._backends for action in backend.actions).items():
+        for action, times in Counter(
+            action for backend in self._backends for action in backend.actions
+        ).items():
             if times > 1:
-                raise HarnessError(f"{times} backends carry out {action.__name__}: uninstall what brings the others")
+                raise HarnessError(
+                    f"{times} backends carry out {action.__name__}: uninstall what brings the others"
+                )
         self._cuts: dict[str, Applied] = {}  # node that was lost -> what isolates it
         self._dropped: Counter[str] = Counter()  # packets, by node that was replaced
 
@@ -57,7 +61,9 @@ class BaseCluster:
         deadline_s = time.monotonic() + _END_S
         while left := self.node(node):
             if time.monotonic() > deadline_s:
-                raise HarnessError(f"processes {[process.pid for process in left]} of {node} do not end")
+                raise HarnessError(
+                    f"processes {[process.pid for process in left]} of {node} do not end"
+                )
             for process in left:
                 with contextlib.suppress(ProcessLookupError):
                     process.signal(signal.SIGKILL)
@@ -93,7 +99,9 @@ class BaseCluster:
                 return backend.apply(node, action)
         raise HarnessError(f"{type(action).__name__} cannot be done to nodes of this substrate")
 
-    def round_trips_ms(self, source: str, target: str, count: int = 1, timeout_s: float = 1.0) -> tuple[float, ...]:
+    def round_trips_ms(
+        self, source: str, target: str, count: int = 1, timeout_s: float = 1.0
+    ) -> tuple[float, ...]:
         return self._network.round_trips_ms(source, target, count, timeout_s)
 
     def probe(self, source: str, target: str, timeout_s: float) -> EchoProbe:

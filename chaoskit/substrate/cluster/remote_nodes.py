@@ -46,17 +46,23 @@ class AwaySubstrate(SupervisedSubstrate):
         """With the job's file where :meth:`prepare` has it put."""
         job = config.job
         self._source = Source(job.folder)
-        return msgspec.structs.replace(config, job=job.moved_to(self.files / "source" / self._source.digest))
+        return msgspec.structs.replace(
+            config, job=job.moved_to(self.files / "source" / self._source.digest)
+        )
 
     def home(self, run_directory: Path) -> Path:
         if run_directory not in self._homes:
-            self._homes[run_directory] = self.files / "runs" / f"{next(self._numbers):03d}-{run_directory.name}"
+            self._homes[run_directory] = (
+                self.files / "runs" / f"{next(self._numbers):03d}-{run_directory.name}"
+            )
         return self._homes[run_directory]
 
     def prepare(self, station: str, run_directory: Path) -> None:
         link = self.link(station)
         self._store_source(link)
-        link.ship(self.home(run_directory), run_directory, station, with_record=station == COORDINATOR)
+        link.ship(
+            self.home(run_directory), run_directory, station, with_record=station == COORDINATOR
+        )
 
     def _store_source(self, link: SupervisorLink) -> None:
         """Have the job's directory there, unless it is."""

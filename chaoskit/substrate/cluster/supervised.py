@@ -154,32 +154,56 @@ class SupervisedSubstrate:
                 observer = undone.enter_context(attach(network, token, hello))
             except (OSError, Refused) as error:
                 log = run_directory / "log" / "coordinator.log"
-                raise HarnessError(f"the coordinator ended while it started ({error}): see {log}") from error
+                raise HarnessError(
+                    f"the coordinator ended while it started ({error}): see {log}"
+                ) from error
             for node in nodes:
                 agents[node] = self.start_agent(network, node, token, run_directory, injection)
             again = partial(self.coordinator_again, network, config, token, run_directory)
             made = self.job_cluster(
-                network, observer, token, coordinator, agents, run_directory, hello, injection, again
+                network,
+                observer,
+                token,
+                coordinator,
+                agents,
+                run_directory,
+                hello,
+                injection,
+                again,
             )
             undone.pop_all()
             return made
 
     def _start_coordinator(
-        self, network: Network, config: RunConfig, token: str, run_directory: Path, lost: Iterable[str] = ()
+        self,
+        network: Network,
+        config: RunConfig,
+        token: str,
+        run_directory: Path,
+        lost: Iterable[str] = (),
     ) -> Process:
         home, entry = str(self.home(run_directory)), "chaoskit.coordinator.server:run_coordinator"
         try:
-            arguments = msgspec.json.encode(CoordinatorSpec(self.seen_there(config), token, home, tuple(lost)))
+            arguments = msgspec.json.encode(
+                CoordinatorSpec(self.seen_there(config), token, home, tuple(lost))
+            )
             self.prepare(COORDINATOR, run_directory)
             link = self.link(COORDINATOR)
-            program = Program(entry, arguments, COORDINATOR, home, _RESTARTS, EXIT_OVER, link.clock_ahead_ns())
+            program = Program(
+                entry, arguments, COORDINATOR, home, _RESTARTS, EXIT_OVER, link.clock_ahead_ns()
+            )
             return link.start(program, network.listeners, network.namespace(COORDINATOR))
         finally:
             for listener in network.listeners:
                 listener.close()
 
     def coordinator_again(
-        self, network: Network, config: RunConfig, token: str, run_directory: Path, nodes: Sequence[str]
+        self,
+        network: Network,
+        config: RunConfig,
+        token: str,
+        run_directory: Path,
+        nodes: Sequence[str],
     ) -> Process | None:
         """Start the coordinator of a run on another machine, if the one that it was on is lost; None if it is not, or
         there is no other one. Its supervisor starts it again where that is there still.
@@ -190,16 +214,27 @@ class SupervisedSubstrate:
         return None
 
     def start_agent(
-        self, network: Network, node: str, token: str, run_directory: Path, injection: InjectionDoor | None
+        self,
+        network: Network,
+        node: str,
+        token: str,
+        run_directory: Path,
+        injection: InjectionDoor | None,
     ) -> Process:
         """Start an agent of a run. Gives its process."""
         self.prepare(node, run_directory)
-        host, home, door = network.host(node), str(self.home(run_directory)), self.door(node, injection)
+        host, home, door = (
+            network.host(node),
+            str(self.home(run_directory)),
+            self.door(node, injection),
+        )
         started = workers_started(run_directory, node)
         coordinator = CoordinatorAddress(network.address, network.store)
         spec = AgentSpec(node, host, coordinator, token, home, door, started)
         link, entry = self.link(node), "chaoskit.agent.agent:run_agent"
-        program = Program(entry, msgspec.json.encode(spec), node, home, clock_ahead_ns=link.clock_ahead_ns())
+        program = Program(
+            entry, msgspec.json.encode(spec), node, home, clock_ahead_ns=link.clock_ahead_ns()
+        )
         return link.start(program, namespace=network.namespace(node))
 
     def bare(self, nodes: int, run_directory: Path, needs: Needs = NOTHING) -> BareCluster:
@@ -210,7 +245,10 @@ class SupervisedSubstrate:
 
     def start_command(self, network: Network, spec: WardenSpec) -> Process:
         """Start a node's command. Gives the process of its warden."""
-        entry, arguments = "chaoskit.substrate.cluster.command_runner:run_warden", msgspec.json.encode(spec)
+        entry, arguments = (
+            "chaoskit.substrate.cluster.command_runner:run_warden",
+            msgspec.json.encode(spec),
+        )
         program = Program(entry, arguments, spec.node, spec.run_directory)
         return self.link(spec.node).start(program, namespace=network.namespace(spec.node))
 
@@ -222,7 +260,9 @@ class SupervisedSubstrate:
         """
         places: dict[SupervisorLink, list[Process]] = {}
         for station, process in programs:
-            with contextlib.suppress(SupervisorGone):  # it ends all that it has started when its stream does
+            with contextlib.suppress(
+                SupervisorGone
+            ):  # it ends all that it has started when its stream does
                 places.setdefault(self.link(station), []).append(process)
         begun = []
         for link, inside in places.items():

@@ -81,7 +81,10 @@ NODE_CONTROLLERS: dict[type[Action], str] = {
     CapWrites: "io",
 }
 #: The same, with those on one process.
-CONTROLLERS: dict[type[Action], str] = NODE_CONTROLLERS | {CapProcessCpu: "cpu", CapProcessMemory: "memory"}
+CONTROLLERS: dict[type[Action], str] = NODE_CONTROLLERS | {
+    CapProcessCpu: "cpu",
+    CapProcessMemory: "memory",
+}
 
 
 class Applied(Protocol):

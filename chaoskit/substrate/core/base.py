@@ -86,7 +86,9 @@ class Cluster(Protocol):
             ProcessLookupError: where the node is gone. HarnessError: where it cannot be done.
         """
 
-    def round_trips_ms(self, source: str, target: str, count: int = 1, timeout_s: float = 1.0) -> tuple[float, ...]:
+    def round_trips_ms(
+        self, source: str, target: str, count: int = 1, timeout_s: float = 1.0
+    ) -> tuple[float, ...]:
         """Measure the network between two nodes, beside the job: echoes that came back. Raises HarnessError."""
 
     def disk(self, node: str) -> Path:
@@ -117,7 +119,9 @@ class CommandCluster(Cluster, Protocol):
     def host(self, node: str) -> str:
         """The address of a node."""
 
-    def start(self, node: str, command: tuple[str, ...], environment: dict[str, str], directory: str) -> None:
+    def start(
+        self, node: str, command: tuple[str, ...], environment: dict[str, str], directory: str
+    ) -> None:
         """Run ``command`` on ``node``; what it prints goes to the node's log."""
 
     def is_over(self, node: str) -> bool:

@@ -24,5 +24,9 @@ def call(command: Sequence[str], script: str = "") -> subprocess.CompletedProces
     """
     path = find(command[0]) or command[0]
     return subprocess.run(
-        [path, *command[1:]], input=script.encode(), capture_output=True, timeout=_COMMAND_S, check=False
+        [path, *command[1:]],
+        input=script.encode(),
+        capture_output=True,
+        timeout=_COMMAND_S,
+        check=False,
     )

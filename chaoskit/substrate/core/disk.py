@@ -84,8 +84,13 @@ class Ailments:
     def room_bytes(self) -> float:
         """How many bytes can still be written; math.inf where the disk is not full."""
         with self._lock:
-            full = [(number, one) for number, one in self._troubles.items() if isinstance(one, Full)]
-            return min((one.room_bytes - self._written_bytes[number] for number, one in full), default=math.inf)
+            full = [
+                (number, one) for number, one in self._troubles.items() if isinstance(one, Full)
+            ]
+            return min(
+                (one.room_bytes - self._written_bytes[number] for number, one in full),
+                default=math.inf,
+            )
 
     def rule(self, operation: Operation, size_bytes: int = 0) -> Ruling:
         """What becomes of an operation on so many bytes. The first error counts, all delays add up."""
@@ -97,7 +102,9 @@ class Ailments:
                 self._met[name] += bool(failed or more_ms)
             return Ruling(number, delay_ms)
 
-    def _apply(self, name: int, trouble: Trouble, operation: Operation, size_bytes: int) -> tuple[int, float]:
+    def _apply(
+        self, name: int, trouble: Trouble, operation: Operation, size_bytes: int
+    ) -> tuple[int, float]:
         match trouble:
             case ReadOnly() if operation in _MODIFYING:
                 return errno.EROFS, 0.0
@@ -105,7 +112,9 @@ class Ailments:
                 if self._written_bytes[name] + size_bytes > room_bytes:
                     return errno.ENOSPC, 0.0
                 self._written_bytes[name] += size_bytes
-            case Failing(operations, share) if operation in operations and self._chance.random() < share:
+            case Failing(operations, share) if (
+                operation in operations and self._chance.random() < share
+            ):
                 return errno.EIO, 0.0
             case Slow(delay_ms, bytes_per_s):
                 return 0, delay_ms + (size_bytes / bytes_per_s * 1e3 if bytes_per_s else 0.0)

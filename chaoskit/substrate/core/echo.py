@@ -47,14 +47,19 @@ class Echoes:
     def _round_trip_s(self, address: str, timeout_s: float) -> float | None:
         self._sequence = (self._sequence + 1) & 0xFFFF
         head = _HEADER.pack(_ECHO, 0, 0, self._identifier, self._sequence)
-        packet = _HEADER.pack(_ECHO, 0, _checksum(head + _PAYLOAD), self._identifier, self._sequence) + _PAYLOAD
+        packet = (
+            _HEADER.pack(_ECHO, 0, _checksum(head + _PAYLOAD), self._identifier, self._sequence)
+            + _PAYLOAD
+        )
         sent_s = time.monotonic()
         try:
             self._socket.sendto(packet, (address, 0))
         except OSError:  # no way there: the link is down, or the other side was not found
             return None
         # what came in time counts, also where this thread had no CPU to look at it
-        while await_readable([self._socket.fileno()], max(0.0, sent_s + timeout_s - time.monotonic())):
+        while await_readable(
+            [self._socket.fileno()], max(0.0, sent_s + timeout_s - time.monotonic())
+        ):
             if self._is_answer(self._socket.recv(_RAW_BYTES_MAX)):
                 return time.monotonic() - sent_s
         return None

@@ -36,7 +36,9 @@ class BackendPlace:
 
 def is_brought(action: type[Action]) -> bool:
     """Whether another distribution has a backend that names this kind of action."""
-    return any(action in getattr(entry.load(), "actions", ()) for entry in entry_points(group=BACKENDS))
+    return any(
+        action in getattr(entry.load(), "actions", ()) for entry in entry_points(group=BACKENDS)
+    )
 
 
 def brought_backends(place: BackendPlace) -> Iterator[Backend]:

@@ -51,7 +51,9 @@ class Errand:
         self._timer = threading.Timer(lasts_s, self.end) if lasts_s < math.inf else None
         self.is_done = threading.Event()
         self.failure = self.why_not_ended = ""
-        self._thread = threading.Thread(target=self._do, args=[do, name, machine], name=f"ck-{name}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._do, args=[do, name, machine], name=f"ck-{name}", daemon=True
+        )
         self._thread.start()
 
     def _do(self, do: Doer, name: str, machine: str) -> None:
@@ -114,4 +116,6 @@ class ErrandsHere:
         for errand in reversed(begun.values()):
             errand.end()
         if failures := [errand.why_not_ended for errand in begun.values() if errand.why_not_ended]:
-            raise HarnessError(f"what was done to machines could not be put back: {'; '.join(failures)}")
+            raise HarnessError(
+                f"what was done to machines could not be put back: {'; '.join(failures)}"
+            )

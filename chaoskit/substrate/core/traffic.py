@@ -96,7 +96,9 @@ def towards(sources: Sequence[str], targets: Sequence[str]) -> tuple[Way, ...]:
 # -- nftables: rules where a packet comes from a station onto the bridge -------------------------------------------
 
 
-def nft_table(name: str, change: Block, ports: Mapping[str, str], addresses: Mapping[str, str]) -> str:
+def nft_table(
+    name: str, change: Block, ports: Mapping[str, str], addresses: Mapping[str, str]
+) -> str:
     """A script that adds table ``name`` (family netdev), with a counter in each rule.
 
     Args:

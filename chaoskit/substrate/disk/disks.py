@@ -92,7 +92,9 @@ class Disks:
 
     actions = frozenset({BreakDisk})
 
-    def __init__(self, undo: UndoLog, enter: Callable[[int], Sequence[str]], root: Callable[[str], Process]) -> None:
+    def __init__(
+        self, undo: UndoLog, enter: Callable[[int], Sequence[str]], root: Callable[[str], Process]
+    ) -> None:
         self._undo, self._enter, self._root = undo, enter, root
         self.mounted: dict[tuple[int, Path], Disk] = {}
 
@@ -107,7 +109,9 @@ class Disks:
         key = agent_pid, directory
         if key not in self.mounted:
             if _mounts(agent_pid) == _mounts(os.getpid()):
-                raise HarnessError("the node has no mounts of its own, so that others would see its disk: run as root")
+                raise HarnessError(
+                    "the node has no mounts of its own, so that others would see its disk: run as root"
+                )
             self.mounted[key] = Disk(directory, self._enter(agent_pid), self._undo)
         return self.mounted[key]
 

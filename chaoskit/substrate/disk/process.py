@@ -27,8 +27,28 @@ from chaoskit.substrate.disk.disks import CountTrouble, Done, ImposeTrouble, Lif
 from chaoskit.substrate.helper_process import BYTES_MAX, serve_launcher
 
 _requests: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
-_STAT = ("st_atime_ns", "st_ctime_ns", "st_mtime_ns", "st_gid", "st_mode", "st_nlink", "st_size", "st_uid", "st_ino")
-_STATFS = ("f_bavail", "f_bfree", "f_blocks", "f_bsize", "f_favail", "f_ffree", "f_files", "f_frsize", "f_namemax")
+_STAT = (
+    "st_atime_ns",
+    "st_ctime_ns",
+    "st_mtime_ns",
+    "st_gid",
+    "st_mode",
+    "st_nlink",
+    "st_size",
+    "st_uid",
+    "st_ino",
+)
+_STATFS = (
+    "f_bavail",
+    "f_bfree",
+    "f_blocks",
+    "f_bsize",
+    "f_favail",
+    "f_ffree",
+    "f_files",
+    "f_frsize",
+    "f_namemax",
+)
 
 
 class _Directory(Operations):  # type: ignore[misc]  # mfusepy has no types
@@ -88,7 +108,9 @@ class _Directory(Operations):  # type: ignore[misc]  # mfusepy has no types
 
     def create(self, path: str, mode: int, fi: Any = None) -> int:
         self._meet("change")
-        return os.open(self._path(path), os.O_RDWR | os.O_CREAT | os.O_TRUNC, mode, dir_fd=self._root)
+        return os.open(
+            self._path(path), os.O_RDWR | os.O_CREAT | os.O_TRUNC, mode, dir_fd=self._root
+        )
 
     def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
         self._meet("read", size)
@@ -138,7 +160,9 @@ class _Directory(Operations):  # type: ignore[misc]  # mfusepy has no types
 
     def link(self, target: str, source: str) -> None:
         self._meet("change")
-        os.link(self._path(source), self._path(target), src_dir_fd=self._root, dst_dir_fd=self._root)
+        os.link(
+            self._path(source), self._path(target), src_dir_fd=self._root, dst_dir_fd=self._root
+        )
 
     def chmod(self, path: str, mode: int) -> None:
         self._meet("change")
@@ -150,7 +174,12 @@ class _Directory(Operations):  # type: ignore[misc]  # mfusepy has no types
 
     def utimens(self, path: str, times: tuple[int, int] | None = None) -> None:
         self._meet("change")
-        os.utime(self._path(path), ns=times or (time.time_ns(),) * 2, dir_fd=self._root, follow_symlinks=False)
+        os.utime(
+            self._path(path),
+            ns=times or (time.time_ns(),) * 2,
+            dir_fd=self._root,
+            follow_symlinks=False,
+        )
 
 
 def _serve(connection: socket.socket, ailments: Ailments, mounted: threading.Event) -> None:
@@ -185,7 +214,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = serve_launcher()
     directory = Path(sys.argv[1])
-    root = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)  # what lies below the mount, from now on
+    root = os.open(
+        directory, os.O_RDONLY | os.O_DIRECTORY
+    )  # what lies below the mount, from now on
     ailments, mounted = Ailments(), threading.Event()
     threading.Thread(target=_serve, args=(connection, ailments, mounted), daemon=True).start()
     operations = _Directory(root, ailments, mounted)

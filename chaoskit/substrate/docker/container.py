@@ -42,7 +42,9 @@ class Container:
         held: what keeps its processes back now. spent: whether it is not to be used for another run.
     """
 
-    def __init__(self, client: Any, recipe: Recipe, station: str, sockets: Path, undo: UndoLog, *, cold: bool) -> None:
+    def __init__(
+        self, client: Any, recipe: Recipe, station: str, sockets: Path, undo: UndoLog, *, cold: bool
+    ) -> None:
         self.station, self.recipe, self.cold = station, recipe, cold
         self.name = f"chaoskit-{owner()}-{next(_numbers)}-{station}"
         self.pid = 0
@@ -132,7 +134,12 @@ class Container:
 
     def is_usable(self) -> bool:
         """Whether a run may begin in it."""
-        return not self.spent and not self.held and self.lives() and self.state()["Status"] == "running"
+        return (
+            not self.spent
+            and not self.held
+            and self.lives()
+            and self.state()["Status"] == "running"
+        )
 
     def network_namespace(self) -> int:
         """A descriptor of it, for the caller to close. Raises OSError where the container is gone."""

@@ -44,9 +44,13 @@ def _unreachable(path: str) -> str:
             return f"the Docker daemon at {path} answered with status {status}: {said}"
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.connect(path)
-            peer, _, _ = struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            peer, _, _ = struct.unpack(
+                "3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            )
     except OSError as error:
-        return f"no Docker daemon at {path} ({error.strerror or error}): start one, or set DOCKER_HOST"
+        return (
+            f"no Docker daemon at {path} ({error.strerror or error}): start one, or set DOCKER_HOST"
+        )
     if peer == 0:
         return f"the Docker daemon at {path} does not see the same processes: chaoskit itself is in a container"
     return ""

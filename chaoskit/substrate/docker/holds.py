@@ -53,7 +53,13 @@ class ContainerHolds(Holds):
         return groups[place.home][0]
 
     def _hold(
-        self, node: str, group: Cgroup, count: Callable[[], int], undo: Callable[[], None], *, is_count: bool = True
+        self,
+        node: str,
+        group: Cgroup,
+        count: Callable[[], int],
+        undo: Callable[[], None],
+        *,
+        is_count: bool = True,
     ) -> Hold:
         before = count() if is_count else 0  # the group is as old as its container
         return super()._hold(node, group, lambda: count() - before, undo, is_count=is_count)
@@ -62,10 +68,15 @@ class ContainerHolds(Holds):
 def _place(container: Container, controller: str) -> Place:
     """Where the kernel keeps the container's group, by our own mounts: it sees others."""
     try:
-        mounts, groups = Path("/proc/self/mounts").read_text(), Path(f"/proc/{container.pid}/cgroup").read_text()
+        mounts, groups = (
+            Path("/proc/self/mounts").read_text(),
+            Path(f"/proc/{container.pid}/cgroup").read_text(),
+        )
     except OSError:
         raise ProcessLookupError(f"{container.station} has no container any more") from None
-    first = "".join(line for line in mounts.splitlines(keepends=True) if line.split()[2] != "cgroup2")
+    first = "".join(
+        line for line in mounts.splitlines(keepends=True) if line.split()[2] != "cgroup2"
+    )
     # where there are both versions Docker uses the first one, for the freezer, too
     place = find_place(controller, first, groups) or find_place(controller, mounts, groups)
     if place is None:
@@ -99,7 +110,11 @@ class ContainerGroup(Cgroup):
             self._container.held.discard(what)
 
     def limit_cpu(self, cpu_fraction: float | None) -> None:
-        quota_us = _UNLIMITED if cpu_fraction is None else max(_QUOTA_US_MIN, round(cpu_fraction * _PERIOD_US))
+        quota_us = (
+            _UNLIMITED
+            if cpu_fraction is None
+            else max(_QUOTA_US_MIN, round(cpu_fraction * _PERIOD_US))
+        )
         with self._held_by("cpu", on=cpu_fraction is not None):
             self._container.handle.update(cpu_period=_PERIOD_US, cpu_quota=quota_us)
 

@@ -73,13 +73,19 @@ class DockerSubstrate(LocalSubstrate):
         if self._recipe is None:
             with _docker_errors("start"):
                 self._client = daemon.connect()
-                self._recipe = image_recipe(self._client, self._image) if self._image else host_recipe(self._client)
+                self._recipe = (
+                    image_recipe(self._client, self._image)
+                    if self._image
+                    else host_recipe(self._client)
+                )
         self._recipe = self._recipe.with_directories(read_only, writable)
 
     def _stand_ready(self, stations: Sequence[str]) -> None:
         """Have a container for each, all at once: their imports take seconds."""
         wanting = [station for station in stations if not self._serves(station)]
-        _at_once(self.containers.pop(station).remove for station in wanting if station in self.containers)
+        _at_once(
+            self.containers.pop(station).remove for station in wanting if station in self.containers
+        )
         self._start_containers(wanting, cold=False)
 
     def _serves(self, station: str) -> bool:
@@ -97,12 +103,19 @@ class DockerSubstrate(LocalSubstrate):
         try:
             for station in stations:
                 self.containers[station] = Container(
-                    self._client, self._recipe, station, sockets, self.undo, cold=cold or station == COORDINATOR
+                    self._client,
+                    self._recipe,
+                    station,
+                    sockets,
+                    self.undo,
+                    cold=cold or station == COORDINATOR,
                 )
             with _docker_errors("start"):
                 _at_once(self.containers[station].start for station in stations)
         finally:
-            shutil.rmtree(sockets, ignore_errors=True)  # a supervisor that is connected does not need it
+            shutil.rmtree(
+                sockets, ignore_errors=True
+            )  # a supervisor that is connected does not need it
             undo.done()
 
     def kill(self, node: str) -> None:
@@ -133,13 +146,17 @@ class DockerSubstrate(LocalSubstrate):
             BadInput: if the image or the device cannot be used. HarnessError: if Docker cannot do it.
         """
         if config.device != "cpu":
-            raise BadInput("device", config.device, "use 'cpu': containers are given no other device")
+            raise BadInput(
+                "device", config.device, "use 'cpu': containers are given no other device"
+            )
         run_directory = run_directory.resolve()
         run_directory.mkdir(parents=True, exist_ok=True)
         # the runs of a harness lie beside each other: so the containers of one are good for the next
         self._see(config.job.folder, writable=[run_directory.parent])
         self._stand_ready([COORDINATOR, *node_names(config.nodes_max), *_STANDBYS[:replacements]])
-        return super().launch(config, run_directory, port=port, heartbeat_s=heartbeat_s, injection=injection)
+        return super().launch(
+            config, run_directory, port=port, heartbeat_s=heartbeat_s, injection=injection
+        )
 
     def bare(self, nodes: int, run_directory: Path, needs: Needs = NOTHING) -> BareCluster:
         """Nodes on which commands can be started.
@@ -148,7 +165,9 @@ class DockerSubstrate(LocalSubstrate):
             BadInput: if the image cannot be used. HarnessError: if Docker cannot do it.
         """
         if Path("/") in (*needs.read, *needs.written):
-            raise BadInput("working_directory", "/", "use another one: a container has a root of its own")
+            raise BadInput(
+                "working_directory", "/", "use another one: a container has a root of its own"
+            )
         self._see(*needs.read, writable=[run_directory.parent, *needs.written])
         self._stand_ready([COORDINATOR, *node_names(nodes)])
         return super().bare(nodes, run_directory)
@@ -162,7 +181,9 @@ class DockerSubstrate(LocalSubstrate):
 
     def network(self, nodes: Sequence[str], port: int) -> Network:
         assert self._switch is not None
-        return ContainerNetwork(self._switch, {name: self.containers[name] for name in (COORDINATOR, *nodes)}, port)
+        return ContainerNetwork(
+            self._switch, {name: self.containers[name] for name in (COORDINATOR, *nodes)}, port
+        )
 
     def why_not(self, action: type[Action]) -> str:
         return "" if action in BY_DOCKER else capabilities.why_not(action)
@@ -181,10 +202,17 @@ class DockerSubstrate(LocalSubstrate):
         yield ContainerHolds(self.undo, cluster.node, cluster.run_directory, self.containers)
         yield ProcessHolds(self.undo)
         yield Disks(self.undo, self._enter_mounts, root)
-        yield from brought_backends(BackendPlace(self.name, self.undo, cluster.node, cluster.run_directory))
+        yield from brought_backends(
+            BackendPlace(self.name, self.undo, cluster.node, cluster.run_directory)
+        )
 
     def start_agent(
-        self, network: Network, node: str, token: str, run_directory: Path, injection: InjectionDoor | None
+        self,
+        network: Network,
+        node: str,
+        token: str,
+        run_directory: Path,
+        injection: InjectionDoor | None,
     ) -> Process:
         """Start an agent of a run, in a new container if the node's own is lost."""
         if not self.containers[node].lives():
@@ -203,7 +231,9 @@ class DockerSubstrate(LocalSubstrate):
                 return
             if standby is not None:
                 standby.remove()
-        self._start_containers([node], cold=True)  # the harness waits: imports can come in the agent
+        self._start_containers(
+            [node], cold=True
+        )  # the harness waits: imports can come in the agent
         self.spend(node)  # the next run wants a warm one
 
     def close(self) -> None:

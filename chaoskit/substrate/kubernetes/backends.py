@@ -41,7 +41,9 @@ class PodApi:
                 except EvictionRefused:
                     return _Refused()
             case PodPreemption(priority_class):
-                return _Preemption(self._pods, pod, *self._pods.create_preemptor(pod, priority_class))
+                return _Preemption(
+                    self._pods, pod, *self._pods.create_preemptor(pod, priority_class)
+                )
             case ContainerCrash() if pod.link is not None:
                 pod.link.tell(CrashContainer())
             case _:

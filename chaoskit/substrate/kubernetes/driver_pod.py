@@ -98,7 +98,11 @@ class DriverPod:
 
     def explain_end(self) -> str:
         """Return what has ended the session from outside, in words; "" if nothing shows that."""
-        return "" if self._api is None else explain_end(self._api, self._name, manifests.DRIVER_STATION)
+        return (
+            ""
+            if self._api is None
+            else explain_end(self._api, self._name, manifests.DRIVER_STATION)
+        )
 
     def _require_session(self, api: KubernetesApi, *, has_run: bool) -> None:
         """Raises HarnessError if something has ended the session before its driver could be reached."""
@@ -120,7 +124,9 @@ class DriverPod:
         self._ends = undo.plan(CommandEntry(shlex.join(end_command(name, api))))
         owner = manifests.owner(name, api.create(job)["metadata"]["uid"])
         if not options.service_account:
-            for made in manifests.driver_rights(name, api.namespace, owner, writes_events=may_write_events(api)):
+            for made in manifests.driver_rights(
+                name, api.namespace, owner, writes_events=may_write_events(api)
+            ):
                 api.create(made)
         api.create(manifests.secret(name, token, owner, given))
         api.create(manifests.network_policy(name, "", owner))
@@ -129,7 +135,9 @@ class DriverPod:
     def _await_running(self, api: KubernetesApi) -> str:
         """The name of the driver's pod, once it runs. Says meanwhile why it does not."""
         until_s, shown = time.monotonic() + self._options.startup_s, ""
-        selector = f"{manifests.selector(self._name)},{manifests.STATION}={manifests.DRIVER_STATION}"
+        selector = (
+            f"{manifests.selector(self._name)},{manifests.STATION}={manifests.DRIVER_STATION}"
+        )
         while True:
             for one in api.find("Pod", selector):
                 if one.get("status", {}).get("phase") == "Running":
@@ -142,14 +150,18 @@ class DriverPod:
             if time.monotonic() > until_s or any(one.is_final for one in told):
                 self._require_session(api, has_run=False)
                 self._diagnosis.raise_not_running(
-                    told, [manifests.DRIVER_STATION], "no pod of the driver was made: see the events of its job"
+                    told,
+                    [manifests.DRIVER_STATION],
+                    "no pod of the driver was made: see the events of its job",
                 )
             time.sleep(_LOOK_S)
 
     def _reach(self, api: KubernetesApi, pod: str, token: str) -> SupervisorLink:
         """A stream to its supervisor, which takes a moment until it listens."""
         limit_s = self._options.startup_s
-        self._stream, connection = port_forward.start(api, pod, manifests.DRIVER_PORT, token, limit_s)
+        self._stream, connection = port_forward.start(
+            api, pod, manifests.DRIVER_PORT, token, limit_s
+        )
         kernel = KernelAway()
         link = SupervisorLink(connection, "the supervisor of the driver", kernel)
         kernel.reach_by(link)
@@ -159,7 +171,10 @@ class DriverPod:
             self._require_session(api, has_run=True)
             told, is_late = self._diagnosis.pending([manifests.DRIVER_STATION]), link.is_open()
             self._diagnosis.raise_not_running(
-                told, [manifests.DRIVER_STATION], "its supervisor cannot be reached; see above", is_late=is_late
+                told,
+                [manifests.DRIVER_STATION],
+                "its supervisor cannot be reached; see above",
+                is_late=is_late,
             )
         except BaseException:
             link.close()

@@ -23,7 +23,14 @@ _LACKS_RIGHT = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
 
 def event_manifest(
-    event: RunEvent, job: Manifest, namespace: str, *, name: str, note: str, unix_ns: int, instance: str
+    event: RunEvent,
+    job: Manifest,
+    namespace: str,
+    *,
+    name: str,
+    note: str,
+    unix_ns: int,
+    instance: str,
 ) -> Manifest:
     """Return an Event as it is sent to the server.
 
@@ -35,7 +42,12 @@ def event_manifest(
     """
     at = datetime.fromtimestamp(unix_ns // 1000 / 1e6, UTC)
     second = f"{at:%Y-%m-%dT%H:%M:%SZ}"
-    about = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": job["name"], "uid": job["uid"]}
+    about = {
+        "apiVersion": job["apiVersion"],
+        "kind": job["kind"],
+        "name": job["name"],
+        "uid": job["uid"],
+    }
     return {
         "apiVersion": "v1",
         "kind": "Event",
@@ -75,7 +87,11 @@ class EventWriter:
     """
 
     def __init__(
-        self, api: KubernetesApi, background: BackgroundRequests, session: str, tell: Callable[[str], None]
+        self,
+        api: KubernetesApi,
+        background: BackgroundRequests,
+        session: str,
+        tell: Callable[[str], None],
     ) -> None:
         self._api, self._background, self._session, self._tell = api, background, session, tell
         self._instance = socket.gethostname()  # of a pod its name
@@ -95,7 +111,9 @@ class EventWriter:
         unix_ns = time.time_ns() - time.monotonic_ns() + event.t_ns
         name = f"{self._session}.{unix_ns:x}.{secrets.token_hex(2)}"  # kubectl sorts those of one second by name
         make = partial(event_manifest, event, job, self._api.namespace, name=name, unix_ns=unix_ns)
-        self._background.submit(partial(self._create, make, event.text, run, test), refused=self._note_refusal)
+        self._background.submit(
+            partial(self._create, make, event.text, run, test), refused=self._note_refusal
+        )
 
     def _create(self, make: Callable[..., Manifest], text: str, run: str, test: str) -> None:
         left_out = self._background.left_out
@@ -104,7 +122,9 @@ class EventWriter:
         try:
             self._api.create(make(note=note_of(text, run, test), instance=self._instance))
         except ApiError as error:
-            if error.status != HTTPStatus.CONFLICT:  # an attempt before this one was carried out, and not answered
+            if (
+                error.status != HTTPStatus.CONFLICT
+            ):  # an attempt before this one was carried out, and not answered
                 raise
         self._left_out = left_out
 
@@ -113,4 +133,6 @@ class EventWriter:
             self._tell(f"an Event was refused: {error}")
         elif not self._is_refused:
             self._is_refused = True
-            self._tell(f"no Events are written of faults, losses and recoveries (create events is needed): {error}")
+            self._tell(
+                f"no Events are written of faults, losses and recoveries (create events is needed): {error}"
+            )

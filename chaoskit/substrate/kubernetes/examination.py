@@ -30,7 +30,11 @@ _NODE = "node0"
 _RESOURCES = re.compile(r"\.resources\b|\bper (?:Container|Pod)\b")
 _NO_IMAGE = re.compile(r"\.image: Required value")
 #: Actions on machines, with the mark that each puts on one, or "" for a lever.
-_ON_MACHINES: Mapping[type[Action], str] = {MachineLoss: "", MachineDrain: marks.CORDON, MachineTaint: marks.TAINT}
+_ON_MACHINES: Mapping[type[Action], str] = {
+    MachineLoss: "",
+    MachineDrain: marks.CORDON,
+    MachineTaint: marks.TAINT,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,9 @@ def examine_cluster(options: KubernetesOptions) -> Iterator[ClusterFinding]:
         api.close()
 
 
-def _examine(api: KubernetesApi, options: KubernetesOptions, given: Manifest) -> Iterator[ClusterFinding]:
+def _examine(
+    api: KubernetesApi, options: KubernetesOptions, given: Manifest
+) -> Iterator[ClusterFinding]:
     """Yield findings about the server, then about sessions and runs. Raises ApiError."""
     yield ClusterFinding("API server", f"{api.server}, {api.version()}")
     examination = Examination(api, options, given)
@@ -100,16 +106,26 @@ class Examination:
         except BadInput as error:
             yield ClusterFinding("namespace", str(error), error)
         lacking = self._lacking(rights.of_session(self._options))
-        yield from _rights("rights", "a session", rights.of_session(self._options), lacking, self._api.namespace)
+        yield from _rights(
+            "rights", "a session", rights.of_session(self._options), lacking, self._api.namespace
+        )
         writes_events = may_write_events(self._api)
-        if not (self._options.has_driver and self._options.service_account):  # an account has rights of its own
+        if not (
+            self._options.has_driver and self._options.service_account
+        ):  # an account has rights of its own
             yield _events_finding(writes_events)
         if not lacking:
             yield self._objects(writes_events)
 
-    def _lacking(self, needed: Sequence[rights.Right], *, everywhere: bool = False) -> list[tuple[rights.Right, str]]:
+    def _lacking(
+        self, needed: Sequence[rights.Right], *, everywhere: bool = False
+    ) -> list[tuple[rights.Right, str]]:
         asked = list(
-            {(right.group, right.resource, verb): (right, verb) for right in needed for verb in right.verbs}.values()
+            {
+                (right.group, right.resource, verb): (right, verb)
+                for right in needed
+                for verb in right.verbs
+            }.values()
         )
 
         def may(request: tuple[rights.Right, str]) -> bool:
@@ -117,7 +133,11 @@ class Examination:
             return self._api.may(verb, right.group, right.resource, everywhere=everywhere)
 
         with ThreadPoolExecutor(_REQUESTS, thread_name_prefix="ck-rights") as threads:
-            return [request for request, granted in zip(asked, threads.map(may, asked), strict=True) if not granted]
+            return [
+                request
+                for request, granted in zip(asked, threads.map(may, asked), strict=True)
+                if not granted
+            ]
 
     def _objects(self, writes_events: bool) -> ClusterFinding:
         """Have the server check the objects of a session, with all that watches over the namespace."""
@@ -144,7 +164,9 @@ class Examination:
 
     def of_run(self, demand: RunDemand, session: str = "") -> Iterator[ClusterFinding]:
         """Check room for pods, and the machines of faults. ``session``: that has pods already; "" for none."""
-        marks_or_levers = {mark for action, mark in _ON_MACHINES.items() if action in demand.actions}
+        marks_or_levers = {
+            mark for action, mark in _ON_MACHINES.items() if action in demand.actions
+        }
         if marks_or_levers:
             yield from self._machines(marks_or_levers, session)
         missing = self._missing_pods(demand, session)
@@ -160,15 +182,21 @@ class Examination:
 
     def _machines(self, marks_or_levers: Iterable[str], session: str) -> Iterator[ClusterFinding]:
         lacking = self._lacking(rights.MACHINE_RIGHTS, everywhere=True)
-        yield from _rights("rights over machines", "breaking machines", rights.MACHINE_RIGHTS, lacking, "")
+        yield from _rights(
+            "rights over machines", "breaking machines", rights.MACHINE_RIGHTS, lacking, ""
+        )
         if not lacking and (reason := self._why_not_breakable(marks_or_levers, session)):
-            refusal = BadInput("machines", self._options.machines, f"name machines that can be broken: {reason}")
+            refusal = BadInput(
+                "machines", self._options.machines, f"name machines that can be broken: {reason}"
+            )
             yield ClusterFinding("machines", reason, refusal)
 
     def _missing_pods(self, demand: RunDemand, session: str) -> list[tuple[Manifest, int]]:
         """Return the pods that a run needs and its session does not have."""
         there = list(self._api.find("Pod", manifests.selector(session))) if session else []
-        nodes = sum(one["metadata"]["labels"].get("app.kubernetes.io/component") == "node" for one in there)
+        nodes = sum(
+            one["metadata"]["labels"].get("app.kubernetes.io/component") == "node" for one in there
+        )
         more = max(0, demand.nodes + demand.standbys - nodes)
         pods = session_pods(new_name(), self._options, self._given)
         made = {pod["metadata"]["labels"][manifests.STATION]: pod for pod in pods}
@@ -178,11 +206,16 @@ class Examination:
     def _room(self, pods: Sequence[tuple[Manifest, int]]) -> ClusterFinding:
         try:
             reason = quotas.lacking(self._api.find("ResourceQuota", ""), pods)
-        except (ApiError, ValueError):  # such as for want of the right to read quotas: the server will refuse the pods
+        except (
+            ApiError,
+            ValueError,
+        ):  # such as for want of the right to read quotas: the server will refuse the pods
             return ClusterFinding("quotas", "they cannot be read")
         if not reason:
             return ClusterFinding("quotas", f"{sum(count for _, count in pods)} pods fit into them")
-        refusal = BadInput("quota", self._api.namespace, f"use fewer nodes, or have more room granted: {reason}")
+        refusal = BadInput(
+            "quota", self._api.namespace, f"use fewer nodes, or have more room granted: {reason}"
+        )
         return ClusterFinding("quotas", reason, refusal)
 
     def _places(self, pods: Iterable[Manifest]) -> ClusterFinding:
@@ -199,7 +232,9 @@ class Examination:
         with contextlib.suppress(ValueError):
             small = next(filter(None, (placement.why_too_small(pod, there) for pod in pods)), "")
             if small:
-                return ClusterFinding("places", f"{small}: pods wait until such a machine is made", is_limited=True)
+                return ClusterFinding(
+                    "places", f"{small}: pods wait until such a machine is made", is_limited=True
+                )
         return ClusterFinding("places", "machines take pods")
 
     def _machines_seen(self) -> list[Manifest]:
@@ -232,13 +267,21 @@ def session_pods(session: str, options: KubernetesOptions, given: Manifest) -> l
     made = [manifests.driver(session, options, given)] if options.has_driver else []
     if made and not options.service_account:  # its account is made with it
         made[0]["spec"].pop("serviceAccountName")
-    made += [manifests.pod(session, name, f"{session}-{name}", "", options, given) for name in (COORDINATOR, _NODE)]
+    made += [
+        manifests.pod(session, name, f"{session}-{name}", "", options, given)
+        for name in (COORDINATOR, _NODE)
+    ]
     placement.only_on(made[-1], options.breakable)
     return made
 
 
 def session_objects(
-    session: str, options: KubernetesOptions, given: Manifest, namespace: str, *, writes_events: bool = True
+    session: str,
+    options: KubernetesOptions,
+    given: Manifest,
+    namespace: str,
+    *,
+    writes_events: bool = True,
 ) -> list[Manifest]:
     """Return the objects of a session that a server can check before any of them is there.
 
@@ -247,9 +290,16 @@ def session_objects(
     pods = session_pods(session, options, given)
     owner = manifests.owner(session, "00000000-0000-0000-0000-000000000000")
     job = manifests.job(session, pods[0], started_by="", deadline_s=1, parallelism=0)
-    made = [*pods, job, manifests.secret(session, "", owner, given), manifests.network_policy(session, "", owner)]
+    made = [
+        *pods,
+        job,
+        manifests.secret(session, "", owner, given),
+        manifests.network_policy(session, "", owner),
+    ]
     if options.has_driver and not options.service_account:
-        rights_of_driver = manifests.driver_rights(session, namespace, owner, writes_events=writes_events)
+        rights_of_driver = manifests.driver_rights(
+            session, namespace, owner, writes_events=writes_events
+        )
         account, role, _ = rights_of_driver  # a binding needs both
         made += [account, role]
     return made
@@ -258,9 +308,13 @@ def session_objects(
 def refusal_of(message: str, options: KubernetesOptions, namespace: str) -> BadInput:
     """Return the refusal of a user whose object the server does not accept, by what the server says."""
     if "failed quota" in message:  # a quota over resources, of which the pod names none
-        return BadInput("template", options.template, f"name the resources of its container: {message}")
+        return BadInput(
+            "template", options.template, f"name the resources of its container: {message}"
+        )
     if "exceeded quota" in message:
-        return BadInput("quota", namespace, f"use fewer nodes, or have more room granted: {message}")
+        return BadInput(
+            "quota", namespace, f"use fewer nodes, or have more room granted: {message}"
+        )
     if message.startswith("namespaces ") and message.endswith(" not found"):
         return BadInput("namespace", namespace, f"create it: {message}")
     if _NO_IMAGE.search(message):
@@ -272,7 +326,9 @@ def refusal_of(message: str, options: KubernetesOptions, namespace: str) -> BadI
         remedy = "let such pods in (its label pod-security.kubernetes.io/enforce), or change the template"
         return BadInput("namespace", namespace, f"{remedy}: {message}")
     if "looking up service account" in message:
-        return BadInput("service_account", options.service_account, f"name one of the namespace: {message}")
+        return BadInput(
+            "service_account", options.service_account, f"name one of the namespace: {message}"
+        )
     remedy = "change the template, the image, or what you may do in the namespace"
     return BadInput("template", options.template, f"{remedy}: {message}")
 
@@ -280,7 +336,9 @@ def refusal_of(message: str, options: KubernetesOptions, namespace: str) -> BadI
 def _events_finding(is_allowed: bool) -> ClusterFinding:
     """Return the finding about Events. Runs do not need the right to write them: their results are the same."""
     if is_allowed:
-        return ClusterFinding("events", "faults, losses and recoveries are written as Events of the session's Job")
+        return ClusterFinding(
+            "events", "faults, losses and recoveries are written as Events of the session's Job"
+        )
     lack = "you may not create events: kubectl get events shows no faults, losses and recoveries of runs"
     return ClusterFinding("events", lack, is_limited=True)
 
@@ -295,7 +353,9 @@ def _rights(
     """Yield what is missing, each with the one refusal that names all of it."""
     where = "" if namespace else " in the whole cluster"
     if not lacking:
-        yield ClusterFinding(name, f"all {sum(len(right.verbs) for right in needed)} that {purpose} needs")
+        yield ClusterFinding(
+            name, f"all {sum(len(right.verbs) for right in needed)} that {purpose} needs"
+        )
         return
     refusal = refusal_of_rights(name, lacking, namespace)
     for right, verb in lacking:
@@ -303,11 +363,15 @@ def _rights(
         yield ClusterFinding(f"{verb} {right.resource}{where}", told, refusal)
 
 
-def refusal_of_rights(name: str, lacking: Sequence[tuple[rights.Right, str]], namespace: str) -> BadInput:
+def refusal_of_rights(
+    name: str, lacking: Sequence[tuple[rights.Right, str]], namespace: str
+) -> BadInput:
     """Return the refusal of a user without these rights. ``namespace``: "" for rights over the whole cluster."""
     names = ", ".join(f"{verb} {right.resource}" for right, verb in lacking)
     where = f"in the namespace {namespace}" if namespace else "in the whole cluster"
     remedy = f"have them granted {where} (chaoskit cluster manifests prints roles)"
-    if {right.resource for right, _ in lacking} & {right.resource for right in rights.MAKING_ACCOUNTS}:
+    if {right.resource for right, _ in lacking} & {
+        right.resource for right in rights.MAKING_ACCOUNTS
+    }:
         remedy += f", or use an account that is installed ({VARIABLE}SERVICE_ACCOUNT={ACCOUNT})"
     return BadInput(name, names, f"{remedy}; the first is needed for: {lacking[0][0].why}")

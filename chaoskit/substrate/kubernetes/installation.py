@@ -22,7 +22,11 @@ def installation(namespace: str, security: str) -> list[Manifest]:
     labels = LABELS | {ALLOWED: ALLOWED_VALUE, "pod-security.kubernetes.io/enforce": security}
     within = {"namespace": namespace, "labels": LABELS}
     return [
-        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace, "labels": labels}},
+        {
+            "apiVersion": "v1",
+            "kind": "Namespace",
+            "metadata": {"name": namespace, "labels": labels},
+        },
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT, **within}},
         role(ACCOUNT, within, rights.DRIVER_RIGHTS + rights.EVENT_RIGHTS),
         {
@@ -43,11 +47,18 @@ def machine_rights() -> Manifest:
     return role(MACHINE_USERS, {"labels": LABELS}, rights.MACHINE_RIGHTS, kind="ClusterRole")
 
 
-def role(name: str, within: Manifest, granted: tuple[rights.Right, ...], kind: str = "Role") -> Manifest:
+def role(
+    name: str, within: Manifest, granted: tuple[rights.Right, ...], kind: str = "Role"
+) -> Manifest:
     """A role, whose annotations say what the rights to each resource are for."""
     reasons = dict[str, list[str]]()
     for right in granted:
         reasons.setdefault(f"chaoskit.dev/{right.resource.replace('/', '.')}", []).append(right.why)
     why = {name: "; ".join(whys) for name, whys in reasons.items()}
     metadata = {"name": name, **within, "annotations": why}
-    return {"apiVersion": f"{rights.RBAC}/v1", "kind": kind, "metadata": metadata, "rules": rights.rules(granted)}
+    return {
+        "apiVersion": f"{rights.RBAC}/v1",
+        "kind": kind,
+        "metadata": metadata,
+        "rules": rights.rules(granted),
+    }

@@ -37,7 +37,9 @@ class Outside:
 
     actions = MACHINE_ACTIONS
 
-    def __init__(self, session: Session, errands: Errands, own: str, nodes: Callable[[], Sequence[str]]) -> None:
+    def __init__(
+        self, session: Session, errands: Errands, own: str, nodes: Callable[[], Sequence[str]]
+    ) -> None:
         self._api, self._pods, self._errands, self._own = session.api, session.pods, errands, own
         self._nodes = nodes
         self._begun: list[_Outcome] = []
@@ -57,7 +59,9 @@ class Outside:
             raise HarnessError(f"{machine} is not broken: what drives this run is there")
         match action:
             case MachineLoss(lever):
-                return _LostMachine(self._errands, lever, machine, self._pods, (COORDINATOR, *self._nodes()))
+                return _LostMachine(
+                    self._errands, lever, machine, self._pods, (COORDINATOR, *self._nodes())
+                )
             case MachineDrain(grace_s):
                 return _DrainedMachine(self._errands, machine, self._pods, grace_s)
             case MachineTaint():
@@ -76,7 +80,9 @@ class Outside:
 class _Outcome:
     """An errand that was begun, and what shows that it has taken effect."""
 
-    def __init__(self, errands: Errands, errand: str, machine: str, lasts_s: float = math.inf) -> None:
+    def __init__(
+        self, errands: Errands, errand: str, machine: str, lasts_s: float = math.inf
+    ) -> None:
         self._errands = errands
         self._number: int | None = errands.begin(errand, machine, lasts_s)
 
@@ -96,7 +102,12 @@ class _Outcome:
 
 class _LostMachine(_Outcome):
     def __init__(
-        self, errands: Errands, lever: str, machine: str, pods: SessionPods, stations: Collection[str]
+        self,
+        errands: Errands,
+        lever: str,
+        machine: str,
+        pods: SessionPods,
+        stations: Collection[str],
     ) -> None:
         self._there = [pod for pod in pods.on(machine) if pod.station in stations and pod.lives()]
         pods.plan_loss(machine)
@@ -136,7 +147,9 @@ class _DrainedMachine(_EmptiedMachine):
     def __init__(self, errands: Errands, machine: str, pods: SessionPods, grace_s: int) -> None:
         super().__init__(errands, CORDON, machine, pods)
         self._alive = [pod for pod in self._there if pod.lives()]
-        self._evicting = threading.Thread(target=self._evict, args=[grace_s], name="ck-drain", daemon=True)
+        self._evicting = threading.Thread(
+            target=self._evict, args=[grace_s], name="ck-drain", daemon=True
+        )
         self._failure, self._is_refused, self._is_lifted = "", False, threading.Event()
 
     def _evict(self, grace_s: int) -> None:

@@ -18,7 +18,12 @@ NIGHTS = "/nights"
 #: Names the Job of a night, in its environment.
 NIGHT_JOB = "CHAOSKIT_NIGHT_JOB"
 #: Exit statuses of a night that is over: it is not begun again. One that was killed has another.
-OVER = (Verdict.FAILED.exit_code, EXIT_BAD_INPUT, Verdict.UNKNOWN.exit_code, Verdict.ERROR.exit_code)
+OVER = (
+    Verdict.FAILED.exit_code,
+    EXIT_BAD_INPUT,
+    Verdict.UNKNOWN.exit_code,
+    Verdict.ERROR.exit_code,
+)
 _OF_NIGHTS = LABELS | {"app.kubernetes.io/component": "night"}
 _GRACE_S = 180  # what it has broken is put back
 _LATE_S = 600  # so late it may begin
@@ -114,7 +119,11 @@ def _pod(chosen: NightlyJob) -> Manifest:
             *({"name": name, "value": value} for name, value in variables.items()),
             {
                 "name": NIGHT_JOB,
-                "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['batch.kubernetes.io/controller-uid']"}},
+                "valueFrom": {
+                    "fieldRef": {
+                        "fieldPath": "metadata.labels['batch.kubernetes.io/controller-uid']"
+                    }
+                },
             },
             {
                 "name": f"{VARIABLE}OWN_MACHINE",
@@ -126,7 +135,10 @@ def _pod(chosen: NightlyJob) -> Manifest:
             {"secretRef": {"name": NIGHTLY, "optional": True}},
         ],
         "securityContext": deepcopy(CONTAINER_SECURITY),
-        "volumeMounts": [{"name": "nights", "mountPath": NIGHTS}, {"name": "tmp", "mountPath": "/tmp"}],
+        "volumeMounts": [
+            {"name": "nights", "mountPath": NIGHTS},
+            {"name": "tmp", "mountPath": "/tmp"},
+        ],
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     return {

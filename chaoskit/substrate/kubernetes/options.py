@@ -112,7 +112,11 @@ class KubernetesOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         driven = msgspec.json.encode(DrivenSession(session, directory)).decode()
         told = {"image": self.image, "python": self.python, "startup_s": str(self.startup_s)}
         told |= {"machines": self.machines, "network_faults": self.network_faults}
-        told |= {"harness": "here", "session": driven, "template": f"{directory}/template" if self.template else ""}
+        told |= {
+            "harness": "here",
+            "session": driven,
+            "template": f"{directory}/template" if self.template else "",
+        }
         return {f"{VARIABLE}{name.upper()}": value for name, value in told.items() if value}
 
     @property
@@ -145,11 +149,17 @@ class KubernetesOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
         if self.template and not Path(self.template).is_file():
             raise BadInput("template", self.template, "name a file with a Pod in YAML or JSON")
         if self.levers and not Path(self.levers).is_file():
-            raise BadInput("levers", self.levers, "name a file with commands that break machines, and what undoes them")
+            raise BadInput(
+                "levers",
+                self.levers,
+                "name a file with commands that break machines, and what undoes them",
+            )
         if not 0 < self.startup_s < math.inf:
             raise BadInput("startup_s", self.startup_s, "use a number of seconds above 0")
         try:
             if self.address:
                 IPv4Address(self.address)
         except ValueError:
-            raise BadInput("address", self.address, "use an IPv4 address under which pods reach this machine") from None
+            raise BadInput(
+                "address", self.address, "use an IPv4 address under which pods reach this machine"
+            ) from None

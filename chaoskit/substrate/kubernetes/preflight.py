@@ -108,4 +108,6 @@ def require_all(findings: Iterable[ClusterFinding]) -> None:
 
 def _is_lasting(error: ChaoskitError) -> bool:
     """Return whether another attempt would fail with the same error."""
-    return isinstance(error, BadInput | PodsBarred) or (isinstance(error, ApiError) and error.is_refusal)
+    return isinstance(error, BadInput | PodsBarred) or (
+        isinstance(error, ApiError) and error.is_refusal
+    )

@@ -39,9 +39,13 @@ from chaoskit.substrate.kubernetes.pods.pods import Pod, SessionPods
 from chaoskit.substrate.supervisor.reception import Reception
 from chaoskit.substrate.undo import CommandEntry, Undo, UndoLog
 
-_LEAVE_S = 5.0  # which the pod of a session has to end, and the process that uses it to find out why
+_LEAVE_S = (
+    5.0  # which the pod of a session has to end, and the process that uses it to find out why
+)
 _LOOK_S = 0.1
-_BACKGROUND_S = 2.0  # time for queued requests at the end of a session, such as Events of the last run
+_BACKGROUND_S = (
+    2.0  # time for queued requests at the end of a session, such as Events of the last run
+)
 _REFUSED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)  # roles go with their namespace
 START_MORE_S = 60  # beyond what pods have to start
 #: Says in the environment what starts sessions, where that is not the user at this machine: such as a night.
@@ -63,7 +67,9 @@ class Session:
         BadInput: if the cluster, the namespace or the template cannot be used; nothing is made then.
     """
 
-    def __init__(self, options: KubernetesOptions, undo: UndoLog, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, options: KubernetesOptions, undo: UndoLog, tell: Callable[[str], None]
+    ) -> None:
         options.require()
         self._options, self._undo, self._tell = options, undo, tell
         self._given = template.read(options.template) if options.template else {}
@@ -80,7 +86,9 @@ class Session:
         self._background = BackgroundRequests()
         self._events = EventWriter(self.api, self._background, self.name, tell)
         where = (self._reception, self._runner, self._manifest)
-        self.pods = SessionPods(self.api, self.name, options, *where, self._tell_of_pods, self._background)
+        self.pods = SessionPods(
+            self.api, self.name, options, *where, self._tell_of_pods, self._background
+        )
         with taking_back(self.close):
             if self._driven is None:
                 self._open(token)
@@ -125,7 +133,9 @@ class Session:
 
     def is_over(self) -> bool:
         """Whether it can have no runs any more. One without a driver goes with the coordinator's pod."""
-        return not self.is_driven and ((pod := self.pods.get(COORDINATOR)) is None or not self.pods.serves(pod))
+        return not self.is_driven and (
+            (pod := self.pods.get(COORDINATOR)) is None or not self.pods.serves(pod)
+        )
 
     def explain_end(self) -> str:
         """Return what has ended it from outside, in words; "" if nothing shows that."""
@@ -233,7 +243,9 @@ def find_namespace(api: KubernetesApi) -> manifests.Manifest:
         return api.get("Namespace", api.namespace)
     except ApiError as error:
         if error.status == HTTPStatus.NOT_FOUND:
-            raise BadInput("namespace", api.namespace, f"create it: kubectl create namespace {api.namespace}") from None
+            raise BadInput(
+                "namespace", api.namespace, f"create it: kubectl create namespace {api.namespace}"
+            ) from None
         raise
 
 
@@ -260,7 +272,11 @@ def require_allowed(api: KubernetesApi) -> None:
 
 def may_write_events(api: KubernetesApi) -> bool:
     """Return whether the user may write Events, and so grant that to a driver. Raises ApiError."""
-    return all(api.may(verb, right.group, right.resource) for right in rights.EVENT_RIGHTS for verb in right.verbs)
+    return all(
+        api.may(verb, right.group, right.resource)
+        for right in rights.EVENT_RIGHTS
+        for verb in right.verbs
+    )
 
 
 def _address_towards(server: str) -> str:

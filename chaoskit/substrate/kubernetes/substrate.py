@@ -35,7 +35,12 @@ from chaoskit.substrate.kubernetes.backends import PodApi
 from chaoskit.substrate.kubernetes.machine_faults import Outside
 from chaoskit.substrate.kubernetes.options import KubernetesOptions
 from chaoskit.substrate.kubernetes.pods.actions import ANSWER_S, MACHINE_ACTIONS, POD_ACTIONS
-from chaoskit.substrate.kubernetes.pods.manifests import FILES, STANDBY, world_annotations, world_labels
+from chaoskit.substrate.kubernetes.pods.manifests import (
+    FILES,
+    STANDBY,
+    world_annotations,
+    world_labels,
+)
 from chaoskit.substrate.kubernetes.pods.network import PodNetwork, why_not_in_pods
 from chaoskit.substrate.kubernetes.pods.placement import AVOID_S
 from chaoskit.substrate.kubernetes.pods.pods import Pod, SessionPods
@@ -67,7 +72,9 @@ class KubernetesSubstrate(AwaySubstrate):
         super().__init__()
         self._options = options
         self._session: Session | None = None
-        self._preflight = Preflight(options, template.read(options.template) if options.template else {})
+        self._preflight = Preflight(
+            options, template.read(options.template) if options.template else {}
+        )
         self._nodes_refusal = FirstRefusal()
 
     def require(self, demand: RunDemand) -> None:
@@ -107,7 +114,9 @@ class KubernetesSubstrate(AwaySubstrate):
     def kernel(self, station: str) -> KernelAway:
         return self._pod(station).kernel
 
-    def launch(self, config: RunConfig, run_directory: Path, *, replacements: int = 0, **options: Any) -> JobCluster:
+    def launch(
+        self, config: RunConfig, run_directory: Path, *, replacements: int = 0, **options: Any
+    ) -> JobCluster:
         """Start coordinator and agents, in pods that stay.
 
         Raises:
@@ -132,7 +141,12 @@ class KubernetesSubstrate(AwaySubstrate):
             raise
 
     def start_agent(
-        self, network: Network, node: str, token: str, run_directory: Path, injection: InjectionDoor | None
+        self,
+        network: Network,
+        node: str,
+        token: str,
+        run_directory: Path,
+        injection: InjectionDoor | None,
     ) -> Process:
         """Start an agent of a run, in another pod if the node's own is lost."""
         if not self._pod(node).lives():
@@ -143,7 +157,12 @@ class KubernetesSubstrate(AwaySubstrate):
     async def is_silent(self, station: str) -> bool:
         """Whether the stream to a station's supervisor is open, and it does not answer."""
         link = pod.link if (pod := self._pods.get(station)) is not None else None
-        return link is not None and link.is_open() and not await link.answers(ANSWER_S) and link.is_open()
+        return (
+            link is not None
+            and link.is_open()
+            and not await link.answers(ANSWER_S)
+            and link.is_open()
+        )
 
     @contextlib.contextmanager
     def doubted(self, station: str) -> Iterator[None]:
@@ -194,7 +213,9 @@ class KubernetesSubstrate(AwaySubstrate):
     def await_machines(self, run_directory: Path) -> None:
         """Wait until it is known whether machines are lost whose pods have ended without a reason. Write that down."""
         if self._pods.has_unproven():
-            self.tell(f"a pod was lost without a reason: asking for up to {AVOID_S:g} s whether its machine was lost")
+            self.tell(
+                f"a pod was lost without a reason: asking for up to {AVOID_S:g} s whether its machine was lost"
+            )
         while self._pods.has_unproven():
             self._pods.examine_machines()
             time.sleep(_LOOK_S)
@@ -202,7 +223,9 @@ class KubernetesSubstrate(AwaySubstrate):
 
     def why_ended(self) -> str:
         """Return what has ended the session from outside, if its own process drives it; "" if nothing shows that."""
-        return "" if self._session is None or self._session.is_driven else self._session.explain_end()
+        return (
+            "" if self._session is None or self._session.is_driven else self._session.explain_end()
+        )
 
     def note_silent(self, station: str, since_ns: int = 0) -> None:
         """The supervisor of a station does not answer: its pod is lost. ``since_ns``: when that was asked first."""
@@ -234,8 +257,12 @@ class KubernetesSubstrate(AwaySubstrate):
 
     def _other_pod(self, node: str, former: Pod | None, is_run_over: Callable[[], bool]) -> None:
         if former is not None:
-            self._pods.kill(former, is_run_over)  # no agent is started while anything of the one before may run
-        self._pods.replace(node, is_run_over, self._store_source)  # the directory of a large job takes a while
+            self._pods.kill(
+                former, is_run_over
+            )  # no agent is started while anything of the one before may run
+        self._pods.replace(
+            node, is_run_over, self._store_source
+        )  # the directory of a large job takes a while
 
     def label_world(self, plan: Plan, nodes: Sequence[str], run_directory: Path) -> None:
         """Have the pods of a run's nodes say which ranks of a generation they have, and for which test."""
@@ -273,7 +300,12 @@ class KubernetesSubstrate(AwaySubstrate):
         return self._session.pods
 
     def coordinator_again(
-        self, network: Network, config: RunConfig, token: str, run_directory: Path, nodes: Sequence[str]
+        self,
+        network: Network,
+        config: RunConfig,
+        token: str,
+        run_directory: Path,
+        nodes: Sequence[str],
     ) -> Process | None:
         """Start the coordinator in another pod if its own is lost. One without a driver takes the session along."""
         session = self._session
@@ -287,10 +319,14 @@ class KubernetesSubstrate(AwaySubstrate):
         session.pods.replace(COORDINATOR)
         self._give_record(run_directory)
         network.listen(self.link(COORDINATOR))
-        process = self._start_coordinator(network, config, token, run_directory, filter(session.pods.is_lost, nodes))
+        process = self._start_coordinator(
+            network, config, token, run_directory, filter(session.pods.is_lost, nodes)
+        )
         address = msgspec.json.encode(CoordinatorAddress(network.address, network.store))
         for node in nodes:
-            with contextlib.suppress(SupervisorGone):  # one that does not hear of it gives up in its time
+            with contextlib.suppress(
+                SupervisorGone
+            ):  # one that does not hear of it gives up in its time
                 self.link(node).write_unanswered(address_file(self.home(run_directory)), address)
         return process
 
@@ -312,7 +348,9 @@ class KubernetesSubstrate(AwaySubstrate):
     def backends(self, cluster: BaseCluster) -> Iterable[Backend]:
         assert self._session is not None
         yield PodApi(self._pods)
-        yield Outside(self._session, self._errands_of_run(), self._options.own_machine, lambda: cluster.nodes)
+        yield Outside(
+            self._session, self._errands_of_run(), self._options.own_machine, lambda: cluster.nodes
+        )
         yield from super().backends(cluster)
 
     def _errands_of_run(self) -> Errands:
@@ -347,7 +385,9 @@ class PodCluster(JobCluster):
 
     _substrate: KubernetesSubstrate
     _spoke_s = math.inf  # when the coordinator was heard last
-    _doubts: dict[str, asyncio.Task[None]] | None = None  # by node that is lost, while the event loop hears it
+    _doubts: dict[str, asyncio.Task[None]] | None = (
+        None  # by node that is lost, while the event loop hears it
+    )
 
     def lose(self, node: str) -> None:
         """Delete the pod of a node: nothing of it is left."""
@@ -359,13 +399,18 @@ class PodCluster(JobCluster):
         if isinstance(message, Plan):
             self._substrate.label_world(message, self.nodes, self.run_directory)
         if isinstance(message, NodeLost) and self._doubts is not None:
-            self._doubts[message.node] = asyncio.get_running_loop().create_task(self._doubt(message.node))
+            self._doubts[message.node] = asyncio.get_running_loop().create_task(
+                self._doubt(message.node)
+            )
 
     @contextlib.contextmanager
     def heard(self) -> Iterator[None]:
         with super().heard():
             doubts = self._doubts = {}
-            watches = [asyncio.create_task(watch()) for watch in (self._watch_coordinator, self._watch_pods)]
+            watches = [
+                asyncio.create_task(watch())
+                for watch in (self._watch_coordinator, self._watch_pods)
+            ]
             try:
                 yield
             finally:
@@ -389,7 +434,9 @@ class PodCluster(JobCluster):
         while True:
             await asyncio.sleep(_LOOK_S)
             quiet_s = time.monotonic() - self._spoke_s
-            if quiet_s > max(_LOOK_S, 2 * self._hello.heartbeat_s) and await self._substrate.is_silent(COORDINATOR):
+            if quiet_s > max(
+                _LOOK_S, 2 * self._hello.heartbeat_s
+            ) and await self._substrate.is_silent(COORDINATOR):
                 self._substrate.note_silent(COORDINATOR)
                 with contextlib.suppress(OSError):
                     self._observer.shutdown(socket.SHUT_RDWR)
@@ -399,7 +446,9 @@ class PodCluster(JobCluster):
         examination: asyncio.Task[None] | None = None
         while True:
             await asyncio.sleep(_LOOK_S)
-            if self._substrate.note_ends(self._stations()) and (examination is None or examination.done()):
+            if self._substrate.note_ends(self._stations()) and (
+                examination is None or examination.done()
+            ):
                 examined = asyncio.to_thread(self._substrate.examine, self._stations())
                 examination = asyncio.create_task(examined)
             self._substrate.write_taken(self.run_directory)
@@ -427,7 +476,9 @@ class PodCluster(JobCluster):
         if self._doubts is not None and (doubt := self._doubts.get(node)) is not None:
             await asyncio.shield(doubt)
         await self._substrate.ensure_pod(node, self.run_directory)
-        if await self._substrate.is_silent(node):  # what follows is asked of it, and would wait for its answers
+        if await self._substrate.is_silent(
+            node
+        ):  # what follows is asked of it, and would wait for its answers
             self._substrate.note_silent(node)
             raise HarnessError(f"the pod of {node} does not answer")
         self.restart(node)

@@ -35,7 +35,15 @@ _KEYS = {
 }
 #: Lists whose elements are taken whole: a variable has a value or a source, and not both.
 _WHOLE = ("env",)
-_SPEC = ("restartPolicy", "hostname", "subdomain", "shareProcessNamespace", "hostPID", "hostNetwork", "hostIPC")
+_SPEC = (
+    "restartPolicy",
+    "hostname",
+    "subdomain",
+    "shareProcessNamespace",
+    "hostPID",
+    "hostNetwork",
+    "hostIPC",
+)
 _METADATA = ("name", "generateName", "namespace", "ownerReferences", "finalizers")
 _CONTAINER = ("command", "args", "workingDir")
 _ROLE = ("name", "resources")
@@ -80,9 +88,15 @@ def read(path: str) -> dict[str, Any]:
     try:
         found = read_document("template", Path(path))
     except BadInput as error:
-        raise BadInput("template", path, f"name a file with one Pod, in YAML or JSON: {error.remedy}") from None
+        raise BadInput(
+            "template", path, f"name a file with one Pod, in YAML or JSON: {error.remedy}"
+        ) from None
     if isinstance(found, Mapping):
-        inner = found.get("template") or (found.get("spec") or {}).get("template") if _is_kind(found) else None
+        inner = (
+            found.get("template") or (found.get("spec") or {}).get("template")
+            if _is_kind(found)
+            else None
+        )
         found = inner or found
     try:
         msgspec.convert(found, _Shape)
@@ -98,16 +112,30 @@ def _taken(template: Mapping[str, Any]) -> Iterator[str]:
     """Paths of fields that are the session's."""
     metadata, spec = template["metadata"], template["spec"]
     yield from (f"metadata.{name}" for name in _METADATA if name in metadata)
-    yield from (f"metadata.labels[{name}]" for name in metadata.get("labels", {}) if name.startswith(f"{OURS}.dev/"))
+    yield from (
+        f"metadata.labels[{name}]"
+        for name in metadata.get("labels", {})
+        if name.startswith(f"{OURS}.dev/")
+    )
     yield from (f"spec.{name}" for name in _SPEC if name in spec)
     for container in spec.get("containers", []):
         if container["name"] == CONTAINER:
-            yield from (f"spec.containers[{CONTAINER}].{name}" for name in _CONTAINER if name in container)
+            yield from (
+                f"spec.containers[{CONTAINER}].{name}" for name in _CONTAINER if name in container
+            )
         elif container["name"] in ROLES:  # it is the node's container otherwise
-            yield from (f"spec.containers[{container['name']}].{name}" for name in container if name not in _ROLE)
+            yield from (
+                f"spec.containers[{container['name']}].{name}"
+                for name in container
+                if name not in _ROLE
+            )
         else:  # it would keep the pod, and with it the session, from ending
             yield f"spec.containers[{container['name']}] (make it an init container with restartPolicy: Always)"
-    yield from (f"spec.volumes[{one['name']}]" for one in spec.get("volumes", []) if one["name"].startswith(OURS))
+    yield from (
+        f"spec.volumes[{one['name']}]"
+        for one in spec.get("volumes", [])
+        if one["name"].startswith(OURS)
+    )
 
 
 def _is_kind(found: Mapping[str, Any]) -> bool:
@@ -120,14 +148,19 @@ def without_roles(template: Mapping[str, Any]) -> dict[str, Any]:
     spec = template.get("spec", {})
     if "containers" not in spec:
         return dict(template)
-    containers = [container for container in spec["containers"] if container.get("name") not in ROLES]
+    containers = [
+        container for container in spec["containers"] if container.get("name") not in ROLES
+    ]
     return {**template, "spec": {**spec, "containers": containers}}
 
 
 def resources_of(template: Mapping[str, Any], role: str) -> dict[str, Any] | None:
     """Return what a template has a role of :data:`ROLES` ask for; None if it does not say."""
     containers = template.get("spec", {}).get("containers", [])
-    return next((container.get("resources") for container in containers if container.get("name") == role), None)
+    return next(
+        (container.get("resources") for container in containers if container.get("name") == role),
+        None,
+    )
 
 
 def merge(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:

@@ -52,7 +52,9 @@ def rules() -> str:
     """Why packets cannot be dropped or answered; "" if they can."""
     way, port, address = (("a", "b"),), {"a": "lo", "b": "lo"}, {"b": "10.77.0.2"}
     changes = (Block(ways=way, share=0.5), Block(ways=way, loud=True))
-    script = "".join(nft_table(f"probe{number}", change, port, address) for number, change in enumerate(changes))
+    script = "".join(
+        nft_table(f"probe{number}", change, port, address) for number, change in enumerate(changes)
+    )
     return _inside(["nft", "-f", "-"], "nftables", script)
 
 
@@ -60,7 +62,9 @@ def rules() -> str:
 def queues() -> str:
     """Why packets cannot be handed to a process of ours; "" if they can."""
     verdict = ["--jump", "NFQUEUE", "--queue-num", "1", "--queue-bypass"]
-    return _inside(["iptables", "--wait", "--table", "mangle", "--append", "PREROUTING", *verdict], "iptables")
+    return _inside(
+        ["iptables", "--wait", "--table", "mangle", "--append", "PREROUTING", *verdict], "iptables"
+    )
 
 
 @functools.cache

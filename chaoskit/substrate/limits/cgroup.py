@@ -48,7 +48,9 @@ class Place:
     parent: Path
 
 
-def find_place(controller: str, mounts: str, groups: str, prefer: int | None = None) -> Place | None:
+def find_place(
+    controller: str, mounts: str, groups: str, prefer: int | None = None
+) -> Place | None:
     """Where ``controller`` keeps the process; None if it is not mounted.
 
     Args:
@@ -59,7 +61,9 @@ def find_place(controller: str, mounts: str, groups: str, prefer: int | None = N
     mounted = [line.split() for line in mounts.splitlines()]
     paths = {names: path for _, names, path in (line.split(":", 2) for line in groups.splitlines())}
     name = _V1_NAMES.get(controller, controller)
-    mounts_v1 = [fields[1] for fields in mounted if fields[2] == "cgroup" and name in fields[3].split(",")]
+    mounts_v1 = [
+        fields[1] for fields in mounted if fields[2] == "cgroup" and name in fields[3].split(",")
+    ]
     joined = [path for names, path in paths.items() if name in names.split(",")]
     mounts_v2 = [fields[1] for fields in mounted if fields[2] == "cgroup2"]
     v1 = _place(1, mounts_v1[0], joined[0]) if mounts_v1 and joined else None
@@ -75,7 +79,10 @@ def _place(version: int, mount: str, path: str) -> Place:
 def _locate(controller: str, pid: int, prefer: int | None = None) -> Place | None:
     with contextlib.suppress(OSError):
         # by our own mounts: those of a container are others
-        mounts, groups = Path("/proc/self/mounts").read_text(), Path(f"/proc/{pid}/cgroup").read_text()
+        mounts, groups = (
+            Path("/proc/self/mounts").read_text(),
+            Path(f"/proc/{pid}/cgroup").read_text(),
+        )
         return find_place(controller, mounts, groups, prefer)
     return None
 
@@ -103,7 +110,9 @@ def unavailable(controller: str) -> str:
         except OSError:
             enabled = []
         if controller not in enabled:
-            return f"cgroup v2 does not give the {controller} controller to groups in {place.parent}"
+            return (
+                f"cgroup v2 does not give the {controller} controller to groups in {place.parent}"
+            )
     if not os.access(place.parent, os.W_OK) or not os.access(place.home / "cgroup.procs", os.W_OK):
         return f"{place.parent} is not writable: run as root, or have the {controller} controller delegated to you"
     return ""
@@ -119,12 +128,16 @@ class Cgroup:
         ProcessLookupError: if the process is gone. OSError: if the kernel refuses the group.
     """
 
-    def __init__(self, controller: str, pid: int, ticks: int | None, undo: UndoLog, prefer: int | None = None) -> None:
+    def __init__(
+        self, controller: str, pid: int, ticks: int | None, undo: UndoLog, prefer: int | None = None
+    ) -> None:
         place = _locate(controller, pid, prefer)
         if place is None or ticks is None or start_ticks(pid) != ticks:
             raise ProcessLookupError(f"pid {pid} is not the process that was aimed at any more")
         self._version, self._home = place.version, place.home
-        self.path = place.parent / f"{PREFIX}{os.getpid()}-{next(_numbers)}-{pid}-{secrets.token_hex(4)}"
+        self.path = (
+            place.parent / f"{PREFIX}{os.getpid()}-{next(_numbers)}-{pid}-{secrets.token_hex(4)}"
+        )
         self._undo = undo.plan(CgroupEntry(str(self.path), str(self._home)))
         try:
             self.path.mkdir()
@@ -157,13 +170,18 @@ class Cgroup:
         return (self.path / name).read_text()
 
     def _table(self, name: str) -> dict[str, int]:
-        return {key: int(value) for key, value in (line.split() for line in self._read(name).splitlines())}
+        return {
+            key: int(value)
+            for key, value in (line.split() for line in self._read(name).splitlines())
+        }
 
     # -- CPU ----------------------------------------------------------------------------------------------------
 
     def limit_cpu(self, cpu_fraction: float | None) -> None:
         """Let the group have so many CPUs; None lifts the limit."""
-        quota_us = None if cpu_fraction is None else max(_QUOTA_US_MIN, round(cpu_fraction * _PERIOD_US))
+        quota_us = (
+            None if cpu_fraction is None else max(_QUOTA_US_MIN, round(cpu_fraction * _PERIOD_US))
+        )
         if self._version == 2:
             self._write("cpu.max", f"{'max' if quota_us is None else quota_us} {_PERIOD_US}")
         else:
@@ -173,7 +191,9 @@ class Cgroup:
     def throttled(self) -> tuple[int, float]:
         """How often the kernel held the group back for its quota, and for how many seconds of its threads in all."""
         table = self._table("cpu.stat")
-        seconds = table["throttled_usec"] / 1e6 if self._version == 2 else table["throttled_time"] / 1e9
+        seconds = (
+            table["throttled_usec"] / 1e6 if self._version == 2 else table["throttled_time"] / 1e9
+        )
         return table["nr_throttled"], seconds
 
     # -- memory -------------------------------------------------------------------------------------------------
@@ -224,11 +244,16 @@ class Cgroup:
 
     def written_bytes(self, device: str) -> int:
         """Bytes that this group has written to a disk; under version 1 also those that wait for the limit."""
-        lines = self._read("io.stat" if self._version == 2 else "blkio.throttle.io_service_bytes").splitlines()
+        lines = self._read(
+            "io.stat" if self._version == 2 else "blkio.throttle.io_service_bytes"
+        ).splitlines()
         of_device = [words for line in lines if (words := line.split()) and words[0] == device]
         if self._version == 2:
             found = [
-                word.removeprefix("wbytes=") for words in of_device for word in words if word.startswith("wbytes=")
+                word.removeprefix("wbytes=")
+                for words in of_device
+                for word in words
+                if word.startswith("wbytes=")
             ]
         else:
             found = [words[2] for words in of_device if words[1] == "Write"]

@@ -49,7 +49,9 @@ class Saturation:
         if self._from is None or now_s - self._from[0] < _WINDOW_S:
             return
         from_s, from_bytes = self._from
-        self.windows += written_bytes - from_bytes >= _USED_UP * self._bytes_per_s * (now_s - from_s)
+        self.windows += written_bytes - from_bytes >= _USED_UP * self._bytes_per_s * (
+            now_s - from_s
+        )
         self._from = None
 
 
@@ -111,7 +113,12 @@ class Holds:
         prefer: int | None = None,
     ) -> None:
         self.actions = frozenset(NODE_CONTROLLERS)
-        self._undo, self._processes, self._directory, self._prefer = undo, processes, directory, prefer
+        self._undo, self._processes, self._directory, self._prefer = (
+            undo,
+            processes,
+            directory,
+            prefer,
+        )
         self._groups: dict[str, dict[Path, tuple[Cgroup, list[Hold]]]] = {}
 
     def apply(self, node: str, action: Action) -> Hold:
@@ -121,19 +128,27 @@ class Holds:
                 case Freeze():
                     group = self._group(node, controller)
                     group.freeze()
-                    return self._hold(node, group, lambda: int(group.frozen()), group.thaw, is_count=False)
+                    return self._hold(
+                        node, group, lambda: int(group.frozen()), group.thaw, is_count=False
+                    )
                 case CapCpu(cores):
                     group = self._group(node, controller)
                     group.limit_cpu(cores)
-                    return self._hold(node, group, lambda: group.throttled()[0], lambda: group.limit_cpu(None))
+                    return self._hold(
+                        node, group, lambda: group.throttled()[0], lambda: group.limit_cpu(None)
+                    )
                 case CapMemory(headroom_bytes):
                     group = self._group(node, controller)
                     group.limit_memory(headroom_bytes)
-                    return self._hold(node, group, group.oom_kills, lambda: group.limit_memory(None))
+                    return self._hold(
+                        node, group, group.oom_kills, lambda: group.limit_memory(None)
+                    )
                 case CapPids(further):
                     group = self._group(node, controller)
                     group.limit_pids(further)
-                    return self._hold(node, group, group.refused_forks, lambda: group.limit_pids(None))
+                    return self._hold(
+                        node, group, group.refused_forks, lambda: group.limit_pids(None)
+                    )
                 case CapWrites(bytes_per_s):
                     return self._cap_writes(node, bytes_per_s)
         raise AssertionError(action)
@@ -152,7 +167,9 @@ class Holds:
     def _cap_writes(self, node: str, bytes_per_s: float) -> Hold:
         device = device_of(self._directory)
         if device is None:
-            raise HarnessError(f"{self._directory} lies on no disk that can limit writes: choose another one")
+            raise HarnessError(
+                f"{self._directory} lies on no disk that can limit writes: choose another one"
+            )
         group = self._group(node, NODE_CONTROLLERS[CapWrites])
         group.limit_writes(device, round(bytes_per_s))
         seen = Saturation(bytes_per_s, group.written_bytes(device), time.monotonic())
@@ -181,12 +198,18 @@ class Holds:
         agent, groups = processes[0], self._groups.setdefault(node, {})
         home = home_of(controller, agent.pid, self._prefer)
         known = groups.get(home) if home else None
-        group = known[0] if known else Cgroup(controller, agent.pid, agent.ticks, self._undo, self._prefer)
+        group = (
+            known[0]
+            if known
+            else Cgroup(controller, agent.pid, agent.ticks, self._undo, self._prefer)
+        )
         groups.setdefault(group.path, (group, []))
         deadline_s = time.monotonic() + _GATHER_S
         while strangers := {process.pid for process in processes} - group.pids():
             if time.monotonic() > deadline_s:
-                raise HarnessError(f"processes {sorted(strangers)} of {node} do not enter {group.path}")
+                raise HarnessError(
+                    f"processes {sorted(strangers)} of {node} do not enter {group.path}"
+                )
             for pid in strangers:
                 with contextlib.suppress(ProcessLookupError):  # ended meanwhile
                     group.take(pid)
@@ -194,7 +217,13 @@ class Holds:
         return group
 
     def _hold(
-        self, node: str, group: Cgroup, count: Callable[[], int], undo: Callable[[], None], *, is_count: bool = True
+        self,
+        node: str,
+        group: Cgroup,
+        count: Callable[[], int],
+        undo: Callable[[], None],
+        *,
+        is_count: bool = True,
     ) -> Hold:
         """``is_count``: whether it only ever grows; else it says how things are now."""
         groups = self._groups[node]

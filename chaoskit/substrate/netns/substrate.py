@@ -54,7 +54,11 @@ class NetnsSubstrate(LocalSubstrate):
         """The supervisor must be in the user namespace that owns the networks."""
         if self._privileged or self._switch is None:
             return []
-        return ["nsenter", f"--user=/proc/{self._switch.process.pid}/ns/user", "--preserve-credentials"]
+        return [
+            "nsenter",
+            f"--user=/proc/{self._switch.process.pid}/ns/user",
+            "--preserve-credentials",
+        ]
 
     def network(self, nodes: Sequence[str], port: int) -> Network:
         assert self._switch is not None
@@ -81,7 +85,9 @@ class NamespaceNetwork:
 
     interface = INSIDE
 
-    def __init__(self, switch: Switch, nodes: Sequence[str], port: int, lent: Sequence[int] = ()) -> None:
+    def __init__(
+        self, switch: Switch, nodes: Sequence[str], port: int, lent: Sequence[int] = ()
+    ) -> None:
         self._switch = switch
         stations = (COORDINATOR, *nodes)
         built, namespaces = self.lend(Build(stations), lent)
@@ -106,7 +112,9 @@ class NamespaceNetwork:
     def host(self, name: str) -> str:
         if name not in self._hosts:
             count = len(self._hosts) - 1
-            raise HarnessError(f"the network was made for {count} nodes, not for {name}: raise maxReplicas")
+            raise HarnessError(
+                f"the network was made for {count} nodes, not for {name}: raise maxReplicas"
+            )
         return self._hosts[name]
 
     def namespace(self, name: str) -> tuple[int, ...]:
@@ -122,7 +130,9 @@ class NamespaceNetwork:
     def isolate(self, name: str) -> Applied | None:
         if capabilities.rules():  # without rules the cable can be pulled, and nothing counts
             return self.impose(Unplug(station=name))
-        return self.impose(Block(ways=between([name], [other for other in self._hosts if other != name])))
+        return self.impose(
+            Block(ways=between([name], [other for other in self._hosts if other != name]))
+        )
 
     def backends(self) -> Sequence[Backend]:
         return (NetworkChanges(self),)
@@ -137,7 +147,9 @@ class NamespaceNetwork:
             lambda: self._switch.ask(Lift(self._number, number))[0].packets,
         )
 
-    def round_trips_ms(self, source: str, target: str, count: int, timeout_s: float) -> tuple[float, ...]:
+    def round_trips_ms(
+        self, source: str, target: str, count: int, timeout_s: float
+    ) -> tuple[float, ...]:
         echoes = self._echoes(source)
         try:
             return tuple(echoes.round_trips_ms(self.host(target), count, timeout_s))

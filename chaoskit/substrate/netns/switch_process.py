@@ -65,7 +65,8 @@ class _Server:
                 self._wirings[self._count] = Wiring(fabric)
                 addresses = tuple(station.address for station in fabric.stations.values())
                 self._answer(
-                    Done(self._count, addresses=addresses), *(station.namespace for station in fabric.stations.values())
+                    Done(self._count, addresses=addresses),
+                    *(station.namespace for station in fabric.stations.values()),
                 )
             case Move(network, station):
                 self._networks[network].move(station, *descriptors)
@@ -73,11 +74,17 @@ class _Server:
                 self._answer(Done())
             case Listen(network, station, port):
                 place = self._networks[network].stations[station]
-                with namespaces.entered(place.namespace), socket.create_server((place.address, port)) as listener:
+                with (
+                    namespaces.entered(place.namespace),
+                    socket.create_server((place.address, port)) as listener,
+                ):
                     self._answer(Done(), listener.fileno())
             case Connect(network, station, address):
                 place = self._networks[network].stations[station]
-                with namespaces.entered(place.namespace), socket.create_connection(address, _CONNECT_S) as connection:
+                with (
+                    namespaces.entered(place.namespace),
+                    socket.create_connection(address, _CONNECT_S) as connection,
+                ):
                     self._answer(Done(), connection.fileno())
             case Impose(network, change):
                 self._answer(Done(number=self._wirings[network].impose(change)))

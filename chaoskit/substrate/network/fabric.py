@@ -56,7 +56,11 @@ class Fabric:
                 bridge = self._add_bridge(links)
                 for number, name in enumerate(names, 1):
                     namespace = lent[number - 1] if lent else namespaces.create()
-                    self._add_station(links, bridge, Station(name, namespace, f"10.77.0.{number}", f"port{number}"))
+                    self._add_station(
+                        links,
+                        bridge,
+                        Station(name, namespace, f"10.77.0.{number}", f"port{number}"),
+                    )
         except BaseException:
             self.close()
             raise
@@ -70,7 +74,12 @@ class Fabric:
 
     def _add_station(self, links: IPRoute, bridge: int, station: Station) -> None:
         self.stations[station.name] = station  # from now on it is closed with the others
-        links.link("add", ifname=station.port, kind="veth", peer={"ifname": INSIDE, "net_ns_fd": station.namespace})
+        links.link(
+            "add",
+            ifname=station.port,
+            kind="veth",
+            peer={"ifname": INSIDE, "net_ns_fd": station.namespace},
+        )
         (port,) = links.link_lookup(ifname=station.port)
         links.link("set", index=port, master=bridge, state="up")
         _bring_up(station)

@@ -46,14 +46,18 @@ class PacketQueues:
     """
 
     def __init__(self) -> None:
-        self._netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_NETFILTER)
+        self._netlink = socket.socket(
+            socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_NETFILTER
+        )
         with contextlib.suppress(OSError):  # not in a user namespace
             self._netlink.setsockopt(socket.SOL_SOCKET, 33, _BUFFER_BYTES)  # SO_RCVBUFFORCE
         self._netlink.setsockopt(_SOL_NETLINK, _NETLINK_NO_ENOBUFS, 1)
         self._netlink.bind((0, 0))
         self._profiles: dict[int, Profile] = {}
         self.held: Counter[int] = Counter()
-        self._due: list[tuple[float, int, int, bytes]] = []  # when, order of arrival or so, queue, verdict message
+        self._due: list[
+            tuple[float, int, int, bytes]
+        ] = []  # when, order of arrival or so, queue, verdict message
         self._chance = random.Random(os.urandom(16))
         self._order = 0
         self._ended = threading.Event()
@@ -67,7 +71,9 @@ class PacketQueues:
             self._configure(queue, _CFG_CMD, struct.pack("!BxH", _BIND, socket.AF_INET))
             self._configure(queue, _CFG_QUEUE_MAXLEN, struct.pack("!I", _QUEUE_LENGTH))
         self._configure(queue, _CFG_PARAMS, struct.pack("!IB", 0, _COPY_META))
-        self._configure(queue, _CFG_FLAGS, struct.pack("!I", _FLAG_GSO), struct.pack("!I", _FLAG_GSO))
+        self._configure(
+            queue, _CFG_FLAGS, struct.pack("!I", _FLAG_GSO), struct.pack("!I", _FLAG_GSO)
+        )
 
     def unbind(self, queue: int) -> None:
         """Let the packets of ``queue`` pass: its rule must be gone, or say that it may be bypassed."""
@@ -129,7 +135,11 @@ _UNTOUCHED = Profile()
 
 def _message(kind: int, queue: int, body: bytes) -> bytes:
     length = _HEADER.size + _FAMILY.size + len(body)
-    return _HEADER.pack(length, kind, _NLM_F_REQUEST, 0, 0) + _FAMILY.pack(socket.AF_UNSPEC, 0, queue) + body
+    return (
+        _HEADER.pack(length, kind, _NLM_F_REQUEST, 0, 0)
+        + _FAMILY.pack(socket.AF_UNSPEC, 0, queue)
+        + body
+    )
 
 
 def _attribute(kind: int, value: bytes) -> bytes:

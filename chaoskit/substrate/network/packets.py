@@ -156,7 +156,11 @@ class _Queues:
     def count(self, action: HoldReceived) -> int:
         """How many packets from its sources were held up so far."""
         queues = self._queues
-        return sum(queues.held[self._numbers.get(source, 0)] for source in action.sources) if queues else 0
+        return (
+            sum(queues.held[self._numbers.get(source, 0)] for source in action.sources)
+            if queues
+            else 0
+        )
 
     def _bind(self) -> None:
         wanted: dict[str, Profile] = {}
@@ -245,7 +249,9 @@ def _call(package: str, command: list[str], script: str = "") -> bytes:
     except subprocess.TimeoutExpired as error:
         raise HarnessError(str(error)) from error
     except FileNotFoundError:
-        raise HarnessError(f"{command[0]} not found: install the package {package} where the network is") from None
+        raise HarnessError(
+            f"{command[0]} not found: install the package {package} where the network is"
+        ) from None
     if done.returncode != 0:
         raise HarnessError(f"{' '.join(command)}: {done.stderr.decode().strip()}")
     return done.stdout

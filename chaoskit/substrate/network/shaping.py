@@ -19,7 +19,9 @@ _FIRST = 0x10010  # of the classes of sources; their netem is named by the same 
 TOTAL = f"{_ALL:#x}"
 _ETH_P_IP = 0x0800
 _ENDLESS_BYTES_PER_S = 10**10
-_OWN_BYTES_PER_S = 1000  # what a class has for itself is not counted against the total: it borrows nearly all
+_OWN_BYTES_PER_S = (
+    1000  # what a class has for itself is not counted against the total: it borrows nearly all
+)
 _BURST_BYTES = 2**17  # two of the largest packets that a virtual link carries in one piece
 _TEST_LINK = "lo"
 
@@ -32,7 +34,9 @@ class Lane:
     profile: Profile | None = None
 
 
-def shape(links: IPRoute, link: int, total_bits_per_s: float, lanes: Mapping[str, Lane]) -> dict[str, str]:
+def shape(
+    links: IPRoute, link: int, total_bits_per_s: float, lanes: Mapping[str, Lane]
+) -> dict[str, str]:
     """Have what leaves by ``link`` (an index) go so. Replaces what was there; packets that waited are lost.
 
     Args:
@@ -51,7 +55,16 @@ def shape(links: IPRoute, link: int, total_bits_per_s: float, lanes: Mapping[str
         name = _FIRST + number
         _add_class(links, link, name, _ALL, lane.bits_per_s)
         key = f"{int(ipaddress.IPv4Address(address)):#010x}/0xffffffff+12"
-        links.tc("add-filter", "u32", link, parent=_ROOT, prio=1, protocol=_ETH_P_IP, target=name, keys=[key])
+        links.tc(
+            "add-filter",
+            "u32",
+            link,
+            parent=_ROOT,
+            prio=1,
+            protocol=_ETH_P_IP,
+            target=name,
+            keys=[key],
+        )
         if lane.profile is not None:
             _add_netem(links, link, (name & 0xFFFF) << 16, name, lane.profile)
     return {address: f"{_FIRST + number:#x}" for number, address in enumerate(sorted(lanes))}
@@ -70,7 +83,10 @@ def packets(links: IPRoute, link: int) -> dict[str, tuple[int, int]]:
     found = {}
     for message in links.get_classes(link):
         stats = message.get_attr("TCA_STATS2")
-        passed, waited = stats.get_attr("TCA_STATS_BASIC")["packets"], stats.get_attr("TCA_STATS_QUEUE")["overlimits"]
+        passed, waited = (
+            stats.get_attr("TCA_STATS_BASIC")["packets"],
+            stats.get_attr("TCA_STATS_QUEUE")["overlimits"],
+        )
         found[f"{message['handle']:#x}"] = (int(passed), int(waited))
     return found
 

@@ -177,7 +177,10 @@ def _meters(change: Narrow | Degrade) -> list[Meter]:
     """What shows that packets have met a change."""
     if isinstance(change, Degrade):
         return [Meter("passed", way) for way in change.ways]
-    return [*(Meter("waited", way) for way in change.ways), *(Meter("waited", one) for one in change.stations)]
+    return [
+        *(Meter("waited", way) for way in change.ways),
+        *(Meter("waited", one) for one in change.stations),
+    ]
 
 
 class TrafficShaper:
@@ -188,7 +191,9 @@ class TrafficShaper:
         self._changes: dict[int, Narrow | Degrade] = {}
         self._since: dict[int, int] = {}  # by change: what its ways and stations had met before
         self._classes: dict[Way, str] = {}
-        self._earlier: Counter[Meter] = Counter()  # what the kernel had counted when classes were made anew
+        self._earlier: Counter[Meter] = (
+            Counter()
+        )  # what the kernel had counted when classes were made anew
         with namespaces.entered(fabric.namespace):
             self._links = IPRoute()
 
@@ -213,7 +218,9 @@ class TrafficShaper:
         what, place = meter
         if isinstance(place, str):
             return self._waited_at(place)
-        passed, waited = shaping.packets(self._links, self._port(place[1])).get(self._classes.get(place, ""), (0, 0))
+        passed, waited = shaping.packets(self._links, self._port(place[1])).get(
+            self._classes.get(place, ""), (0, 0)
+        )
         return waited if what == "waited" else passed
 
     def _waited_at(self, name: str) -> int:
@@ -234,14 +241,18 @@ class TrafficShaper:
         return int(index)
 
     def _shape(self, stations: Collection[str]) -> None:
-        for meter in set(self._earlier).union(*(_meters(change) for change in self._changes.values())):
+        for meter in set(self._earlier).union(
+            *(_meters(change) for change in self._changes.values())
+        ):
             if (meter.place if isinstance(meter.place, str) else meter.place[1]) in stations:
                 self._earlier[meter] += self._read(meter)
         changes = self._changes.values()
         narrows = [change for change in changes if isinstance(change, Narrow)]
         delays = profiles(change for change in changes if isinstance(change, Degrade))
         for station in stations:
-            total = min([one.bits_per_s for one in narrows if station in one.stations], default=math.inf)
+            total = min(
+                [one.bits_per_s for one in narrows if station in one.stations], default=math.inf
+            )
             lanes = {}
             for other in self._fabric.stations.values():
                 way = (other.name, station)
@@ -268,7 +279,9 @@ class DelayQueues:
         self._fabric = fabric
         self._changes: dict[int, Degrade] = {}
         self._since: dict[int, int] = {}  # by change: what its ways had met before
-        self._earlier: Counter[Way] = Counter()  # what was counted in a namespace that a station had before
+        self._earlier: Counter[Way] = (
+            Counter()
+        )  # what was counted in a namespace that a station had before
         self._queues: dict[str, PacketQueues] = {}  # by the station that receives
         self._queued: set[Way] = set()
 
@@ -338,7 +351,9 @@ def _run(namespace: int, command: list[str], script: str = "") -> bytes:
         try:
             done = commands.call(command, script)
         except FileNotFoundError:
-            raise HarnessError(f"{command[0]} not found: install the package of that name") from None
+            raise HarnessError(
+                f"{command[0]} not found: install the package of that name"
+            ) from None
     if done.returncode != 0:
         raise HarnessError(f"{' '.join(command)}: {done.stderr.decode().strip()}")
     return done.stdout

@@ -22,7 +22,10 @@ class Head(msgspec.Struct):
         return next((value for key, value in self.headers if key == name), b"").lower()
 
     def encode(self) -> bytes:
-        lines = [self.line, *(name + b": " + value for name, value in self.headers if name != b"expect")]
+        lines = [
+            self.line,
+            *(name + b": " + value for name, value in self.headers if name != b"expect"),
+        ]
         return b"\r\n".join(lines) + b"\r\n\r\n"
 
 
@@ -33,7 +36,9 @@ async def read_head(reader: asyncio.StreamReader) -> Head:
     return Head(line, [(name.strip().lower(), value.strip()) for name, _, value in pairs])
 
 
-async def read_body(reader: asyncio.StreamReader, head: Head, *, until_eof: bool) -> AsyncIterator[bytes]:
+async def read_body(
+    reader: asyncio.StreamReader, head: Head, *, until_eof: bool
+) -> AsyncIterator[bytes]:
     """The body of a message in blocks, with the framing of its chunks if it has any."""
     if head.get(b"transfer-encoding") == b"chunked":
         size = -1
@@ -52,7 +57,11 @@ async def read_body(reader: asyncio.StreamReader, head: Head, *, until_eof: bool
             yield line
         yield line
         return
-    left = int(head.get(b"content-length") or 0) if head.get(b"content-length") or not until_eof else sys.maxsize
+    left = (
+        int(head.get(b"content-length") or 0)
+        if head.get(b"content-length") or not until_eof
+        else sys.maxsize
+    )
     while left:
         block = await reader.read(min(left, _BLOCK_BYTES))
         if not block:

@@ -107,7 +107,9 @@ class _Proxy:
             if struck.reset:
                 _reset(writer)
         except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            _reset(writer)  # one side is gone, or says what is no HTTP: nothing that is whole can be said any more
+            _reset(
+                writer
+            )  # one side is gone, or says what is no HTTP: nothing that is whole can be said any more
         finally:
             self._clients.discard(writer)
             for end in (writer, upstream[1] if upstream else None):
@@ -135,7 +137,9 @@ class _Proxy:
         passed = await self._send(reader, head, upstream[1], ruling)
         answer = await read_head(upstream[0])
         writer.write(answer.encode())
-        await self._receive(upstream[0], answer, writer, ruling, bare=method == "HEAD", resets=not passed)
+        await self._receive(
+            upstream[0], answer, writer, ruling, bare=method == "HEAD", resets=not passed
+        )
         framed = bool(answer.get(b"content-length") or answer.get(b"transfer-encoding"))
         if answer.get(b"connection") == b"close" or not framed:
             raise _Struck(reset=False)  # the client has been told so, or sees it by the end
@@ -156,7 +160,9 @@ class _Proxy:
         if ruling.reply:
             number, reply = ruling.reply
             self._ailments.strike(number)
-            if head.get(b"expect") != b"100-continue":  # else the client waits before it sends its body
+            if (
+                head.get(b"expect") != b"100-continue"
+            ):  # else the client waits before it sends its body
                 async for _ in read_body(reader, head, until_eof=False):
                     pass  # closing with something unread would reset the connection, and the refusal be lost
             writer.write(_refusal(reply))
@@ -164,7 +170,11 @@ class _Proxy:
             raise _Struck(reset=False)
 
     async def _send(
-        self, reader: asyncio.StreamReader, head: Head, upstream: asyncio.StreamWriter, ruling: Ruling
+        self,
+        reader: asyncio.StreamReader,
+        head: Head,
+        upstream: asyncio.StreamWriter,
+        ruling: Ruling,
     ) -> int:
         passed = 0
         async for block in read_body(reader, head, until_eof=False):
@@ -220,7 +230,9 @@ class _Proxy:
 def _refusal(reply: Reply) -> bytes:
     code = _CODES.get(reply.status, "InternalError")
     body = f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>by order of the proxy</Message></Error>'.encode()
-    head = f"HTTP/1.1 {reply.status} {code}\r\ncontent-type: application/xml\r\nconnection: close\r\n"
+    head = (
+        f"HTTP/1.1 {reply.status} {code}\r\ncontent-type: application/xml\r\nconnection: close\r\n"
+    )
     return head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body
 
 

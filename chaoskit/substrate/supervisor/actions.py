@@ -56,7 +56,14 @@ class Acts:
         return msgspec.json.encode(value)
 
     def carry_out(
-        self, request: AskKernel | SendSignal | AskWhyNot | ApplyAction | LiftAction | AskEchoes | ReleaseNode
+        self,
+        request: AskKernel
+        | SendSignal
+        | AskWhyNot
+        | ApplyAction
+        | LiftAction
+        | AskEchoes
+        | ReleaseNode,
     ) -> bytes:
         """Gives the answer. Raises ProcessLookupError, OSError, HarnessError."""
         match request:
@@ -81,7 +88,9 @@ class Acts:
 
     def _look(self, question: str, process: Process) -> Any:
         if question not in _QUESTIONS:
-            raise HarnessError(f"{question!r} is no question about processes: runner and supervisor differ")
+            raise HarnessError(
+                f"{question!r} is no question about processes: runner and supervisor differ"
+            )
         found = getattr(HOST, question)(process.pid if question == "find" else process)
         if isinstance(found, Process):
             return _described(found)
@@ -93,13 +102,19 @@ class Acts:
         action = _kind(kind)
         if self._packets is not None and action in self._packets.actions:
             return self._packets.why_not(action)
-        return capabilities.why_not(action) if action in ACTIONS else f"no supervisor does {action.__name__}"
+        return (
+            capabilities.why_not(action)
+            if action in ACTIONS
+            else f"no supervisor does {action.__name__}"
+        )
 
     def _apply(self, request: ApplyAction) -> int:
         action = msgspec.json.decode(request.action, type=_kind(request.kind))
         self._roots[request.node] = Process(*request.root, "")
         number = request.number
-        self._applied[number] = self._backend(type(action), request.run_directory).apply(request.node, action)
+        self._applied[number] = self._backend(type(action), request.run_directory).apply(
+            request.node, action
+        )
         self._nodes[number], self._told[number] = request.node, 0
         return number
 
@@ -150,7 +165,11 @@ class Acts:
 
     def guards(self) -> set[int]:
         """Pid of the guard of what is in force, which is a child of this process."""
-        return {self._undo.guard_pid} if self._undo is not None and self._undo.guard_pid is not None else set()
+        return (
+            {self._undo.guard_pid}
+            if self._undo is not None and self._undo.guard_pid is not None
+            else set()
+        )
 
     def forget(self) -> None:
         """In a child, which undoes nothing."""

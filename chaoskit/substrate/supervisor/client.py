@@ -121,7 +121,9 @@ class SupervisorLink:
         self.kernel: Kernel = kernel or HOST
         self._splitter = frames.Splitter(_decode)
         self._count = 0
-        self._one_at_a_time = threading.RLock()  # a pod may be looked at while a thread makes it another node's
+        self._one_at_a_time = (
+            threading.RLock()
+        )  # a pod may be looked at while a thread makes it another node's
         self._answers: dict[int, ProgramStarted | RequestDone | RequestFailed] = {}
         self._signs_of_life = 0
         self._version: str | None = None  # of its chaoskit, once it can start programs
@@ -141,11 +143,16 @@ class SupervisorLink:
         """Whether it says in time that it can start programs. Raises HarnessError if it is of another version."""
         self._hear_until(lambda: self._version is not None, limit_s)
         if self._version not in (None, own_version()):
-            raise HarnessError(f"{self.name} has chaoskit {self._version}, and this is {own_version()}: install one")
+            raise HarnessError(
+                f"{self.name} has chaoskit {self._version}, and this is {own_version()}: install one"
+            )
         return self._version is not None
 
     def start(
-        self, program: Program, listeners: Sequence[socket.socket | Listener] = (), namespace: Sequence[int] = ()
+        self,
+        program: Program,
+        listeners: Sequence[socket.socket | Listener] = (),
+        namespace: Sequence[int] = (),
     ) -> Process:
         """Start a program. Raises HarnessError if the supervisor is gone.
 
@@ -178,7 +185,9 @@ class SupervisorLink:
 
     def begin_end(self, programs: Sequence[Process], patience_s: float) -> int:
         """Have programs end, and everything that they have started. Gives what :meth:`finish` wants."""
-        request = EndPrograms(self._number(), tuple((one.pid, one.ticks) for one in programs), patience_s)
+        request = EndPrograms(
+            self._number(), tuple((one.pid, one.ticks) for one in programs), patience_s
+        )
         self._send(request)
         return request.number
 
@@ -274,7 +283,9 @@ class SupervisorLink:
                 self._connection.sendall(data)
         except OSError as error:
             raise SupervisorGone(f"{self.name} is gone: {error}") from error
-        except BaseException:  # a part of it was sent, and whatever follows would be taken for the rest
+        except (
+            BaseException
+        ):  # a part of it was sent, and whatever follows would be taken for the rest
             self._let_go()
             raise
 
@@ -347,7 +358,9 @@ class SupervisorLink:
     def _hear_until(self, condition: Callable[[], bool], limit_s: float) -> None:
         until_s = time.monotonic() + limit_s
         while not condition() and not self._is_over:
-            if not await_readable([self._connection.fileno()], max(0.0, until_s - time.monotonic())):
+            if not await_readable(
+                [self._connection.fileno()], max(0.0, until_s - time.monotonic())
+            ):
                 return
             self._hear()
             until_s = time.monotonic() + limit_s  # it lives
@@ -454,7 +467,9 @@ class SupervisorLink:
                 self._loop.remove_reader(line)
             line.close()
 
-    def tell(self, message: LineData | LineClosed | FilesTaken | CrashContainer | AskAlive | WriteFile) -> None:
+    def tell(
+        self, message: LineData | LineClosed | FilesTaken | CrashContainer | AskAlive | WriteFile
+    ) -> None:
         """Say something that is not answered."""
         with contextlib.suppress(SupervisorGone):  # its end is found elsewhere
             self._send(message)

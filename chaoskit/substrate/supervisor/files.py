@@ -62,7 +62,9 @@ class RunFiles:
     def look(self) -> None:
         """Take note of what has been written."""
         self._behind.update(
-            path for path in self._changes.changed() if path.parent != self._directory or path == self._record
+            path
+            for path in self._changes.changed()
+            if path.parent != self._directory or path == self._record
         )
 
     def look_at_all(self) -> None:
@@ -101,11 +103,15 @@ class RunFiles:
             if not data and path in self._shipped:
                 return
             self._shipped[path] = offset + len(data)
-            yield FileChunk(str(self._directory), name, offset, data)  # empty, too: then the file is there
+            yield FileChunk(
+                str(self._directory), name, offset, data
+            )  # empty, too: then the file is there
 
     def sizes(self) -> dict[str, int]:
         """How much of each file was shipped."""
-        return {str(path.relative_to(self._directory)): size for path, size in self._shipped.items()}
+        return {
+            str(path.relative_to(self._directory)): size for path, size in self._shipped.items()
+        }
 
     def close(self) -> None:
         """Ship no more."""
@@ -177,7 +183,9 @@ class FileMirror:
 
     def _open(self, name: str, *, anew: bool) -> int:
         folder, _, last = name.partition("/")
-        is_theirs = not self._station or name.removeprefix(f"{folder}/").startswith(f"{self._station}.")
+        is_theirs = not self._station or name.removeprefix(f"{folder}/").startswith(
+            f"{self._station}."
+        )
         is_plain = folder in FOLDERS and "/" not in last and last
         if not is_theirs or not (is_plain or name == RECORD):
             raise ValueError(f"{name!r} is no journal and no log of {self._station}")
@@ -185,7 +193,9 @@ class FileMirror:
         path.parent.mkdir(parents=True, exist_ok=True)
         if anew:
             path.unlink(missing_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        flags = (
+            os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        )
         file = os.open(path, flags, 0o644)
         if not stat.S_ISREG(os.fstat(file).st_mode):
             os.close(file)

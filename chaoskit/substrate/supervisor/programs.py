@@ -66,10 +66,14 @@ class Programs:
         others: pids of children that are no programs.
     """
 
-    def __init__(self, forget: Callable[[], None], others: Callable[[], set[int]], *, is_first: bool) -> None:
+    def __init__(
+        self, forget: Callable[[], None], others: Callable[[], set[int]], *, is_first: bool
+    ) -> None:
         self._forget, self._others, self._is_first = forget, others, is_first
         self._started: dict[Name, _Started] = {}  # until they are ended
-        self._orphans: dict[int, frozenset[Name]] = {}  # pid -> the programs of which one has left it behind
+        self._orphans: dict[
+            int, frozenset[Name]
+        ] = {}  # pid -> the programs of which one has left it behind
 
     def start(self, program: Program, descriptors: Sequence[int], listeners: int) -> Name:
         """Fork it. The descriptors are taken over: listening sockets, and a network namespace where it enters one.
@@ -82,7 +86,10 @@ class Programs:
         except OSError:
             _close(descriptors)
             raise
-        name, started = (pid, start_ticks(pid)), _Started(program, tuple(descriptors), listeners, pid)
+        name, started = (
+            (pid, start_ticks(pid)),
+            _Started(program, tuple(descriptors), listeners, pid),
+        )
         if not program.restarts:
             started.give_up()
         self._started[name] = started
@@ -92,11 +99,15 @@ class Programs:
         """Take note of children that have ended, and start again what has before it was over. Gives wait statuses."""
         ended = reap()
         gone = {name: one for name, one in self._started.items() if one.pid in ended}
-        owners = frozenset(gone).union(*(self._orphans.pop(pid, frozenset[Name]()) for pid in ended))
+        owners = frozenset(gone).union(
+            *(self._orphans.pop(pid, frozenset[Name]()) for pid in ended)
+        )
         for one in gone.values():
             self._go_on(one, os.waitstatus_to_exitcode(ended[one.pid or 0]))
         known = {one.pid for one in self._started.values()} | self._others() | set(self._orphans)
-        self._orphans |= dict.fromkeys(set(children(os.getpid())) - known, owners or frozenset(self._started))
+        self._orphans |= dict.fromkeys(
+            set(children(os.getpid())) - known, owners or frozenset(self._started)
+        )
         return ended
 
     def _go_on(self, one: _Started, exit_code: int) -> None:
@@ -140,7 +151,9 @@ class Programs:
             one.give_up()
             if one.pid is not None:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(one.pid, signum)  # a child that is not reaped: no other process has its pid
+                    os.kill(
+                        one.pid, signum
+                    )  # a child that is not reaped: no other process has its pid
 
     def are_running(self) -> bool:
         """Whether any of them runs."""
@@ -152,7 +165,9 @@ class Programs:
         Gives what :meth:`reap` does.
         """
         ended, deadline_s = self.reap(), time.monotonic() + _END_S
-        while (left := set(descendants(os.getpid())) - self._others()) and time.monotonic() < deadline_s:
+        while (
+            left := set(descendants(os.getpid())) - self._others()
+        ) and time.monotonic() < deadline_s:
             _kill(left)
             _await_end(left, max(0.0, deadline_s - time.monotonic()))
             ended |= self.reap()
@@ -167,7 +182,9 @@ class Programs:
             self._forget()
             set_ahead(program.clock_ahead_ns)
             for one in self._started.values():
-                _close(set(one.descriptors).difference(descriptors))  # a port must close when its program is given up
+                _close(
+                    set(one.descriptors).difference(descriptors)
+                )  # a port must close when its program is given up
             adopt_orphans()
             if self._is_first:
                 _go_first()
@@ -175,7 +192,9 @@ class Programs:
             for namespace in descriptors[listeners:]:
                 namespaces.enter(namespace)
             if not listeners:
-                with contextlib.suppress(OSError):  # this user may not have any: then none of its disks can break
+                with contextlib.suppress(
+                    OSError
+                ):  # this user may not have any: then none of its disks can break
                     namespaces.leave_mounts()
             module, _, function = program.entry.partition(":")
             sockets = [socket.socket(fileno=listener) for listener in descriptors[:listeners]]

@@ -46,7 +46,9 @@ class Reception:
         self._come = threading.Condition()
         self._expected = set[str]()
         self._arrivals: dict[str, Arrival] = {}
-        self._thread = threading.Thread(target=self._receive, args=[token], name="ck-reception", daemon=True)
+        self._thread = threading.Thread(
+            target=self._receive, args=[token], name="ck-reception", daemon=True
+        )
         self._thread.start()
 
     def expect(self, place: str) -> None:
@@ -76,7 +78,9 @@ class Reception:
         for connection in proven(self._listener, token):
             try:
                 connection.settimeout(_HELLO_S)
-                hello: SupervisorHello = frames.receive(connection, _decode, most_bytes=frames.UNPROVEN_BYTES_MAX)
+                hello: SupervisorHello = frames.receive(
+                    connection, _decode, most_bytes=frames.UNPROVEN_BYTES_MAX
+                )
                 connection.settimeout(None)
             except (OSError, ChaoskitError):
                 connection.close()

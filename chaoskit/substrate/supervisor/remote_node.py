@@ -158,13 +158,19 @@ class AppliedAway:
 
     def lift(self) -> bool:
         if self._is_clean is None:
-            self._is_clean, last = self._link.request(LiftAction, self.number, value=tuple[bool, int])
+            self._is_clean, last = self._link.request(
+                LiftAction, self.number, value=tuple[bool, int]
+            )
             self._link.shown[self.number] = last
         return self._is_clean
 
 
 def apply_away(
-    link: SupervisorLink, node: str, action: Action, root: Process | None = None, run_directory: Path = Path()
+    link: SupervisorLink,
+    node: str,
+    action: Action,
+    root: Process | None = None,
+    run_directory: Path = Path(),
 ) -> AppliedAway:
     """Have a supervisor do something to a node. Raises HarnessError if it cannot.
 
@@ -173,7 +179,9 @@ def apply_away(
     """
     first = (root.pid, root.ticks) if root is not None else (0, None)
     told = kind_name(type(action)), msgspec.json.encode(action)
-    return AppliedAway(link, link.request(ApplyAction, node, first, str(run_directory), *told, value=int))
+    return AppliedAway(
+        link, link.request(ApplyAction, node, first, str(run_directory), *told, value=int)
+    )
 
 
 def why_not(link: SupervisorLink, action: type[Action]) -> str:

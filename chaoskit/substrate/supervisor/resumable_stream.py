@@ -119,7 +119,9 @@ class Resumable:
 
     def _let_go(self, taken: int) -> None:
         if not self._kept_from <= taken <= self._kept_from + len(self._kept):
-            raise ValueError(f"{taken} bytes were taken, of which {self._kept_from} to {len(self._kept)} more are kept")
+            raise ValueError(
+                f"{taken} bytes were taken, of which {self._kept_from} to {len(self._kept)} more are kept"
+            )
         del self._kept[: taken - self._kept_from]
         self._kept_from = taken
 
@@ -169,7 +171,9 @@ class Ferry:
                     new, answer = self._stream.receive(data)
                     self._due_here += new
                     due_there += answer
-                if self._is_over and self._is_open:  # the other side is told that all of it has come
+                if (
+                    self._is_over and self._is_open
+                ):  # the other side is told that all of it has come
                     self._is_open = False
                     due_there += self._stream.end()
             return True

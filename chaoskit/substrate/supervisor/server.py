@@ -76,7 +76,9 @@ _COUNT_S = 0.05  # between two looks at what actions in force have met
 _RECEIVE_BYTES = 2**16
 _GRACE_S = 30.0
 _DESCRIPTORS_MAX = 8  # with one message
-_FAREWELL_S = 2.0  # at the end of the grace period, for what does not end by itself, and for the last files
+_FAREWELL_S = (
+    2.0  # at the end of the grace period, for what does not end by itself, and for the last files
+)
 _RESERVE_S = 0.2  # before the very end
 _GRACE_SHARE = 0.5  # of a grace period that is shorter: what programs have of it
 _decode = frames.decoder(Request)
@@ -109,13 +111,17 @@ class Supervisor:
     ) -> None:
         self._connection, self._is_first, self._grace_s = connection, is_first, grace_s
         self.status = 0
-        self._leaves_by_s = self._ends_by_s = math.inf  # on the monotonic clock, once it was told to end
+        self._leaves_by_s = self._ends_by_s = (
+            math.inf
+        )  # on the monotonic clock, once it was told to end
         self._splitter, self._descriptors = frames.Splitter(_decode), deque[int]()
         self._untold = bytearray()
         self._listeners: dict[int, socket.socket] = {}  # for programs that are to be started
         self._acts = Acts(network=network)
         spared = set() if carrier is None else {carrier}
-        self._programs = Programs(self._forget, lambda: self._acts.guards() | spared, is_first=is_first)
+        self._programs = Programs(
+            self._forget, lambda: self._acts.guards() | spared, is_first=is_first
+        )
         self._door: LineDoor | None = None
         self._sources = SourceStore()
         self._files: dict[str, RunFiles] = {}  # by the directory of a run
@@ -139,7 +145,9 @@ class Supervisor:
             over.callback(self._programs.end_all)
             over.callback(self._acts.close)
             over.callback(self._close_door)
-            with contextlib.suppress(OSError):  # of the stream: the runner, or the way to it, is gone
+            with contextlib.suppress(
+                OSError
+            ):  # of the stream: the runner, or the way to it, is gone
                 while not self._is_leaving_now():
                     self._serve_once(self._patience_s())
                 self._leave()
@@ -166,7 +174,9 @@ class Supervisor:
         """SIGTERM: have the programs end by themselves, which may take part of the time that is left."""
         if self._leaves_by_s == math.inf:
             self._ends_by_s = time.monotonic() + self._grace_s - _RESERVE_S
-            self._leaves_by_s = time.monotonic() + max(self._grace_s * _GRACE_SHARE, self._grace_s - _FAREWELL_S)
+            self._leaves_by_s = time.monotonic() + max(
+                self._grace_s * _GRACE_SHARE, self._grace_s - _FAREWELL_S
+            )
             self.tell(SupervisorLeaves(self._grace_s))
             self._programs.signal_all(signal.SIGTERM)
 
@@ -266,7 +276,9 @@ class Supervisor:
 
     def _heard(self) -> bytes:
         if self._connection.family == socket.AF_UNIX:
-            data, descriptors, _, _ = socket.recv_fds(self._connection, _RECEIVE_BYTES, _DESCRIPTORS_MAX)
+            data, descriptors, _, _ = socket.recv_fds(
+                self._connection, _RECEIVE_BYTES, _DESCRIPTORS_MAX
+            )
             self._descriptors.extend(descriptors)
         else:
             data = self._connection.recv(_RECEIVE_BYTES)
@@ -281,7 +293,11 @@ class Supervisor:
         except ProcessLookupError as error:
             return RequestFailed(request.number, str(error), is_gone=True)
         except Exception as error:  # noqa: BLE001 - the runner is told
-            told = str(error) if isinstance(error, OSError | ChaoskitError) else f"{type(error).__name__}: {error}"
+            told = (
+                str(error)
+                if isinstance(error, OSError | ChaoskitError)
+                else f"{type(error).__name__}: {error}"
+            )
             return RequestFailed(request.number, told)
 
     def _carry_out(self, request: Any) -> Report | None:
@@ -305,7 +321,9 @@ class Supervisor:
                 self._door = LineDoor(Path(path), self.tell, self._selector)
                 return RequestDone(number)
             case FindSource(number, directory, digest):
-                return RequestDone(number, self._acts.encode(self._sources.holds(Path(directory), digest)))
+                return RequestDone(
+                    number, self._acts.encode(self._sources.holds(Path(directory), digest))
+                )
             case StoreSource(number, directory, digest, at, data, is_last):
                 self._sources.take(Path(directory), digest, at, data, is_last=is_last)
                 return RequestDone(number)
@@ -320,7 +338,15 @@ class Supervisor:
                 self._files[directory].settle(number)
                 self._ship()
                 return None
-            case AskKernel() | SendSignal() | AskWhyNot() | ApplyAction() | LiftAction() | AskEchoes() | ReleaseNode():
+            case (
+                AskKernel()
+                | SendSignal()
+                | AskWhyNot()
+                | ApplyAction()
+                | LiftAction()
+                | AskEchoes()
+                | ReleaseNode()
+            ):
                 return RequestDone(request.number, self._acts.carry_out(request))
         raise AssertionError(request)
 
@@ -329,7 +355,9 @@ class Supervisor:
     def _start(self, request: StartProgram) -> ProgramStarted:
         came = [self._descriptors.popleft() for _ in range(request.listeners + request.enters)]
         kept = [self._listeners.pop(number).detach() for number in request.kept]
-        pid, ticks = self._programs.start(request.program, (*kept, *came), len(kept) + request.listeners)
+        pid, ticks = self._programs.start(
+            request.program, (*kept, *came), len(kept) + request.listeners
+        )
         return ProgramStarted(request.number, pid, ticks)
 
     def _listen(self, host: str, port: int) -> bytes:
@@ -376,21 +404,50 @@ class Supervisor:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m chaoskit.substrate.supervisor", description=__doc__)
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("--connect", metavar="PATH", help="to the runner's Unix socket, as first process of a container")
-    where.add_argument("--dial", metavar="HOST:PORT", help="the runner, with a token from --token-file")
-    where.add_argument("--listen", metavar="PORT", type=int, help="for the runner on loopback, with the same token")
-    parser.add_argument(
-        "--patience-s", metavar="S", type=float, default=resumable_stream.PATIENCE_S, help="without a runner"
+    parser = argparse.ArgumentParser(
+        prog="python -m chaoskit.substrate.supervisor", description=__doc__
     )
-    parser.add_argument("--token-file", metavar="PATH", type=Path, help="what both sides must know; it is read once")
-    parser.add_argument("--place", metavar="NAME", default="", help="which supervisor this is, for the runner it dials")
-    parser.add_argument("--address", metavar="HOST", default="", help="under which processes here are reached")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--connect",
+        metavar="PATH",
+        help="to the runner's Unix socket, as first process of a container",
+    )
+    where.add_argument(
+        "--dial", metavar="HOST:PORT", help="the runner, with a token from --token-file"
+    )
+    where.add_argument(
+        "--listen", metavar="PORT", type=int, help="for the runner on loopback, with the same token"
+    )
+    parser.add_argument(
+        "--patience-s",
+        metavar="S",
+        type=float,
+        default=resumable_stream.PATIENCE_S,
+        help="without a runner",
+    )
+    parser.add_argument(
+        "--token-file", metavar="PATH", type=Path, help="what both sides must know; it is read once"
+    )
+    parser.add_argument(
+        "--place",
+        metavar="NAME",
+        default="",
+        help="which supervisor this is, for the runner it dials",
+    )
+    parser.add_argument(
+        "--address", metavar="HOST", default="", help="under which processes here are reached"
+    )
     parser.add_argument("--machine", metavar="NAME", default="", help="on which this is")
-    parser.add_argument("--grace-s", metavar="S", type=float, default=_GRACE_S, help="from SIGTERM to SIGKILL")
-    parser.add_argument("--network", action="store_true", help="change the network of the node, and run nothing")
-    parser.add_argument("--echo-logs", action="store_true", help="print what processes write to their logs")
+    parser.add_argument(
+        "--grace-s", metavar="S", type=float, default=_GRACE_S, help="from SIGTERM to SIGKILL"
+    )
+    parser.add_argument(
+        "--network", action="store_true", help="change the network of the node, and run nothing"
+    )
+    parser.add_argument(
+        "--echo-logs", action="store_true", help="print what processes write to their logs"
+    )
     parser.add_argument("--cold", action="store_true", help="import nothing beforehand")
     arguments = parser.parse_args()
     if bool(arguments.dial or arguments.listen) != bool(arguments.token_file):
@@ -408,7 +465,9 @@ def _runner(arguments: argparse.Namespace) -> tuple[socket.socket, int | None]:
         host, _, port = arguments.dial.rpartition(":")
         connection = frames.connect((host, int(port)), arguments.token_file.read_text().strip())
         watch(connection)
-        frames.send(connection, SupervisorHello(arguments.place, arguments.address, arguments.machine))
+        frames.send(
+            connection, SupervisorHello(arguments.place, arguments.address, arguments.machine)
+        )
         return connection, None
     if arguments.listen:
         token = arguments.token_file.read_text().strip()
@@ -446,7 +505,11 @@ def main() -> None:
             zygote.preload()
         gc.freeze()  # a collection in a child would touch, and so copy, every page of these objects
         is_first = bool(arguments.connect or arguments.dial or arguments.listen)
-        how = {"grace_s": arguments.grace_s, "network": arguments.network, "echo": arguments.echo_logs}
+        how = {
+            "grace_s": arguments.grace_s,
+            "network": arguments.network,
+            "echo": arguments.echo_logs,
+        }
         supervisor = Supervisor(connection, is_first=is_first, carrier=carrier, **how)
         supervisor.serve()
         status = supervisor.status

@@ -39,7 +39,9 @@ class LineDoor:
         OSError: if there can be no socket at this path.
     """
 
-    def __init__(self, path: Path, tell: Callable[[Report], None], selector: selectors.BaseSelector) -> None:
+    def __init__(
+        self, path: Path, tell: Callable[[Report], None], selector: selectors.BaseSelector
+    ) -> None:
         self._path, self._tell, self._selector = path, tell, selector
         self._lines: dict[int, socket.socket] = {}
         path.parent.mkdir(parents=True, exist_ok=True)

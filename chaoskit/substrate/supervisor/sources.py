@@ -38,7 +38,9 @@ class Source:
             self.data = _pack(directory, _required_files(directory))
         except OSError as error:
             remedy = f"make it readable, or name it in {directory / IGNORE_FILE}"
-            raise BadInput("job", str(error.filename or directory), f"{remedy}: {error.strerror}") from None
+            raise BadInput(
+                "job", str(error.filename or directory), f"{remedy}: {error.strerror}"
+            ) from None
         self.digest = hashlib.sha256(self.data).hexdigest()
 
     def pieces(self) -> Iterator[tuple[int, bytes, bool]]:
@@ -55,9 +57,14 @@ def _required_files(directory: Path) -> list[Path]:
         size_bytes += path.stat().st_size
     if size_bytes > SIZE_BYTES_MAX:
         largest = sorted(found, key=lambda path: path.stat().st_size, reverse=True)[:_NAMED]
-        named = ", ".join(f"{path.relative_to(directory)} ({path.stat().st_size / 2**20:.0f} MiB)" for path in largest)
+        named = ", ".join(
+            f"{path.relative_to(directory)} ({path.stat().st_size / 2**20:.0f} MiB)"
+            for path in largest
+        )
         remedy = f"name what need not travel in {directory / IGNORE_FILE}, or move the job into a directory of its own"
-        told = f"{size_bytes / 2**20:.0f} MiB, more than {SIZE_BYTES_MAX // 2**20}; largest: {named}"
+        told = (
+            f"{size_bytes / 2**20:.0f} MiB, more than {SIZE_BYTES_MAX // 2**20}; largest: {named}"
+        )
         raise BadInput("job", str(directory), f"{remedy}: the directory holds {told}")
     return found
 
@@ -69,7 +76,9 @@ def _ignored(path: Path) -> list[str]:
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput("job", str(path), f"make it a text file with a pattern a line: {error}") from None
+        raise BadInput(
+            "job", str(path), f"make it a text file with a pattern a line: {error}"
+        ) from None
     lines = [line for line in lines if line and not line.startswith("#")]
     if taken_back := next((line for line in lines if line.startswith("!")), ""):
         raise BadInput("job", str(path), f"leave {taken_back} out: a pattern cannot be taken back")
@@ -80,10 +89,17 @@ def _walk(directory: Path, top: Path, patterns: list[str]) -> Iterator[Path]:
     with os.scandir(directory) as entries:
         for entry in sorted(entries, key=lambda one: one.name):
             path = Path(entry.path)
-            if any(fnmatch(entry.name, one) or fnmatch(str(path.relative_to(top)), one) for one in patterns):
+            if any(
+                fnmatch(entry.name, one) or fnmatch(str(path.relative_to(top)), one)
+                for one in patterns
+            ):
                 continue
             if entry.is_dir():  # what a link leads to travels in its place
-                if path.resolve() not in (top.resolve(), *directory.resolve().parents, directory.resolve()):
+                if path.resolve() not in (
+                    top.resolve(),
+                    *directory.resolve().parents,
+                    directory.resolve(),
+                ):
                     yield from _walk(path, top, patterns)
             elif entry.is_file():
                 yield path
@@ -96,7 +112,10 @@ def _pack(directory: Path, files: list[Path]) -> bytes:
             member = tarfile.TarInfo(str(path.relative_to(directory)))
             with path.open("rb") as file:
                 found = os.fstat(file.fileno())
-                member.size, member.mode = found.st_size, _EXECUTABLE if found.st_mode & 0o100 else _PLAIN
+                member.size, member.mode = (
+                    found.st_size,
+                    _EXECUTABLE if found.st_mode & 0o100 else _PLAIN,
+                )
                 archive.addfile(member, file)
     return packed.getvalue()
 
@@ -133,7 +152,9 @@ class SourceStore:
         part.mkdir(parents=True)
         packed.seek(0)
         with tarfile.open(fileobj=packed, mode="r") as archive:
-            if strange := next((one.name for one in archive.getmembers() if not _is_plain_file(one)), ""):
+            if strange := next(
+                (one.name for one in archive.getmembers() if not _is_plain_file(one)), ""
+            ):
                 raise ValueError(f"{strange!r} is no file below the directory")
             archive.extractall(part, **_FILTER)
         part.replace(directory / digest)

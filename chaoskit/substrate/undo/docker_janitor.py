@@ -103,7 +103,9 @@ def remove_abandoned(path: str, host: str = "") -> list[str]:
     Raises:
         OSError: if the daemon cannot be reached, or does not do it.
     """
-    wanted = urllib.parse.quote(json.dumps({"label": [f"{LABEL}=1", f"{HOST}={host or kernel_id()}"]}))
+    wanted = urllib.parse.quote(
+        json.dumps({"label": [f"{LABEL}=1", f"{HOST}={host or kernel_id()}"]})
+    )
     status, found = call(path, "GET", f"/containers/json?all=1&filters={wanted}")
     if not isinstance(found, list):
         raise OSError(f"the daemon answered with status {status}: {found}")
@@ -119,7 +121,10 @@ def _remove(path: str, identity: str) -> bool:
     deadline_s = time.monotonic() + _GONE_S
     while True:
         status, said = call(path, "DELETE", f"/containers/{identity}?force=1&v=1")
-        if status == _NOT_FOUND or call(path, "GET", f"/containers/{identity}/json")[0] == _NOT_FOUND:
+        if (
+            status == _NOT_FOUND
+            or call(path, "GET", f"/containers/{identity}/json")[0] == _NOT_FOUND
+        ):
             return True
         if time.monotonic() > deadline_s:  # it is being removed already, or does not end
             raise OSError(f"container {identity[:12]} was not removed: {said}")

@@ -72,7 +72,11 @@ class ProcessEntry(UndoEntry):
         return f"pid {self.pid}"
 
     def _lives(self) -> bool:
-        return self.ticks is not None and start_ticks(self.pid) == self.ticks and not is_ending(self.pid)
+        return (
+            self.ticks is not None
+            and start_ticks(self.pid) == self.ticks
+            and not is_ending(self.pid)
+        )
 
     def _signal(self, signum: int) -> bool:
         """Send a signal; False if the process is gone. Raises OSError if it may not be sent."""
@@ -103,7 +107,9 @@ class KillEntry(ProcessEntry):
     order: ClassVar[int] = 2
 
     def undo(self) -> RepairOutcome:
-        return RepairOutcome.REPAIRED if self._signal(signal.SIGKILL) else RepairOutcome.NOTHING_LEFT
+        return (
+            RepairOutcome.REPAIRED if self._signal(signal.SIGKILL) else RepairOutcome.NOTHING_LEFT
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +146,11 @@ class CgroupEntry(UndoEntry):
             return RepairOutcome.NOTHING_LEFT
         if not _is_cgroup(self.path) or not _is_cgroup(self.home):
             return RepairOutcome.FAILED
-        return RepairOutcome.REPAIRED if remove_cgroup(path, Path(self.home), patience_s=0.0) else RepairOutcome.FAILED
+        return (
+            RepairOutcome.REPAIRED
+            if remove_cgroup(path, Path(self.home), patience_s=0.0)
+            else RepairOutcome.FAILED
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +170,9 @@ class ContainerEntry(UndoEntry):
         return self.name
 
     def undo(self) -> RepairOutcome:
-        from chaoskit.substrate.undo import docker_janitor  # HTTP takes 30 ms to import, and mostly nothing needs it
+        from chaoskit.substrate.undo import (
+            docker_janitor,
+        )  # HTTP takes 30 ms to import, and mostly nothing needs it
 
         removed = docker_janitor.remove_container(self.daemon, self.name, self.owner)
         return RepairOutcome.REPAIRED if removed else RepairOutcome.NOTHING_LEFT
@@ -183,7 +195,11 @@ class DirectoryEntry(UndoEntry):
         path = Path(self.path)
         if not path.is_dir():
             return RepairOutcome.NOTHING_LEFT
-        if path.is_symlink() or not path.name.startswith(PREFIX) or path.stat().st_uid != os.geteuid():
+        if (
+            path.is_symlink()
+            or not path.name.startswith(PREFIX)
+            or path.stat().st_uid != os.geteuid()
+        ):
             return RepairOutcome.FAILED
         if any(path.glob(f"*/{JOURNAL}")):
             return RepairOutcome.KEPT
@@ -211,18 +227,36 @@ class CommandEntry(UndoEntry):
         import subprocess
 
         ended = subprocess.run(
-            shlex.split(self.words), stdin=subprocess.DEVNULL, capture_output=True, timeout=_COMMAND_S, check=False
+            shlex.split(self.words),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_COMMAND_S,
+            check=False,
         )
         if ended.returncode:
-            raise OSError(f"it ended with status {ended.returncode}: {ended.stderr.decode(errors='replace').strip()}")
+            raise OSError(
+                f"it ended with status {ended.returncode}: {ended.stderr.decode(errors='replace').strip()}"
+            )
         return RepairOutcome.REPAIRED
 
 
 _KINDS: dict[str, type[UndoEntry]] = {
     kind.act: kind
-    for kind in (ContinueEntry, KillEntry, EndEntry, CgroupEntry, ContainerEntry, DirectoryEntry, CommandEntry)
+    for kind in (
+        ContinueEntry,
+        KillEntry,
+        EndEntry,
+        CgroupEntry,
+        ContainerEntry,
+        DirectoryEntry,
+        CommandEntry,
+    )
 }
-_JSON_TYPES: dict[str, tuple[type, ...]] = {"int": (int,), "int | None": (int, type(None)), "str": (str,)}
+_JSON_TYPES: dict[str, tuple[type, ...]] = {
+    "int": (int,),
+    "int | None": (int, type(None)),
+    "str": (str,),
+}
 
 
 def to_json(entry: UndoEntry, number: int) -> dict[str, Any]:
@@ -236,7 +270,9 @@ def from_json(line: dict[str, Any]) -> UndoEntry | None:
     if kind is None or not isinstance(line.get("entry"), int):
         return None
     named = {one.name: one.type for one in fields(kind)}
-    known = all(name in line and isinstance(line[name], _JSON_TYPES[str(of)]) for name, of in named.items())
+    known = all(
+        name in line and isinstance(line[name], _JSON_TYPES[str(of)]) for name, of in named.items()
+    )
     return kind(**{name: line[name] for name in named}) if known else None
 
 
@@ -270,7 +306,9 @@ def evacuate(path: Path, home: Path) -> None:
     """Move the processes of a control group to ``home``."""
     with contextlib.suppress(OSError):  # the group is gone
         for pid in (path / "cgroup.procs").read_text().split():
-            with contextlib.suppress(OSError):  # the process is ending: it leaves the group by itself
+            with contextlib.suppress(
+                OSError
+            ):  # the process is ending: it leaves the group by itself
                 ((home if home.is_dir() else path.parent) / "cgroup.procs").write_text(pid)
 
 
@@ -278,6 +316,9 @@ def _is_cgroup(path: str) -> bool:
     """Whether a path lies in a hierarchy of control groups, without a link on its way: a file may say anything."""
     if os.path.realpath(path) != path:
         return False
-    mounts = [line.split() for line in Path("/proc/self/mounts").read_text(errors="surrogateescape").splitlines()]
+    mounts = [
+        line.split()
+        for line in Path("/proc/self/mounts").read_text(errors="surrogateescape").splitlines()
+    ]
     places = {fields[1]: fields[2] for fields in mounts if Path(path).is_relative_to(fields[1])}
     return bool(places) and places[max(places, key=len)] in _CGROUP_FILE_SYSTEMS

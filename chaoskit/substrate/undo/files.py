@@ -84,7 +84,9 @@ def make(directory: Path) -> tuple[Path, int]:
     make_private(folder(directory))
     while True:
         path = folder(directory) / f"{os.getpid()}-{secrets.token_hex(4)}{_SUFFIX}"
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(
+            path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
+        )
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         if is_at(path, descriptor):  # else a janitor has found it before it was locked, and empty
             return path, descriptor

@@ -33,12 +33,18 @@ def main() -> None:
     """Entry point. Standard input is the runner, standard output is closed when it is ready."""
     path, runner_pid = Path(sys.argv[2]), int(sys.argv[3])
     set_name("ck-guard")
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # a Ctrl-C, or a closed terminal, is the runner's
+    for signum in (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+    ):  # a Ctrl-C, or a closed terminal, is the runner's
         signal.signal(signum, signal.SIG_IGN)
     descriptor = files.share(path)
     runner = _watch(runner_pid)
     _let_go_of(2)  # before it is ready: a reader of the runner's output sees it end with the runner
-    with contextlib.suppress(BrokenPipeError):  # the runner is gone already: what is open is put back at once
+    with contextlib.suppress(
+        BrokenPipeError
+    ):  # the runner is gone already: what is open is put back at once
         os.write(1, READY + b"\n")
     _let_go_of(1)
     _await_end(runner)

@@ -50,7 +50,11 @@ def left_behind(directory: Path | None = None) -> list[str]:
         except OSError as error:
             left.append(describe(_unreadable(path, error)))
             continue
-        left += [f"{entry.act} {entry.target}" for entry in found.entries.values() if is_of_here(found.kernel)]
+        left += [
+            f"{entry.act} {entry.target}"
+            for entry in found.entries.values()
+            if is_of_here(found.kernel)
+        ]
         left += [f"{path}: {found.problem}"] if found.problem else []
     return left
 
@@ -66,7 +70,9 @@ def _sweep(path: Path, descriptor: int, patience_s: float) -> list[Repair]:
     repairs, found = replay_file(descriptor, patience_s)
     if is_over(repairs, found):
         files.remove(path, descriptor)
-    damage = [Repair("damaged", str(path), RepairOutcome.FAILED, found.problem)] if found.problem else []
+    damage = (
+        [Repair("damaged", str(path), RepairOutcome.FAILED, found.problem)] if found.problem else []
+    )
     return repairs + damage
 
 

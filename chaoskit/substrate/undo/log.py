@@ -74,14 +74,18 @@ class UndoLog:
             HarnessError: if there can be no guard, no room, or this is a fork of the process that made the log.
         """
         if os.getpid() != self._owner:
-            raise HarnessError("an undo log is of use only to the process that made it: make another one")
+            raise HarnessError(
+                "an undo log is of use only to the process that made it: make another one"
+            )
         with self._lock:
             path = self._make()
             if self._guard is None or _has_ended(self._guard):
                 self._guard = _start_guard(path)
             numbers = tuple(range(self._count + 1, self._count + 1 + len(entries)))
             self._count += len(entries)
-            self.write(*(to_json(entry, number) for entry, number in zip(entries, numbers, strict=True)))
+            self.write(
+                *(to_json(entry, number) for entry, number in zip(entries, numbers, strict=True))
+            )
             return Undo(self, numbers)
 
     def _make(self) -> Path:
@@ -111,7 +115,9 @@ class UndoLog:
             try:
                 is_whole = os.write(self._descriptor, data) == len(data)
             except OSError as error:
-                raise HarnessError(f"undo cannot be written to {self._directory}: {error}") from error
+                raise HarnessError(
+                    f"undo cannot be written to {self._directory}: {error}"
+                ) from error
             if not is_whole:
                 os.ftruncate(self._descriptor, size_bytes)
                 raise HarnessError(f"undo cannot be written to {self._directory}: there is no room")
@@ -150,7 +156,9 @@ def _start_guard(path: Path) -> subprocess.Popen[bytes]:
     command = [sys.executable, *guard.command(path, os.getpid())]
     pipe = subprocess.PIPE
     try:
-        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True, cwd="/")
+        process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, start_new_session=True, cwd="/"
+        )
     except OSError as error:
         raise HarnessError(f"the undo guard cannot be started: {error}") from error
     assert process.stdout is not None

@@ -11,7 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chaoskit.process.linux import boot_id, kernel_id
-from chaoskit.substrate.undo.entries import CgroupEntry, ProcessEntry, RepairOutcome, UndoEntry, from_json
+from chaoskit.substrate.undo.entries import (
+    CgroupEntry,
+    ProcessEntry,
+    RepairOutcome,
+    UndoEntry,
+    from_json,
+)
 
 _LOOK_S = 0.02
 _LINE_SHOWN = 60  # bytes
@@ -93,7 +99,9 @@ def is_of_here(kernel: str) -> bool:
     return kernel in ("", kernel_id()) or not kernel.startswith(f"{boot_id()}/")
 
 
-def replay(found: UndoFile, mark: Callable[[int], None], patience_s: float, farewell_s: float = 0.0) -> list[Repair]:
+def replay(
+    found: UndoFile, mark: Callable[[int], None], patience_s: float, farewell_s: float = 0.0
+) -> list[Repair]:
     """Put back what is open.
 
     Args:
@@ -101,7 +109,10 @@ def replay(found: UndoFile, mark: Callable[[int], None], patience_s: float, fare
         patience_s: for how long what fails is tried again.
         farewell_s: for how long processes that end by themselves are let do so, with all that they have started.
     """
-    gone = found.kernel not in ("", kernel_id())  # of a boot that is over: its processes and groups are, too
+    gone = found.kernel not in (
+        "",
+        kernel_id(),
+    )  # of a boot that is over: its processes and groups are, too
     open_entries = {
         number: entry
         for number, entry in sorted(found.entries.items(), key=lambda one: (one[1].order, one[0]))
@@ -142,12 +153,16 @@ def _undo(entry: UndoEntry) -> Repair:
     return Repair(entry.act, entry.target, outcome, detail)
 
 
-def replay_file(descriptor: int, patience_s: float, farewell_s: float = 0.0) -> tuple[list[Repair], UndoFile]:
+def replay_file(
+    descriptor: int, patience_s: float, farewell_s: float = 0.0
+) -> tuple[list[Repair], UndoFile]:
     """Put back what the file behind a descriptor says, and append to it what is done."""
     data = _content(descriptor)
     found = read(data)
     if data.rpartition(b"\n")[2] and len(data.split(b"\n")) not in found.damaged:
-        os.ftruncate(descriptor, data.rfind(b"\n") + 1)  # what is appended must be a line of its own
+        os.ftruncate(
+            descriptor, data.rfind(b"\n") + 1
+        )  # what is appended must be a line of its own
 
     def mark(number: int) -> None:
         with contextlib.suppress(OSError):  # no room: it is found done the next time

@@ -85,16 +85,25 @@ def test_an_unbroken_command_passes(chaos: Chaos) -> None:
     assert outcome.verdict is Verdict.PASSED, outcome.reasons
     assert [point.step for point in outcome.steps] == list(range(20))
     assert check(outcome, "losses equal").detail == "20 of 20 losses, to the last digit"
-    assert (outcome.stack, outcome.lost_steps, outcome.false_alarms, outcome.ledger) == ("command", 0, None, None)
+    assert (outcome.stack, outcome.lost_steps, outcome.false_alarms, outcome.ledger) == (
+        "command",
+        0,
+        None,
+        None,
+    )
     outcome.assert_same_losses_as_twin()
 
 
-@pytest.mark.promise("the command ended with status 0 on every node, in time, at the twin's last step")
+@pytest.mark.promise(
+    "the command ended with status 0 on every node, in time, at the twin's last step"
+)
 def test_a_command_that_nobody_starts_again_has_failed(chaos: Chaos) -> None:
     """The log ends in the middle, and the evidence is the status that its parent saw."""
     outcome = run(chaos, plain(LONG), Kill(rank=0, at_step=5))
     assert outcome.verdict is Verdict.FAILED
-    assert check(outcome, "training completed").detail == "the command on node0 was killed by SIGKILL"
+    assert (
+        check(outcome, "training completed").detail == "the command on node0 was killed by SIGKILL"
+    )
     assert re.fullmatch(r"pid \d+ was killed by SIGKILL", check(outcome, "evidence of Kill").detail)
     (fault,) = outcome.faults
     assert fault.moment == "as soon as the log showed step 5"
@@ -106,8 +115,13 @@ def test_a_process_that_its_parent_forgets_at_once_is_known_to_be_gone(chaos: Ch
     """A command that ends with status 0 before the last step of the unbroken run has not completed its training."""
     command = ["sh", "-c", f"RANK=0 {' '.join(LOGGED)} {LONG} 0.02 0; exit 0"]
     outcome = run(chaos, command, Kill(rank=0, after_s=0.1))
-    assert re.search(r"pid \d+ (is gone|was killed by SIGKILL)", check(outcome, "evidence of Kill").detail)
-    assert re.search(rf"the log ends with step \d+, the unbroken run's with step {LONG - 1}", " ".join(outcome.reasons))
+    assert re.search(
+        r"pid \d+ (is gone|was killed by SIGKILL)", check(outcome, "evidence of Kill").detail
+    )
+    assert re.search(
+        rf"the log ends with step \d+, the unbroken run's with step {LONG - 1}",
+        " ".join(outcome.reasons),
+    )
 
 
 @pytest.mark.promise("at most `max_lost_steps` steps were shown again")
@@ -135,7 +149,10 @@ def reports_tell(outcome: Outcome, directory: Path) -> None:
     write_html([outcome], directory / "report.html")
     page = (directory / "report.html").read_text()
     assert "went back from step" in page
-    assert all(word not in page for word in ("Ledger", "false alarms", "world size", "0 ranks", "batch skipped"))
+    assert all(
+        word not in page
+        for word in ("Ledger", "false alarms", "world size", "0 ranks", "batch skipped")
+    )
     write_junit([outcome], directory / "junit.xml")
     report = (directory / "junit.xml").read_text()
     assert "chaoskit.recovery_s" in report
@@ -167,13 +184,18 @@ def test_a_pattern_that_matches_nothing_proves_nothing(chaos: Chaos) -> None:
     outcome = run(chaos, plain(10), Kill(rank=0, at_step=3), watch=watch)
     assert outcome.verdict is Verdict.UNKNOWN
     detail = check(outcome, "the log shows steps").detail
-    assert r"LogPatterns(step='iteration (\\d+)') matches none of 10 lines, such as '[rank0] step 0" in detail
+    assert (
+        r"LogPatterns(step='iteration (\\d+)') matches none of 10 lines, such as '[rank0] step 0"
+        in detail
+    )
     assert "mend the pattern" in detail
     assert "the log shows no step" in check(outcome, "evidence of Kill").detail
     assert check(outcome, "losses equal").verdict is Verdict.UNKNOWN
 
 
-def test_losses_without_a_match_are_unknown_and_without_a_pattern_not_asked_for(chaos: Chaos) -> None:
+def test_losses_without_a_match_are_unknown_and_without_a_pattern_not_asked_for(
+    chaos: Chaos,
+) -> None:
     outcome = run(chaos, plain(10), watch=LogPatterns(step=r"step (\d+)", loss=r"cost ([\d.]+)"))
     assert outcome.verdict is Verdict.UNKNOWN
     assert "cost" in check(outcome, "losses equal").detail
@@ -184,14 +206,18 @@ def test_losses_without_a_match_are_unknown_and_without_a_pattern_not_asked_for(
 
 @pytest.mark.promise("equal to the last digit that was printed")
 @pytest.mark.promise("by how much a loss may differ from the twin's, relative to that")
-def test_losses_that_differ_are_told_and_a_tolerance_forgives_them(chaos: Chaos, tmp_path: Path) -> None:
+def test_losses_that_differ_are_told_and_a_tolerance_forgives_them(
+    chaos: Chaos, tmp_path: Path
+) -> None:
     counter = tmp_path / "runs"  # a number that is another one in each run
     count = f"n=$(cat {counter} 2>/dev/null || echo 0); echo $((n + 1)) > {counter}; echo step 0 loss 1.$n"
     outcome = run(chaos, ["sh", "-c", count])
     assert outcome.verdict is Verdict.FAILED
     assert check(outcome, "losses equal").detail == "step 0: 1.1 instead of 1.0"
     close = run(
-        chaos, ["sh", "-c", f"{count} "], watch=LogPatterns(step=r"step (\d+)", loss=r"loss (\S+)", tolerance=0.2)
+        chaos,
+        ["sh", "-c", f"{count} "],
+        watch=LogPatterns(step=r"step (\d+)", loss=r"loss (\S+)", tolerance=0.2),
     )
     assert close.verdict is Verdict.PASSED, close.reasons
 
@@ -231,14 +257,18 @@ def test_a_loss_that_is_missing_now_and_then_is_told(chaos: Chaos, tmp_path: Pat
     assert check(outcome, "losses equal").detail == "39 of 40 losses, to the last digit"
 
 
-def test_an_unbroken_run_that_began_again_by_itself_is_run_once_more(chaos: Chaos, tmp_path: Path) -> None:
+def test_an_unbroken_run_that_began_again_by_itself_is_run_once_more(
+    chaos: Chaos, tmp_path: Path
+) -> None:
     """It would teach that ten steps are shown twice: lost steps would be none."""
     outcome = run(chaos, counted(tmp_path, "first"))
     assert outcome.verdict is Verdict.PASSED, outcome.reasons
     assert (tmp_path / "runs").read_text() == "3"
 
 
-def test_a_command_that_always_begins_again_has_no_unbroken_run(chaos: Chaos, tmp_path: Path) -> None:
+def test_a_command_that_always_begins_again_has_no_unbroken_run(
+    chaos: Chaos, tmp_path: Path
+) -> None:
     with pytest.raises(Interrupted, match="its log on node0 goes back from step 29 to step 20"):
         run(chaos, counted(tmp_path, "always"))
 
@@ -254,13 +284,21 @@ def test_a_command_that_always_begins_again_has_no_unbroken_run(chaos: Chaos, tm
         ([0, 0, 1, 1, 2, 0, 0, 1, 1, 2, 2, 3, 3], (2, 0)),
     ],
 )
-def test_a_log_goes_back_where_steps_are_computed_again(steps: list[int], back: tuple[int, int] | None) -> None:
-    lines = [Line(number, node, step, None) for node in ("node0", "node1") for number, step in enumerate(steps)]
+def test_a_log_goes_back_where_steps_are_computed_again(
+    steps: list[int], back: tuple[int, int] | None
+) -> None:
+    lines = [
+        Line(number, node, step, None)
+        for node in ("node0", "node1")
+        for number, step in enumerate(steps)
+    ]
     assert went_back(lines) == (back and ("node0", *back))
 
 
 def test_a_command_that_fails_unbroken_is_no_verdict_on_recovery(chaos: Chaos) -> None:
-    with pytest.raises(CommandFailed, match="did not complete: the command on node0 ended with status 3"):
+    with pytest.raises(
+        CommandFailed, match="did not complete: the command on node0 ended with status 3"
+    ):
         run(chaos, ["sh", "-c", "exit 3"])
 
 
@@ -274,17 +312,31 @@ def test_what_keeps_its_state_elsewhere_is_told_to_keep_it_in_the_directory_of_t
     command = ["sh", "-c", f"CHAOSKIT_RUN_DIR={tmp_path} exec {' '.join(LOGGED)} 10 0.01 5"]
     outcome = run(chaos, command)
     assert outcome.verdict is Verdict.UNKNOWN
-    assert "the log begins with step 5, the unbroken run's with step 0" in check(outcome, "losses equal").detail
+    assert (
+        "the log begins with step 5, the unbroken run's with step 0"
+        in check(outcome, "losses equal").detail
+    )
 
 
 # -- several nodes ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.promise("It is started once on each of the `nodes` (1 by default), in a session of its own")
+@pytest.mark.promise(
+    "It is started once on each of the `nodes` (1 by default), in a session of its own"
+)
 def test_every_node_is_told_its_place(chaos: Chaos) -> None:
-    shown = "echo step 0; echo {node_rank} {nodes} {address} {master_addr} {master_port} {seed} {other}"
+    shown = (
+        "echo step 0; echo {node_rank} {nodes} {address} {master_addr} {master_port} {seed} {other}"
+    )
     told = "echo $NODE_RANK $NNODES $MASTER_ADDR $MASTER_PORT $OMP_NUM_THREADS; pwd; cut -d' ' -f1,6 /proc/$$/stat"
-    outcome = run(chaos, ["sh", "-c", f"{shown}; {told}"], nodes=2, seed=7, twin=False, working_directory="/tmp")
+    outcome = run(
+        chaos,
+        ["sh", "-c", f"{shown}; {told}"],
+        nodes=2,
+        seed=7,
+        twin=False,
+        working_directory="/tmp",
+    )
     assert outcome.verdict is Verdict.PASSED, outcome.reasons
     for number in range(2):
         _, first, second, third, fourth = (
@@ -299,11 +351,16 @@ def test_every_node_is_told_its_place(chaos: Chaos) -> None:
         assert session == pid, "it is in the session of another process"
 
 
-@pytest.mark.promise("Nodes that `KillNode` or `Preempt` took away do not count, as long as one is left")
+@pytest.mark.promise(
+    "Nodes that `KillNode` or `Preempt` took away do not count, as long as one is left"
+)
 def test_a_node_that_is_taken_away_need_not_end_well(chaos: Chaos) -> None:
     outcome = run(chaos, plain(LONG), KillNode(rank=1, at_step=5), nodes=2)
     assert outcome.verdict is Verdict.PASSED, outcome.reasons
-    assert check(outcome, "training completed").detail == "the command ended with status 0 on 1 of 2 nodes"
+    assert (
+        check(outcome, "training completed").detail
+        == "the command ended with status 0 on 1 of 2 nodes"
+    )
     assert check(outcome, "evidence of KillNode").verdict is Verdict.PASSED
 
 
@@ -323,7 +380,9 @@ def test_a_full_disk_ends_a_command_that_does_not_bear_it(chaos: Chaos) -> None:
         pytest.skip(reason)
     command = ["sh", "-c", f"CHAOSKIT_RUN_DIR={{disk}} RANK=0 exec {' '.join(LOGGED)} 1000 0.02 2"]
     outcome = run(chaos, command, fault, twin=False)
-    assert re.search(r"has refused [1-9]\d* writes with ENOSPC", check(outcome, "evidence of DiskFull").detail)
+    assert re.search(
+        r"has refused [1-9]\d* writes with ENOSPC", check(outcome, "evidence of DiskFull").detail
+    )
     assert check(outcome, "training completed").detail == "the command on node0 ended with status 1"
 
 
@@ -331,19 +390,29 @@ def test_a_full_disk_ends_a_command_that_does_not_bear_it(chaos: Chaos) -> None:
 
 
 def test_torchrun_without_restarts_fails(chaos: Chaos) -> None:
-    command = torchrun("--standalone", "--nproc-per-node=2", "--max-restarts=0", arguments=(str(LONG), "0.05", "5"))
-    outcome = run(chaos, command, Kill(rank=1, at_step=8), twin=False, ranks=2, deadline_s=LAUNCHED_S)
+    command = torchrun(
+        "--standalone", "--nproc-per-node=2", "--max-restarts=0", arguments=(str(LONG), "0.05", "5")
+    )
+    outcome = run(
+        chaos, command, Kill(rank=1, at_step=8), twin=False, ranks=2, deadline_s=LAUNCHED_S
+    )
     assert outcome.verdict is Verdict.FAILED
     assert check(outcome, "training completed").detail == "the command on node0 ended with status 1"
     assert "failed (exitcode: -9) local_rank: 1" in outcome.log_ends[0].error
-    assert re.search(r"pid \d+ (was killed by SIGKILL|is gone)", check(outcome, "evidence of Kill").detail)
+    assert re.search(
+        r"pid \d+ (was killed by SIGKILL|is gone)", check(outcome, "evidence of Kill").detail
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.promise("torchrun comes back, and repeats what it had done since the last one")
 def test_torchrun_with_restarts_comes_back_and_repeats_steps(chaos: Chaos) -> None:
-    command = torchrun("--standalone", "--nproc-per-node=2", "--max-restarts=2", arguments=("100", "0.05", "20"))
-    outcome = run(chaos, command, Kill(rank=1, at_step=24), max_lost_steps=40, ranks=2, deadline_s=LAUNCHED_S)
+    command = torchrun(
+        "--standalone", "--nproc-per-node=2", "--max-restarts=2", arguments=("100", "0.05", "20")
+    )
+    outcome = run(
+        chaos, command, Kill(rank=1, at_step=24), max_lost_steps=40, ranks=2, deadline_s=LAUNCHED_S
+    )
     assert outcome.verdict is Verdict.PASSED, outcome.reasons
     assert outcome.lost_steps > 0
     assert outcome.recovery.seconds > 0.05
@@ -361,10 +430,14 @@ def test_torchrun_on_two_networks_waits_out_a_cut(chaos: Chaos) -> None:
         "--master-addr={master_addr}",
         "--master-port={master_port}",
     )
-    command = torchrun(*nodes, "--nproc-per-node=1", job="training/averaged.py", arguments=(str(LONG), "0.02"))
+    command = torchrun(
+        *nodes, "--nproc-per-node=1", job="training/averaged.py", arguments=(str(LONG), "0.02")
+    )
     outcome = run(chaos, command, fault, nodes=2, twin=False, deadline_s=LAUNCHED_S)
     assert outcome.verdict is Verdict.PASSED, outcome.reasons
-    assert re.search(r"the kernel has counted [1-9]\d* packets", check(outcome, "evidence of Cut").detail)
+    assert re.search(
+        r"the kernel has counted [1-9]\d* packets", check(outcome, "evidence of Cut").detail
+    )
     assert outcome.recovery.seconds >= 0.7
 
 
@@ -383,12 +456,24 @@ def test_a_plan_of_a_command_is_replayed(tmp_path: Path) -> None:
     for directory in (work, elsewhere):
         directory.mkdir()
     shutil.copy(JOBS / "logs" / "logged.py", work / "mine.py")
-    command = ["sh", "-c", f"pwd >> {tmp_path}/pwd; RANK={{node_rank}} exec python mine.py {LONG} 0.02 0"]
+    command = [
+        "sh",
+        "-c",
+        f"pwd >> {tmp_path}/pwd; RANK={{node_rank}} exec python mine.py {LONG} 0.02 0",
+    ]
     experiment = plan_command(
         command, watch=WATCH, faults=[Kill(rank=0, at_step=3)], name="mine", working_directory=work
     )
     save(experiment, tmp_path / "plan.json")
-    replay = [sys.executable, "-m", "chaoskit", "replay", str(tmp_path / "plan.json"), "--no-twin", "--json"]
+    replay = [
+        sys.executable,
+        "-m",
+        "chaoskit",
+        "replay",
+        str(tmp_path / "plan.json"),
+        "--no-twin",
+        "--json",
+    ]
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
     done = subprocess.run(
         [*replay, "--report", str(tmp_path / "report")],
@@ -429,10 +514,14 @@ def test_a_harness_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     script = f"setsid sh -c 'sleep 600 & echo $! $$ >> {pids}; wait' & echo $$ $! >> {pids}; echo step 1; wait"
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
-    harness = subprocess.Popen([sys.executable, "-c", HARNESS, str(tmp_path / "run"), script], env=environment)
+    harness = subprocess.Popen(
+        [sys.executable, "-c", HARNESS, str(tmp_path / "run"), script], env=environment
+    )
     try:
         wait_until(
-            lambda: pids.exists() and len(pids.read_text().split()) == 8, "the command has started", limit_s=START_S
+            lambda: pids.exists() and len(pids.read_text().split()) == 8,
+            "the command has started",
+            limit_s=START_S,
         )
         started = {int(pid) for pid in pids.read_text().split()}
         assert not any(map(is_ending, started))
@@ -443,7 +532,11 @@ def test_a_harness_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
 
 
 def test_what_a_command_leaves_behind_ends_with_it(chaos: Chaos, tmp_path: Path) -> None:
-    outcome = run(chaos, ["sh", "-c", f"echo step 0; setsid sleep 600 & echo $! > {tmp_path / 'pid'}"], twin=False)
+    outcome = run(
+        chaos,
+        ["sh", "-c", f"echo step 0; setsid sleep 600 & echo $! > {tmp_path / 'pid'}"],
+        twin=False,
+    )
     assert outcome.verdict is Verdict.PASSED, outcome.reasons
     assert is_ending(int((tmp_path / "pid").read_text()))
 
@@ -457,7 +550,12 @@ def test_a_node_tells_which_process_has_which_rank(chaos: Chaos) -> None:
     outcome = run(chaos, ["sh", "-c", script], twin=False)
     (started,) = outcome.records(Event.COMMAND_STARTED)
     found = outcome.records(Event.RANK_FOUND)
-    assert [one["rank"] for one in found] in ([0, 1, 0, 1], [0, 1, 1, 0], [1, 0, 0, 1], [1, 0, 1, 0])
+    assert [one["rank"] for one in found] in (
+        [0, 1, 0, 1],
+        [0, 1, 1, 0],
+        [1, 0, 0, 1],
+        [1, 0, 1, 0],
+    )
     assert len({one["pid"] for one in found} - {started["pid"]}) == 4
     assert {one.source for one in found} == {"node0"}
     gone = outcome.records(Event.RANK_GONE)
@@ -473,7 +571,11 @@ def test_a_process_is_known_to_its_node_before_it_is_struck(chaos: Chaos) -> Non
     (struck,), (found,), (gone,) = (
         outcome.records(event) for event in (Event.INJECTED, Event.RANK_FOUND, Event.RANK_GONE)
     )
-    assert (struck["rank"], struck["pid"], struck["node"]) == (found["rank"], found["pid"], found.source)
+    assert (struck["rank"], struck["pid"], struck["node"]) == (
+        found["rank"],
+        found["pid"],
+        found.source,
+    )
     assert found.t_ns <= struck.t_ns <= gone.t_ns
 
 

@@ -57,7 +57,9 @@ def processes(script: str, count: int) -> tuple[subprocess.Popen[bytes], list[Pr
 
 
 def _session(leader: int) -> list[int]:
-    told = subprocess.run(["ps", "-o", "pid=", "--sid", str(leader)], capture_output=True, text=True, check=False)
+    told = subprocess.run(
+        ["ps", "-o", "pid=", "--sid", str(leader)], capture_output=True, text=True, check=False
+    )
     return [pid for pid in map(int, told.stdout.split()) if not is_ending(pid)]
 
 
@@ -67,7 +69,10 @@ def test_the_youngest_of_several_attempts_has_the_rank_and_none_of_its_children(
     try:
         seat = seats({"node0": found})[3]
         # the first attempt may be called so still, on a crowded machine
-        newest = max((one for one in found if one.name == "sh" and one.pid != shell.pid), key=lambda one: one.pid)
+        newest = max(
+            (one for one in found if one.name == "sh" and one.pid != shell.pid),
+            key=lambda one: one.pid,
+        )
         assert (seat.process, seat.node, seat.variable) == (newest, "node0", "RANK")
     finally:
         os.killpg(shell.pid, signal.SIGKILL)
@@ -77,7 +82,9 @@ def test_the_youngest_of_several_attempts_has_the_rank_and_none_of_its_children(
 def test_without_a_variable_the_first_process_of_a_node_has_its_number() -> None:
     shell, found = processes("sleep 60 & wait", 2)
     try:
-        assert {rank: seat.process.pid for rank, seat in seats({"a": [], "b": found}).items()} == {1: found[0].pid}
+        assert {rank: seat.process.pid for rank, seat in seats({"a": [], "b": found}).items()} == {
+            1: found[0].pid
+        }
     finally:
         os.killpg(shell.pid, signal.SIGKILL)
         shell.wait()
@@ -109,10 +116,16 @@ def test_without_a_variable_the_first_process_of_a_node_has_its_number() -> None
         ({"faults": [Kill(rank="most_shards", at_step=3)]}, "rank", "a command has no shards"),
         ({"faults": [Kill(rank=2, at_step=3)], "ranks": 2}, "rank", "use a rank from 0 to 1"),
         ({"faults": [Kill(rank=-1, at_step=3)]}, "rank", "use a rank from 0"),
-        ({"faults": [Cut(rank=0, at_step=3, apart_from="coordinator")]}, "apart_from", "there is no coordinator"),
+        (
+            {"faults": [Cut(rank=0, at_step=3, apart_from="coordinator")]},
+            "apart_from",
+            "there is no coordinator",
+        ),
     ],
 )
-def test_what_cannot_be_done_to_a_command_is_refused(wrong: dict[str, Any], field: str, remedy: str) -> None:
+def test_what_cannot_be_done_to_a_command_is_refused(
+    wrong: dict[str, Any], field: str, remedy: str
+) -> None:
     plan = {"command": COMMAND, "watch": WATCH, "nodes": 2} | wrong
     with pytest.raises(BadInput, match=re.escape(remedy)) as caught:
         plan_command(**plan)
@@ -136,11 +149,15 @@ def test_a_job_and_a_command_are_not_mixed(chaos: Chaos) -> None:
 
 
 def test_roles_are_drawn_when_a_run_is_planned() -> None:
-    one = plan_command(COMMAND, watch=WATCH, ranks=5, seed=3, faults=[Kill(rank="minority", at_step=3)])
+    one = plan_command(
+        COMMAND, watch=WATCH, ranks=5, seed=3, faults=[Kill(rank="minority", at_step=3)]
+    )
     assert len({fault.rank for fault in one.faults}) == 2
     assert (
         one.faults
-        == plan_command(COMMAND, watch=WATCH, ranks=5, seed=3, faults=[Kill(rank="minority", at_step=3)]).faults
+        == plan_command(
+            COMMAND, watch=WATCH, ranks=5, seed=3, faults=[Kill(rank="minority", at_step=3)]
+        ).faults
     )
 
 
@@ -176,7 +193,9 @@ def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
         ({"command": None}, "job"),
     ],
 )
-def test_a_plan_that_makes_no_sense_is_refused(tmp_path: Path, wrong: dict[str, Any], field: str) -> None:
+def test_a_plan_that_makes_no_sense_is_refused(
+    tmp_path: Path, wrong: dict[str, Any], field: str
+) -> None:
     plan = {"version": 2, "command": ["sh", "-c", "true"], "watch": {"step": r"step (\d+)"}} | wrong
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     with pytest.raises(BadInput, match=r"in .*plan\.json") as caught:
@@ -195,7 +214,9 @@ def test_a_plan_finds_its_script_beside_it(tmp_path: Path) -> None:
 
 def test_progress_follows_a_log() -> None:
     progress = Progress(0.0, faults=["Kill(rank=0, at_step=3)"])
-    for now_s, shown in enumerate([LogRead(None, None, 2, 2), LogRead(4, 0.5, 2, 2), LogRead(6, 0.25, 1, 2)]):
+    for now_s, shown in enumerate(
+        [LogRead(None, None, 2, 2), LogRead(4, 0.5, 2, 2), LogRead(6, 0.25, 1, 2)]
+    ):
         assert progress.handle(shown, float(now_s)) == []
     assert (progress.step, progress.loss, progress.running, progress.nodes) == (6, 0.25, 1, 2)
     assert progress.steps_per_s(2.0) == 2.0
@@ -209,7 +230,9 @@ def test_only_faults_are_left_out_of_a_command() -> None:
     experiment = plan_command(COMMAND, watch=WATCH, faults=faults)
 
     def fails(one: Planned, deadline_s: float) -> frozenset[str]:
-        return frozenset({"training completed"} if any(fault.kind == "Kill" for fault in one.faults) else ())
+        return frozenset(
+            {"training completed"} if any(fault.kind == "Kill" for fault in one.faults) else ()
+        )
 
     shrunk = shrink(experiment, fails, budget_s=WAIT_S)
     assert shrunk.complete

@@ -62,15 +62,21 @@ def test_a_twin_is_run_once_although_the_command_writes_files(chaos: Chaos, plac
 
 def test_a_file_that_another_command_writes_is_an_input(chaos: Chaos, place: Path) -> None:
     """One command makes the configuration that the other one reads."""
-    (place / "prepare.py").write_text(f"from pathlib import Path; Path('config.txt').write_text('1')\n{TRAIN}")
+    (place / "prepare.py").write_text(
+        f"from pathlib import Path; Path('config.txt').write_text('1')\n{TRAIN}"
+    )
     run(chaos, place, "prepare.py")
     for start in ("1", "2"):
         (place / "config.txt").write_text(start)
         assert run(chaos, place, "train.py", "config.txt").losses[0] == int(start)
 
 
-@pytest.mark.promise("The twin is run again where a variable or a file has changed on which the command may depend")
-def test_a_variable_belongs_to_a_twin(chaos: Chaos, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.promise(
+    "The twin is run again where a variable or a file has changed on which the command may depend"
+)
+def test_a_variable_belongs_to_a_twin(
+    chaos: Chaos, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number, start in enumerate(["1", "2", "1"]):
         monkeypatch.setenv("START", start)
         outcome = run(chaos, place)
@@ -79,7 +85,9 @@ def test_a_variable_belongs_to_a_twin(chaos: Chaos, place: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("arguments", [["train.py"], ["-m", "train"], ["-c", "import train"]])
-def test_a_file_that_is_imported_belongs_to_a_twin(chaos: Chaos, place: Path, arguments: list[str]) -> None:
+def test_a_file_that_is_imported_belongs_to_a_twin(
+    chaos: Chaos, place: Path, arguments: list[str]
+) -> None:
     run(chaos, place, *arguments)
     for start in (12, 123):
         (place / "helper.py").write_text(f"START = {start}\n")
@@ -88,7 +96,9 @@ def test_a_file_that_is_imported_belongs_to_a_twin(chaos: Chaos, place: Path, ar
 
 
 @pytest.mark.parametrize("form", ["{}", "--config={}"])
-def test_a_file_that_an_argument_names_belongs_to_a_twin(chaos: Chaos, place: Path, tmp_path: Path, form: str) -> None:
+def test_a_file_that_an_argument_names_belongs_to_a_twin(
+    chaos: Chaos, place: Path, tmp_path: Path, form: str
+) -> None:
     config = tmp_path / "config.txt"
     for start in ("1", "2"):
         config.write_text(start)
@@ -137,7 +147,8 @@ def test_files_that_may_be_read_are_looked_at(
 
 
 @pytest.mark.parametrize(
-    "path", ["__pycache__/train.pyc", ".git/index", ".venv/lib/a.py", "env/lib/a.py", "runs/plan.json"]
+    "path",
+    ["__pycache__/train.pyc", ".git/index", ".venv/lib/a.py", "env/lib/a.py", "runs/plan.json"],
 )
 def test_files_that_say_nothing_are_not_looked_at(place: Path, path: str) -> None:
     (place / path).parent.mkdir(parents=True)

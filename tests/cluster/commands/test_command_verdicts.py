@@ -39,7 +39,12 @@ NEEDED = {
 
 
 def run(chaos: Chaos, command: list[str], *faults: Kill, **plan: Any) -> Outcome:
-    settings: dict[str, Any] = {"watch": WATCH, "check": False, "deadline_s": 60.0, "max_lost_steps": 100}
+    settings: dict[str, Any] = {
+        "watch": WATCH,
+        "check": False,
+        "deadline_s": 60.0,
+        "max_lost_steps": 100,
+    }
     return chaos.run(command=command, faults=faults, **settings | plan)
 
 
@@ -54,7 +59,10 @@ def damage(path: Path, chance: Random) -> tuple[str, set[str]]:
     """Damage one file. Returns how, and the events of the records that cannot be read any more; of a log: logged."""
     data = path.read_bytes()
     lines = data.splitlines(keepends=True)
-    place, how = chance.randrange(len(lines)), chance.choice(["delete", "truncate", "duplicate", "flip"])
+    place, how = (
+        chance.randrange(len(lines)),
+        chance.choice(["delete", "truncate", "duplicate", "flip"]),
+    )
     at = chance.randrange(len(data))
     cut = len(data[: at + 1].splitlines()) - 1
     if how == "duplicate":
@@ -65,7 +73,10 @@ def damage(path: Path, chance: Random) -> tuple[str, set[str]]:
     elif how == "truncate":
         lost, lines = lines[cut:], [data[:at]]
     else:
-        lost, lines = [lines[cut]], [data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 :]]
+        lost, lines = (
+            [lines[cut]],
+            [data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 :]],
+        )
     path.write_bytes(b"".join(lines))
     return how, {"log" if path.suffix == ".log" else json.loads(line)["event"] for line in lost}
 
@@ -76,7 +87,9 @@ def test_no_damage_that_matters_passes(chaos: Chaos, tmp_path: Path) -> None:
     command = [sys.executable, str(JOB), "60", "0.02"]
     outcome = run(chaos, command, Kill(rank=1, at_step=15), ranks=2)
     assert outcome.verdict == Verdict.PASSED, outcome.reasons
-    files = sorted(Path(outcome.directory).glob("journal/*.jsonl")) + sorted(Path(outcome.directory).glob("log/*"))
+    files = sorted(Path(outcome.directory).glob("journal/*.jsonl")) + sorted(
+        Path(outcome.directory).glob("log/*")
+    )
     for number in range(examples(200)):
         chance = Random(number)
         copy = tmp_path / "copy"
@@ -98,7 +111,10 @@ def test_a_node_of_several_that_is_silent_is_named(chaos: Chaos, tmp_path: Path)
     copy = Path(shutil.copytree(outcome.directory, tmp_path / "copy"))
     (copy / "journal" / "node1.jsonl").unlink()
     again = judge_directory(copy)
-    assert (again.verdict, check(again, NAME).detail) == (Verdict.UNKNOWN, "node1: it has written nothing")
+    assert (again.verdict, check(again, NAME).detail) == (
+        Verdict.UNKNOWN,
+        "node1: it has written nothing",
+    )
 
 
 def test_a_log_may_go_on_after_the_deadline(chaos: Chaos) -> None:
@@ -126,7 +142,11 @@ def test_what_does_not_apply_is_no_check(chaos: Chaos) -> None:
 @pytest.mark.promise("no later step in a run that ended well, without a twin")
 def test_an_incident_without_a_later_step_is_not_excused_without_a_twin(chaos: Chaos) -> None:
     """The launcher ends well although its rank was killed, and whether that was in the last step is not known."""
-    command = ["sh", "-c", "RANK=0 sh -c 'for n in 0 1 2 3 4 5 6 7 8 9; do echo step $n; sleep 0.3; done'; exit 0"]
+    command = [
+        "sh",
+        "-c",
+        "RANK=0 sh -c 'for n in 0 1 2 3 4 5 6 7 8 9; do echo step $n; sleep 0.3; done'; exit 0",
+    ]
     outcome = run(chaos, command, Kill(rank=0, at_step=3), twin=False, watch=STEPS)
     assert outcome.verdict == Verdict.UNKNOWN, outcome.reasons
     assert "no step after step" in check(outcome, "recovered").detail
@@ -149,9 +169,13 @@ for step in range(40):
 def test_steps_that_the_unbroken_run_alone_shows_are_counted(chaos: Chaos, tmp_path: Path) -> None:
     """Losses are not asked for: nothing else would tell."""
     (tmp_path / "sparse.py").write_text(SPARSE)
-    outcome = run(chaos, [sys.executable, str(tmp_path / "sparse.py"), str(tmp_path / "ran")], watch=STEPS)
+    outcome = run(
+        chaos, [sys.executable, str(tmp_path / "sparse.py"), str(tmp_path / "ran")], watch=STEPS
+    )
     assert outcome.verdict == Verdict.UNKNOWN, outcome.reasons
-    assert check(outcome, "the log shows steps").detail.startswith("26 of 40 steps are in its twin's log only")
+    assert check(outcome, "the log shows steps").detail.startswith(
+        "26 of 40 steps are in its twin's log only"
+    )
 
 
 TWICE = """
@@ -174,15 +198,21 @@ def twice(directory: Path, how: str) -> list[str]:
 
 
 @pytest.mark.promise("rank was started again and showed steps again, began again by itself")
-def test_an_unbroken_run_whose_rank_was_started_again_is_run_once_more(chaos: Chaos, tmp_path: Path) -> None:
+def test_an_unbroken_run_whose_rank_was_started_again_is_run_once_more(
+    chaos: Chaos, tmp_path: Path
+) -> None:
     """Its log shows every step twice, as one of two ranks would; the node tells of one rank that was started twice."""
     outcome = run(chaos, twice(tmp_path, "first"))
     assert outcome.verdict == Verdict.PASSED, outcome.reasons
     assert (tmp_path / "runs").read_text() == "3"
 
 
-def test_a_rank_that_is_always_started_again_leaves_no_unbroken_run(chaos: Chaos, tmp_path: Path) -> None:
-    with pytest.raises(Interrupted, match="rank 0 on node0 was started again, and its log goes back from step 9 to"):
+def test_a_rank_that_is_always_started_again_leaves_no_unbroken_run(
+    chaos: Chaos, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        Interrupted, match="rank 0 on node0 was started again, and its log goes back from step 9 to"
+    ):
         run(chaos, twice(tmp_path, "always"))
 
 
@@ -209,10 +239,18 @@ def test_two_faults_on_one_rank_struck_what_was_planned(chaos: Chaos) -> None:
     assert len({one["pid"] for one in outcome.records(Event.INJECTED)}) == 2
 
 
-@pytest.mark.promise("What differs is an *error*: something else was tried than what was asked for.")
-def test_the_first_process_of_a_node_is_its_rank_by_the_word_of_the_node(chaos: Chaos, tmp_path: Path) -> None:
+@pytest.mark.promise(
+    "What differs is an *error*: something else was tried than what was asked for."
+)
+def test_the_first_process_of_a_node_is_its_rank_by_the_word_of_the_node(
+    chaos: Chaos, tmp_path: Path
+) -> None:
     """Where no process has the variable RANK. The node that tells of another one shows the mistake."""
-    command = ["sh", "-c", "n=0; while [ $n -lt 60 ]; do echo step $n; n=$((n+1)); sleep 0.05; done"]
+    command = [
+        "sh",
+        "-c",
+        "n=0; while [ $n -lt 60 ]; do echo step $n; n=$((n+1)); sleep 0.05; done",
+    ]
     outcome = run(chaos, command, Kill(rank=1, at_step=5), nodes=2, twin=False, watch=STEPS)
     assert not outcome.records(Event.RANK_FOUND)
     assert outcome.verdict == Verdict.FAILED
@@ -221,7 +259,10 @@ def test_the_first_process_of_a_node_is_its_rank_by_the_word_of_the_node(chaos: 
     copy = Path(shutil.copytree(outcome.directory, tmp_path / "copy"))
     journals = Journals(copy)
     started = dict(journals.of("command_started"))
-    started["node0"]["pid"], started["node1"]["pid"] = started["node1"]["pid"], started["node0"]["pid"]
+    started["node0"]["pid"], started["node1"]["pid"] = (
+        started["node1"]["pid"],
+        started["node0"]["pid"],
+    )
     journals.write()
     again = judge_directory(copy)
     assert again.verdict == Verdict.ERROR

@@ -53,7 +53,9 @@ def session(script: str, count: int) -> Iterator[list[Process]]:
     shell = subprocess.Popen(["sh", "-c", script], start_new_session=True)
     try:
         root = HOST.find(shell.pid)
-        yield wait_until(lambda: found if len(found := HOST.tree(root)) >= count else [], f"{count} processes")
+        yield wait_until(
+            lambda: found if len(found := HOST.tree(root)) >= count else [], f"{count} processes"
+        )
     finally:
         os.killpg(shell.pid, signal.SIGKILL)
         shell.wait()
@@ -64,9 +66,13 @@ def test_processes_are_found_by_each_variable(variable: str) -> None:
     """A process that a rank has started, such as a loader of data, has no rank of its own."""
     script = "".join(f"{variable}={rank} sh -c 'sleep 60 & wait' & " for rank in range(2))
     with session(f"{script} wait", 5) as processes:
-        found = wait_until(lambda: both if len(both := seats({"node0": processes})) == 2 else {}, "two ranks")
+        found = wait_until(
+            lambda: both if len(both := seats({"node0": processes})) == 2 else {}, "two ranks"
+        )
         assert [seat.variable for seat in found.values()] == [variable, variable]
-        assert {seat.process.pid for seat in found.values()} < {process.pid for process in processes[1:]}
+        assert {seat.process.pid for seat in found.values()} < {
+            process.pid for process in processes[1:]
+        }
         assert len({variables(seat.process.pid)[variable] for seat in found.values()}) == 2
 
 
@@ -74,7 +80,9 @@ def test_a_launcher_with_a_rank_of_its_own_is_none_of_the_ranks() -> None:
     """As a task of srun that starts torchrun, whose workers inherit the variables of Slurm."""
     script = "SLURM_PROCID=0 sh -c 'RANK=0 sleep 60 & RANK=1 sleep 60 & wait' & wait"
     with session(script, 4) as processes:
-        found = wait_until(lambda: both if len(both := seats({"node0": processes})) == 2 else {}, "two ranks")
+        found = wait_until(
+            lambda: both if len(both := seats({"node0": processes})) == 2 else {}, "two ranks"
+        )
         assert {rank: seat.variable for rank, seat in found.items()} == {0: "RANK", 1: "RANK"}
         assert {HOST.find(seat.process.pid).name for seat in found.values()} == {"sleep"}
 
@@ -101,7 +109,9 @@ def test_ranks_of_slurm_are_struck(chaos: Chaos) -> None:
         check=False,
     )
     (struck,) = outcome.records(Event.INJECTED)
-    by_variable = {(record["variable"], record["pid"]) for record in outcome.records(Event.RANK_FOUND)}
+    by_variable = {
+        (record["variable"], record["pid"]) for record in outcome.records(Event.RANK_FOUND)
+    }
     assert ("RANK", struck["pid"]) in by_variable, outcome.reasons
 
 
@@ -133,7 +143,9 @@ def test_ranks_without_a_variable_are_not_found_and_the_message_says_what_to_set
     (tmp_path / "spawned.py").write_text(SPAWNED)
     fault = Kill(rank=rank, at_step=3)
     command = [sys.executable, str(tmp_path / "spawned.py"), "no"]
-    outcome = chaos.run(command=command, ranks=2, faults=[fault], watch=STEPS, twin=False, check=False)
+    outcome = chaos.run(
+        command=command, ranks=2, faults=[fault], watch=STEPS, twin=False, check=False
+    )
     assert outcome.verdict is Verdict.UNKNOWN
     assert not outcome.records(Event.INJECTED)
     assert "or set RANK in the environment of each before it starts" in " ".join(outcome.reasons)
@@ -143,6 +155,8 @@ def test_the_remedy_of_the_message_works(chaos: Chaos, tmp_path: Path) -> None:
     (tmp_path / "spawned.py").write_text(SPAWNED)
     fault = Kill(rank=1, at_step=3)
     command = [sys.executable, str(tmp_path / "spawned.py"), "set"]
-    outcome = chaos.run(command=command, ranks=2, faults=[fault], watch=STEPS, twin=False, check=False)
+    outcome = chaos.run(
+        command=command, ranks=2, faults=[fault], watch=STEPS, twin=False, check=False
+    )
     (struck,) = outcome.records(Event.INJECTED)
     assert struck["rank"] == 1

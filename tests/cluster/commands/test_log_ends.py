@@ -56,8 +56,14 @@ OWN_ERROR = """[rank1]: Traceback (most recent call last):
 @pytest.mark.parametrize(
     ("log", "error"),
     [
-        ("step 1\nTraceback (most recent call last):\n  File 'x'\nKeyError: 'lr'\n", "KeyError: 'lr'"),
-        ("Traceback (most recent call last):\n  File 'x'\nmine.BadShape: 3 by 4\nbye\n", "mine.BadShape: 3 by 4"),
+        (
+            "step 1\nTraceback (most recent call last):\n  File 'x'\nKeyError: 'lr'\n",
+            "KeyError: 'lr'",
+        ),
+        (
+            "Traceback (most recent call last):\n  File 'x'\nmine.BadShape: 3 by 4\nbye\n",
+            "mine.BadShape: 3 by 4",
+        ),
         (OWN_ERROR.format(name="ValueError") + TORCHRUN, "[rank1]: ValueError: bad batch"),
         (OWN_ERROR.format(name="Unfit") + LOST_PEER + TORCHRUN, "[rank1]: Unfit: bad batch"),
         (
@@ -68,14 +74,29 @@ OWN_ERROR = """[rank1]: Traceback (most recent call last):
             "step 3\n" + TORCHRUN.format(status=-9),
             "E1128 18:32:22.123000 1846 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: -9)",
         ),
-        ("usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --x\n", "train.py: error: unrecognized "),
+        (
+            "usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --x\n",
+            "train.py: error: unrecognized ",
+        ),
         ("sh: 1: torchrum: command not found\n", "sh: 1: torchrum: command not found"),
-        ("python: can't open file '/x/train.py': [Errno 2] No such file or directory\n", "python: can't open file"),
+        (
+            "python: can't open file '/x/train.py': [Errno 2] No such file or directory\n",
+            "python: can't open file",
+        ),
         ("/venv/bin/python: No module named trian\n", "/venv/bin/python: No module named trian"),
-        ("step 1\nFatal Python error: Segmentation fault\n\nStack:\n", "Fatal Python error: Segmentation fault"),
-        ("terminate called after throwing an instance of 'std::bad_alloc'\n  what():  x\n", "terminate called after"),
+        (
+            "step 1\nFatal Python error: Segmentation fault\n\nStack:\n",
+            "Fatal Python error: Segmentation fault",
+        ),
+        (
+            "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  x\n",
+            "terminate called after",
+        ),
         ("run.sh: line 3: 1234 Killed  python train.py\n", "run.sh: line 3: 1234 Killed"),
-        ("torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB\nsrun: error: n1: task 0: Exited\n", "torch.OutOf"),
+        (
+            "torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB\nsrun: error: n1: task 0: Exited\n",
+            "torch.OutOf",
+        ),
         ("\x1b[31mValueError: red\x1b[0m\n", "ValueError: red"),
         (" 10%|#   | 1/9\r 20%|##  | 2/9\rOSError: disk\n", "OSError: disk"),
         ("ValueError: first\nstep 2\nTypeError: second\nstep 3\n", "TypeError: second"),
@@ -103,7 +124,12 @@ def test_the_lines_are_the_last_ones_unless_the_error_stands_before_them() -> No
 
 
 def test_lines_that_only_underline_code_are_left_out() -> None:
-    lines = ["[rank1]:   loss.backward()", "[rank1]:   ^^^^^~~~~^^^^^", "    ^^^", "[rank1]: ValueError: 3"]
+    lines = [
+        "[rank1]:   loss.backward()",
+        "[rank1]:   ^^^^^~~~~^^^^^",
+        "    ^^^",
+        "[rank1]: ValueError: 3",
+    ]
     assert find_error(lines).lines == (lines[0], lines[3])
 
 
@@ -117,10 +143,17 @@ def test_the_end_of_a_long_log_is_enough(tmp_path: Path) -> None:
 @pytest.mark.parametrize("before", [0, (1 << 20) - 10, 3 << 20])
 def test_a_mesh_of_gloo_that_fails_has_a_hint(tmp_path: Path, before: int) -> None:
     log = tmp_path / "node0.log"
-    log.write_bytes(b"." * before + b"RuntimeError: Gloo connectFullMesh failed with [...] no error\n" + b"." * before)
+    log.write_bytes(
+        b"." * before
+        + b"RuntimeError: Gloo connectFullMesh failed with [...] no error\n"
+        + b"." * before
+    )
     (hint,) = find_hints(log, ["torchrun", "--max-restarts=2", "train.py"])
     assert "start torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment" in hint
-    assert find_hints(log, ["env", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1", "torchrun", "train.py"]) == []
+    assert (
+        find_hints(log, ["env", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1", "torchrun", "train.py"])
+        == []
+    )
     log.write_bytes(b"RuntimeError: Connection closed by peer\n")
     assert find_hints(log, ["torchrun"]) == []
 
@@ -129,11 +162,21 @@ def test_a_mesh_of_gloo_that_fails_has_a_hint(tmp_path: Path, before: int) -> No
     ("command", "log", "stood_still", "is_hinted"),
     [
         (["torchrun", "--max-restarts=2", "train.py"], LOST_PEER, True, True),
-        (["python", "-m", "torch.distributed.run", "--max-restarts", "2", "train.py"], LOST_PEER, True, True),
+        (
+            ["python", "-m", "torch.distributed.run", "--max-restarts", "2", "train.py"],
+            LOST_PEER,
+            True,
+            True,
+        ),
         (["torchrun", "--max-restarts=2", "train.py"], LOST_PEER, False, False),
         (["torchrun", "--max-restarts=2", "train.py"], "step 3\n", True, False),
         (["torchrun", "train.py"], LOST_PEER, True, False),
-        (["env", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1", "torchrun", "--max-restarts=2"], LOST_PEER, True, False),
+        (
+            ["env", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1", "torchrun", "--max-restarts=2"],
+            LOST_PEER,
+            True,
+            False,
+        ),
     ],
 )
 def test_ranks_that_wait_after_a_restart_have_a_hint(
@@ -154,7 +197,12 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
 
 
 def shell(
-    harness: Harness, script: str, *, twin: bool = False, nodes: int = 1, stalled_s: float | None = None
+    harness: Harness,
+    script: str,
+    *,
+    twin: bool = False,
+    nodes: int = 1,
+    stalled_s: float | None = None,
 ) -> Outcome:
     return harness.run(
         command=["sh", "-c", script],
@@ -172,10 +220,16 @@ def reports(outcome: Outcome, directory: Path) -> list[str]:
     write_junit([outcome], directory / "junit.xml")
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(render_summary([outcome]))
-    return [(directory / "report.html").read_text(), (directory / "junit.xml").read_text(), console.export_text()]
+    return [
+        (directory / "report.html").read_text(),
+        (directory / "junit.xml").read_text(),
+        console.export_text(),
+    ]
 
 
-def test_a_command_that_fails_says_why_wherever_it_is_reported(harness: Harness, tmp_path: Path) -> None:
+def test_a_command_that_fails_says_why_wherever_it_is_reported(
+    harness: Harness, tmp_path: Path
+) -> None:
     script = "echo step 0; echo 'RuntimeError: Gloo connectFullMesh failed with <x>'; exit 3"
     outcome = shell(harness, script)
     assert outcome.verdict is Verdict.FAILED
@@ -200,12 +254,21 @@ def test_a_command_that_ends_well_shows_no_log(harness: Harness) -> None:
 
 
 def test_the_log_of_a_node_that_failed_is_shown_and_no_other(harness: Harness) -> None:
-    outcome = shell(harness, "echo step 0; [ {node_rank} = 0 ] || { echo OSError: {node_rank}; exit 1; }", nodes=3)
-    assert [(end.node, end.error) for end in outcome.log_ends] == [("node1", "OSError: 1"), ("node2", "OSError: 2")]
+    outcome = shell(
+        harness,
+        "echo step 0; [ {node_rank} = 0 ] || { echo OSError: {node_rank}; exit 1; }",
+        nodes=3,
+    )
+    assert [(end.node, end.error) for end in outcome.log_ends] == [
+        ("node1", "OSError: 1"),
+        ("node2", "OSError: 2"),
+    ]
 
 
 def test_an_unbroken_run_that_fails_says_why(harness: Harness) -> None:
-    with pytest.raises(HarnessError, match=r"ended with status 1: train\.py: error: no such option; see /") as failed:
+    with pytest.raises(
+        HarnessError, match=r"ended with status 1: train\.py: error: no such option; see /"
+    ) as failed:
         shell(harness, "echo 'train.py: error: no such option'; exit 1", twin=True)
     assert "train.py: error: no such option" in failed.value.__notes__[0]
     assert "node0.log" in failed.value.__notes__[0]
@@ -214,10 +277,15 @@ def test_an_unbroken_run_that_fails_says_why(harness: Harness) -> None:
 def test_a_command_that_stalls_is_ended_before_its_deadline(harness: Harness) -> None:
     """Lines without a step are no sign of training, and what it waits for is the last that the log shows."""
     outcome = shell(
-        harness, "echo step 4; echo waiting for rank 1; while sleep 0.1; do echo alive; done", stalled_s=1.0
+        harness,
+        "echo step 4; echo waiting for rank 1; while sleep 0.1; do echo alive; done",
+        stalled_s=1.0,
     )
     assert outcome.verdict is Verdict.FAILED
-    assert "training completed: no step was shown for 1 s (stalled_s), and the run was ended" in outcome.reasons
+    assert (
+        "training completed: no step was shown for 1 s (stalled_s), and the run was ended"
+        in outcome.reasons
+    )
     assert outcome.wall_s < ALLOWED_S / 2
     assert outcome.log_ends[0].lines[-1] == "alive"
     assert outcome.settings["stalled_s"] == 1.0
@@ -261,5 +329,7 @@ def test_a_log_in_the_note_of_an_error_stays_in_lines() -> None:
     error = HarnessError("the unbroken run did not complete")
     error.add_note("what was made is left: forbidden")
     error.add_note("log of node0:\n  line 1\n  line 2")
-    assert error_line(error) == "the unbroken run did not complete; what was made is left: forbidden"
+    assert (
+        error_line(error) == "the unbroken run did not complete; what was made is left: forbidden"
+    )
     assert long_notes(error) == ["log of node0:\n  line 1\n  line 2"]

@@ -20,17 +20,30 @@ AGAIN = 'for n in 1 2 3; do RANK=0 "$@" && exit 0; done; exit 1'
 
 
 def run(
-    chaos: Chaos, how: str, *faults: Kill, steps: int = 30, step_s: float = 0.03, odd: str = "", **plan: Any
+    chaos: Chaos,
+    how: str,
+    *faults: Kill,
+    steps: int = 30,
+    step_s: float = 0.03,
+    odd: str = "",
+    **plan: Any,
 ) -> Outcome:
     command = ["sh", "-c", AGAIN, "sh", sys.executable, str(JOB), how, str(steps), str(step_s), odd]
-    settings: dict[str, Any] = {"watch": WATCH, "check": False, "deadline_s": 60.0, "max_lost_steps": 2}
+    settings: dict[str, Any] = {
+        "watch": WATCH,
+        "check": False,
+        "deadline_s": 60.0,
+        "max_lost_steps": 2,
+    }
     return chaos.run(command=command, faults=faults, **settings | plan)
 
 
 def shows(outcome: Outcome) -> str:
     """What is said of the steps of a run that is unknown, and in which nothing has failed."""
     assert outcome.verdict is Verdict.UNKNOWN, outcome.reasons
-    assert [check for check in outcome.checks if check.verdict in (Verdict.FAILED, Verdict.ERROR)] == []
+    assert [
+        check for check in outcome.checks if check.verdict in (Verdict.FAILED, Verdict.ERROR)
+    ] == []
     (check,) = (check for check in outcome.checks if check.name == "the log shows steps")
     assert check.verdict is Verdict.UNKNOWN
     return check.detail
@@ -41,7 +54,9 @@ def shows(outcome: Outcome) -> str:
 @pytest.mark.parametrize("how", ["bar", "bare"])
 def test_a_progress_bar_is_no_log_of_steps(chaos: Chaos, how: str, twin: bool) -> None:
     told = shows(run(chaos, how, Kill(rank=0, at_step=30), steps=60, watch=BAR, twin=twin))
-    assert re.search(r"\d+ of \d+ lines with a step are drawn over by the next one, as by a progress bar", told)
+    assert re.search(
+        r"\d+ of \d+ lines with a step are drawn over by the next one, as by a progress bar", told
+    )
     assert "tqdm.write" in told
 
 
@@ -54,7 +69,9 @@ def test_a_line_that_each_step_draws_over_is_counted(chaos: Chaos) -> None:
 @pytest.mark.parametrize("twin", [True, False])
 @pytest.mark.parametrize("how", ["epochs", "uneven"])
 def test_steps_that_begin_anew_in_each_epoch_are_named(chaos: Chaos, how: str, twin: bool) -> None:
-    told = shows(run(chaos, how, Kill(rank=0, at_step=5), steps=30 if how == "epochs" else 35, twin=twin))
+    told = shows(
+        run(chaos, how, Kill(rank=0, at_step=5), steps=30 if how == "epochs" else 35, twin=twin)
+    )
     assert told.startswith("steps begin anew: the log on node0 goes back from step 9 to step 0")
     assert "a number that grows over the whole training" in told
 
@@ -64,7 +81,10 @@ def test_a_training_that_begins_at_its_first_step_again_has_lost_all(chaos: Chao
     train = "import time; [(time.sleep(0.02), print('step', n, flush=True)) for n in range(20)]; time.sleep(0.3)"
     command = ["sh", "-c", AGAIN, "sh", sys.executable, "-c", train]
     outcome = chaos.run(
-        command=command, faults=[Kill(rank=0, at_step=19)], watch=LogPatterns(step=r"step (\d+)"), check=False
+        command=command,
+        faults=[Kill(rank=0, at_step=19)],
+        watch=LogPatterns(step=r"step (\d+)"),
+        check=False,
     )
     assert outcome.verdict is Verdict.FAILED
     assert outcome.lost_steps == 20
@@ -73,7 +93,10 @@ def test_a_training_that_begins_at_its_first_step_again_has_lost_all(chaos: Chao
 @pytest.mark.parametrize("twin", [True, False])
 def test_lines_that_are_printed_by_the_clock_are_named(chaos: Chaos, twin: bool) -> None:
     told = shows(run(chaos, "clock", Kill(rank=0, at_step=8), steps=20, step_s=0.13, twin=twin))
-    assert "lines that are printed by the clock cannot be counted" in told or "steps are in its twin's log only" in told
+    assert (
+        "lines that are printed by the clock cannot be counted" in told
+        or "steps are in its twin's log only" in told
+    )
 
 
 def test_a_step_that_is_shown_while_it_takes_long_is_not_lost(chaos: Chaos) -> None:
@@ -101,7 +124,9 @@ def kept(outcome: Outcome) -> Verdict:
         ("step 1e3", r"step (\S+)"),
     ],
 )
-def test_an_odd_line_excuses_no_lost_steps(chaos: Chaos, odd: str, pattern: str, twin: bool) -> None:
+def test_an_odd_line_excuses_no_lost_steps(
+    chaos: Chaos, odd: str, pattern: str, twin: bool
+) -> None:
     watch = LogPatterns(step=pattern)
     outcome = run(chaos, "loses", Kill(rank=0, at_step=15), odd=odd, watch=watch, twin=twin)
     assert (outcome.verdict, kept(outcome)) == (Verdict.FAILED, Verdict.FAILED), outcome.reasons
@@ -110,14 +135,18 @@ def test_an_odd_line_excuses_no_lost_steps(chaos: Chaos, odd: str, pattern: str,
 
 
 def test_a_line_that_each_step_draws_over_excuses_no_lost_steps(chaos: Chaos) -> None:
-    outcome = run(chaos, "loses-drawn", Kill(rank=0, at_step=15), watch=LogPatterns(step=r"step (\d+)"))
+    outcome = run(
+        chaos, "loses-drawn", Kill(rank=0, at_step=15), watch=LogPatterns(step=r"step (\d+)")
+    )
     assert (outcome.verdict, kept(outcome)) == (Verdict.FAILED, Verdict.FAILED), outcome.reasons
 
 
 @pytest.mark.parametrize("twin", [True, False])
 def test_a_step_that_one_process_computes_again_is_lost(chaos: Chaos, twin: bool) -> None:
     """No process is started again: the training goes on in the one that prints."""
-    outcome = run(chaos, "again", Kill(rank=1, at_step=10), steps=20, ranks=2, twin=twin, step_s=0.1)
+    outcome = run(
+        chaos, "again", Kill(rank=1, at_step=10), steps=20, ranks=2, twin=twin, step_s=0.1
+    )
     assert (outcome.verdict, kept(outcome)) == (Verdict.FAILED, Verdict.FAILED), outcome.reasons
     assert outcome.lost_steps == 3
 
@@ -147,7 +176,9 @@ def test_a_pattern_that_cuts_numbers_is_named(chaos: Chaos) -> None:
 def test_a_pattern_that_cuts_the_last_few_numbers_is_named(chaos: Chaos) -> None:
     """They are one of fifteen lines, and no step follows them."""
     command = [sys.executable, "-c", "for step in range(850, 1010): print(f'step {step:,}')"]
-    outcome = chaos.run(command=command, watch=LogPatterns(step=r"step (\d+)"), check=False, twin=False)
+    outcome = chaos.run(
+        command=command, watch=LogPatterns(step=r"step (\d+)"), check=False, twin=False
+    )
     assert "meets '1,000' in 10 of its lines" in shows(outcome)
 
 
@@ -168,9 +199,20 @@ def test_a_log_without_lines_is_named(chaos: Chaos, how: str, told: str) -> None
 
 
 @pytest.mark.parametrize("option", ["--redirects=3", "-r3"])
-def test_torchrun_that_redirects_all_output_is_named(chaos: Chaos, tmp_path: Path, option: str) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", option]
+def test_torchrun_that_redirects_all_output_is_named(
+    chaos: Chaos, tmp_path: Path, option: str
+) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=1",
+        option,
+    ]
     outcome = chaos.run(
-        command=[*command, f"--log-dir={tmp_path}", str(JOB), "plain", "5", "0.01"], watch=WATCH, check=False
+        command=[*command, f"--log-dir={tmp_path}", str(JOB), "plain", "5", "0.01"],
+        watch=WATCH,
+        check=False,
     )
     assert "writes what ranks print into files of its own: use --tee=3" in shows(outcome)

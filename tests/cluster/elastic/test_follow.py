@@ -35,7 +35,9 @@ ELASTIC = ElasticPolicy(min_replicas=1, max_replicas=4, scaling_timeout_s=0.0)
 
 def config(nodes: int = 2, shards: int = 8, **follow: Any) -> RunConfig:
     chosen = BatchScaling(**{"rule": "square-root", **follow})
-    return RunConfig(job=JobSpec("job.py"), nodes=nodes, shards=shards, elastic=ELASTIC, follow=chosen)
+    return RunConfig(
+        job=JobSpec("job.py"), nodes=nodes, shards=shards, elastic=ELASTIC, follow=chosen
+    )
 
 
 def adam() -> torch.optim.Optimizer:
@@ -46,8 +48,12 @@ def adam() -> torch.optim.Optimizer:
 
 
 @settings(deadline=None)
-@given(st.lists(st.integers(1, 4), min_size=1, max_size=60), st.integers(4, 50), st.integers(0, 2**31))
-def test_every_sample_comes_once_an_epoch_however_the_batch_changes(worlds: list[int], size: int, seed: int) -> None:
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=60), st.integers(4, 50), st.integers(0, 2**31)
+)
+def test_every_sample_comes_once_an_epoch_however_the_batch_changes(
+    worlds: list[int], size: int, seed: int
+) -> None:
     chosen = config()
     following = Following(chosen, [adam()])
     sampler = Sampler(size, chosen.named_shards, chosen.named_shards, seed)
@@ -55,7 +61,11 @@ def test_every_sample_comes_once_an_epoch_however_the_batch_changes(worlds: list
     for step, world in enumerate(worlds):
         shards = chosen.shards_of(step, world)
         assert shards == 2 * world
-        dealt += [sample for shard in range(shards) for sample in sampler.samples(step, shard, following.dealt)]
+        dealt += [
+            sample
+            for shard in range(shards)
+            for sample in sampler.samples(step, shard, following.dealt)
+        ]
         following.deal(step, shards)
     assert following.dealt == len(dealt)
     for start in range(0, len(dealt), size):
@@ -70,7 +80,9 @@ def test_every_sample_comes_once_an_epoch_however_the_batch_changes(worlds: list
     st.sampled_from(("square-root", "none")),
     st.integers(0, 12),
 )
-def test_who_takes_over_the_state_goes_on_alike(changes: list[tuple[int, int]], rule: str, warmup_steps: int) -> None:
+def test_who_takes_over_the_state_goes_on_alike(
+    changes: list[tuple[int, int]], rule: str, warmup_steps: int
+) -> None:
     chosen = config(rule=rule, warmup_steps=warmup_steps)
     old, step = Following(chosen, [adam()]), 0
     for lasts, world in changes:
@@ -90,7 +102,9 @@ def test_who_takes_over_the_state_goes_on_alike(changes: list[tuple[int, int]], 
     st.lists(st.integers(1, 4), min_size=1, max_size=40),
     st.integers(0, 12),
 )
-def test_ranks_of_different_age_never_disagree_on_the_state(before: list[int], after: list[int], warmup: int) -> None:
+def test_ranks_of_different_age_never_disagree_on_the_state(
+    before: list[int], after: list[int], warmup: int
+) -> None:
     """Ranks compare checksums of it in every step: an old one must not remember more than a new one was told."""
     chosen = config(warmup_steps=warmup)
     old, new = Following(chosen, [adam()]), Following(chosen, [adam()])
@@ -187,7 +201,9 @@ def test_a_rule_that_does_not_exist_is_refused_with_those_that_do() -> None:
 def test_a_sharded_job_keeps_its_batch() -> None:
     with pytest.raises(BadInput, match="a sharded job keeps its batch"):
         plan_experiment(
-            str(Path(__file__).parents[2] / "jobs" / "failing" / "shaky.py"), nodes=2, follow={"rule": "square-root"}
+            str(Path(__file__).parents[2] / "jobs" / "failing" / "shaky.py"),
+            nodes=2,
+            follow={"rule": "square-root"},
         )
 
 
@@ -235,13 +251,18 @@ def commits(outcome: Outcome) -> list[Record]:
     """One a step, of the generation that lives on."""
     found: dict[int, Record] = {}
     for record in read_journals(Path(outcome.directory) / "journal"):
-        if record.event == Event.COMMIT and record["generation"] >= found.get(record["step"], record)["generation"]:
+        if (
+            record.event == Event.COMMIT
+            and record["generation"] >= found.get(record["step"], record)["generation"]
+        ):
             found[record["step"]] = record
     return [found[step] for step in sorted(found)]
 
 
 @pytest.mark.slow
-@pytest.mark.promise("With `follow` each rank keeps its number of shards, and the batch is as large as the world")
+@pytest.mark.promise(
+    "With `follow` each rank keeps its number of shards, and the batch is as large as the world"
+)
 def test_the_batch_grows_and_shrinks_with_the_world_and_nothing_else_changes(chaos: Any) -> None:
     """One rank that computes the same batches gets the same bits: of every loss, and of the weights."""
     outcome = chaos.run(
@@ -266,7 +287,9 @@ def test_the_batch_grows_and_shrinks_with_the_world_and_nothing_else_changes(cha
     assert not outcome.ledger.repeated
     schedule = [0.01 * 0.7 ** (step // 5) for step in range(60)]
     ratios = [record["multiplier"] for record in found]
-    assert [record["rate"] / rate for record, rate in zip(found, schedule, strict=True)] == pytest.approx(ratios)
+    assert [
+        record["rate"] / rate for record, rate in zip(found, schedule, strict=True)
+    ] == pytest.approx(ratios)
     for (before, now), (old, new) in zip(pairwise(worlds), pairwise(ratios), strict=True):
         assert now >= before or new == pytest.approx((now / 2) ** 0.5)  # a lower rate holds at once
         assert now <= before or new == pytest.approx(old)  # a higher one is reached on a line
@@ -274,7 +297,9 @@ def test_the_batch_grows_and_shrinks_with_the_world_and_nothing_else_changes(cha
     assert ratios[-1] == pytest.approx(0.5**0.5)
 
 
-@pytest.mark.promise("whatever is not the batch (a rate, a sample, a warm-up, a state that was taken over) shows")
+@pytest.mark.promise(
+    "whatever is not the batch (a rate, a sample, a warm-up, a state that was taken over) shows"
+)
 def test_a_batch_that_was_scaled_wrongly_is_noticed(chaos: Any) -> None:
     """In a world of three all ranks deal out more samples than the rule says: they agree, but not with the twin."""
     job = Path(__file__).parents[2] / "jobs" / "failing" / "scaled_wrongly.py"
@@ -305,11 +330,20 @@ def test_a_batch_that_was_scaled_wrongly_is_noticed(chaos: Any) -> None:
         ("overflowing", {"at_step": 4}, "step 4: shards [0, 1, 2, 3] are not finite"),
     ],
 )
-def test_a_bad_batch_is_skipped_by_the_twin_too(chaos: Any, job: str, options: dict[str, Any], skipped: str) -> None:
+def test_a_bad_batch_is_skipped_by_the_twin_too(
+    chaos: Any, job: str, options: dict[str, Any], skipped: str
+) -> None:
     """The twin's one rank has more shards than the batch: what it computed is asked for and written down, no more."""
     follow = {"rule": "none"}
     outcome = chaos.run(
-        f"{JOBS}:{job}", nodes=2, shards=8, spares=0, steps=10, options=options, elastic=ELASTIC, follow=follow
+        f"{JOBS}:{job}",
+        nodes=2,
+        shards=8,
+        spares=0,
+        steps=10,
+        options=options,
+        elastic=ELASTIC,
+        follow=follow,
     )
     assert [step for step, loss in enumerate(outcome.losses) if loss is None] == [4]
     assert outcome.ledger.skipped == [skipped]
@@ -353,7 +387,9 @@ def test_a_run_that_is_resumed_goes_on_with_the_next_samples(chaos: Any, tmp_pat
 
     def is_stored(record: Record) -> bool:
         """Whether a state after batches of two sizes is on the disk."""
-        of_one.update([record["step"]] if record.event == Event.COMMIT and record["world"] == 1 else [])
+        of_one.update(
+            [record["step"]] if record.event == Event.COMMIT and record["world"] == 1 else []
+        )
         return record.event == Event.SAVED and bool(of_one) and record["step"] > min(of_one)
 
     goal = JournalFlag(chaos, is_stored)
@@ -361,7 +397,9 @@ def test_a_run_that_is_resumed_goes_on_with_the_next_samples(chaos: Any, tmp_pat
     before = chaos.run(JOB, **plan, **common)
     steps = len(before.steps) + 40
     after = chaos.run(JOB, steps=steps, resume=True, **common)
-    old, new = (dealt(History(read_journals(Path(one.directory) / "journal"))) for one in (before, after))
+    old, new = (
+        dealt(History(read_journals(Path(one.directory) / "journal"))) for one in (before, after)
+    )
     begun = min(new)
     assert len({len(samples) for step, samples in old.items() if step < begun}) == 2
     order = [sample for step in range(steps) for sample in (old if step < begun else new)[step]]
@@ -369,5 +407,7 @@ def test_a_run_that_is_resumed_goes_on_with_the_next_samples(chaos: Any, tmp_pat
     assert once_an_epoch(order)
     resumed = [record for record in commits(after) if record["step"] < begun + 5]
     assert [(record["world"], record["samples"]) for record in resumed] == [(2, BATCH)] * 5
-    risen = [0.5**0.5 * (1 - part) + part for part in (0, 0.25, 0.5, 0.75, 1)]  # from one rank to two
+    risen = [
+        0.5**0.5 * (1 - part) + part for part in (0, 0.25, 0.5, 0.75, 1)
+    ]  # from one rank to two
     assert [record["multiplier"] for record in resumed] == pytest.approx(risen)

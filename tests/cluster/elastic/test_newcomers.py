@@ -25,7 +25,15 @@ from chaoskit.runlog.outcome import Outcome
 from chaoskit.substrate.core.traffic import Block, Narrow, between
 from chaoskit.suites.recovery.expect import STEADY
 from chaoskit.vocabulary import Event
-from chaoskit.wire.messages import AgentHello, Endpoint, Finding, HealthReport, LinksMeasured, MeasureLinks, PairReading
+from chaoskit.wire.messages import (
+    AgentHello,
+    Endpoint,
+    Finding,
+    HealthReport,
+    LinksMeasured,
+    MeasureLinks,
+    PairReading,
+)
 from faults import AddNode, Bandwidth, Cut, Fault, Target
 from faults.evidence import Evidence
 
@@ -44,7 +52,9 @@ class Cluster:
     """Nodes that answer at once, by how good each end of a link is."""
 
     def __init__(self, *nodes: str, **settings: Any) -> None:
-        self.membership = Membership(RunConfig(job=JobSpec("job.py"), nodes=len(nodes), spares=0, **settings))
+        self.membership = Membership(
+            RunConfig(job=JobSpec("job.py"), nodes=len(nodes), spares=0, **settings)
+        )
         self.newcomers, self.now_s, self.silent = Newcomers(), 0.0, set[str]()
         self.ends: dict[str, dict[str, Any]] = {}
         self.told: dict[str, tuple[Finding, ...]] = {}
@@ -59,7 +69,9 @@ class Cluster:
     def settle(self, *nodes: str) -> None:
         for node in nodes:
             for worker in sorted(self.membership.workers_on(node)):
-                self.membership.handle(events.WorkerReady(worker, node, Endpoint("h", worker, 1, 2, 3)), self.now_s)
+                self.membership.handle(
+                    events.WorkerReady(worker, node, Endpoint("h", worker, 1, 2, 3)), self.now_s
+                )
         self.membership.handle(events.Settled(self.membership.generation), self.now_s)
 
     def order(self) -> list[Send]:
@@ -84,7 +96,9 @@ class Cluster:
             self.told |= dict(self.newcomers.news(self.membership))
 
     def refused(self) -> set[str]:
-        return {node for node, found in self.told.items() if any(one.severity == "bad" for one in found)}
+        return {
+            node for node, found in self.told.items() if any(one.severity == "bad" for one in found)
+        }
 
 
 def test_all_who_begin_are_tested_each_against_another() -> None:
@@ -92,11 +106,18 @@ def test_all_who_begin_are_tested_each_against_another() -> None:
     cluster.go_on()
     assert sorted(cluster.against) == [("a", "b"), ("b", "c"), ("c", "d"), ("d", "a")]
     assert (set(cluster.told), cluster.refused()) == (set(NODES), set())
-    assert {one.what for one in cluster.told["a"]} >= {"pair.reached", "pair.rtt_ms", "pair.sent_mb_s", "pair.intact"}
+    assert {one.what for one in cluster.told["a"]} >= {
+        "pair.reached",
+        "pair.rtt_ms",
+        "pair.sent_mb_s",
+        "pair.intact",
+    }
     assert all(one.detail.startswith("to b") for one in cluster.told["a"])
 
 
-@pytest.mark.parametrize("values", [DEAD, NARROW, WORTH_A_WARNING], ids=["dead", "narrow", "worse than all others"])
+@pytest.mark.parametrize(
+    "values", [DEAD, NARROW, WORTH_A_WARNING], ids=["dead", "narrow", "worse than all others"]
+)
 @given(st.sampled_from(NODES))
 def test_who_is_badly_connected_is_refused_and_nobody_who_was_tested_against_it(
     values: dict[str, Any], node: str
@@ -115,10 +136,16 @@ def test_one_who_begins_with_others_is_refused_too() -> None:
     cluster.ends["b"] = NARROW
     cluster.go_on()
     assert cluster.refused() == {"b"}
-    assert any(one.severity == "warn" and one.detail.startswith("to b") for one in cluster.told["a"])
+    assert any(
+        one.severity == "warn" and one.detail.startswith("to b") for one in cluster.told["a"]
+    )
 
 
-@given(st.dictionaries(st.sampled_from(NODES), st.sampled_from([DEAD, NARROW, WORTH_A_WARNING]), max_size=4))
+@given(
+    st.dictionaries(
+        st.sampled_from(NODES), st.sampled_from([DEAD, NARROW, WORTH_A_WARNING]), max_size=4
+    )
+)
 def test_nobody_is_refused_whose_own_end_is_well(ends: dict[str, dict[str, Any]]) -> None:
     """Whichever of the others are not."""
     cluster = Cluster(*NODES)
@@ -173,7 +200,9 @@ def test_a_node_that_attaches_again_is_asked_again_and_an_old_answer_counts_for_
     assert "a" in cluster.told
 
 
-def test_a_node_on_probation_is_held_until_its_link_is_known_but_only_if_there_is_another_node() -> None:
+def test_a_node_on_probation_is_held_until_its_link_is_known_but_only_if_there_is_another_node() -> (
+    None
+):
     cluster = Cluster("a", on_probation=("a",))
     assert cluster.newcomers.untested(cluster.membership, {"a"}) == frozenset()
     cluster.join("b")
@@ -202,8 +231,19 @@ class AddNodeBehind(AddNode):
 def run(chaos: Any, fault: Fault, flag: Flag, world: int) -> Outcome:
     """A run that ends when the flag is up and the world has so many ranks."""
     elastic = ElasticPolicy(min_replicas=2, max_replicas=4, scaling_timeout_s=0.0)
-    plan: dict[str, Any] = {"nodes": 3, "spares": 0, "shards": 4, "elastic": elastic, "deadline_s": 180.0}
-    plan |= {"steps": 20, "until": flag.until | {"world": world}, "watch": flag, "options": {"step_s": 0.03}}
+    plan: dict[str, Any] = {
+        "nodes": 3,
+        "spares": 0,
+        "shards": 4,
+        "elastic": elastic,
+        "deadline_s": 180.0,
+    }
+    plan |= {
+        "steps": 20,
+        "until": flag.until | {"world": world},
+        "watch": flag,
+        "options": {"step_s": 0.03},
+    }
     outcome: Outcome = chaos.run(STEADY, faults=[fault], twin=False, check=False, **plan)
     return outcome
 
@@ -214,7 +254,9 @@ def links_are_known(directory: Path, *severities: str) -> Flag:
     def is_known(message: Any) -> bool:
         if not isinstance(message, HealthReport) or message.node != "node3":
             return False
-        return any(one.what.startswith("pair.") and one.severity in severities for one in message.findings)
+        return any(
+            one.what.startswith("pair.") and one.severity in severities for one in message.findings
+        )
 
     return Flag(directory / "links", is_known)
 
@@ -224,13 +266,22 @@ def records(outcome: Outcome, event: Event) -> list[Record]:
 
 
 def refusals(outcome: Outcome) -> dict[str, list[str]]:
-    return {one["node"]: one["reasons"] for one in records(outcome, Event.HEALTH) if one["standing"] == "refused"}
+    return {
+        one["node"]: one["reasons"]
+        for one in records(outcome, Event.HEALTH)
+        if one["standing"] == "refused"
+    }
 
 
-@pytest.mark.promise("gets no workers until its own report and its link have passed", makes="a narrow link")
+@pytest.mark.promise(
+    "gets no workers until its own report and its link have passed", makes="a narrow link"
+)
 @pytest.mark.parametrize(
     ("makes", "reason"),
-    [("a narrow link", r"pair\.(sent|received)_mb_s=\d.*to node\d"), ("no link", r"pair\.reached=no")],
+    [
+        ("a narrow link", r"pair\.(sent|received)_mb_s=\d.*to node\d"),
+        ("no link", r"pair\.reached=no"),
+    ],
 )
 @pytest.mark.chaos(substrate="netns")
 def test_a_node_that_comes_and_is_badly_connected_is_not_used(
@@ -244,8 +295,12 @@ def test_a_node_that_comes_and_is_badly_connected_is_not_used(
     ((node, reasons),) = refusals(outcome).items()
     assert node == "node3"
     assert re.search(reason, reasons[0]), reasons
-    worlds = [{member["node"] for member in plan["members"]} for plan in records(outcome, Event.PLAN)]
-    assert worlds == [{"node0", "node1", "node2"}], "it was not needed, so it was not used before it was tested"
+    worlds = [
+        {member["node"] for member in plan["members"]} for plan in records(outcome, Event.PLAN)
+    ]
+    assert worlds == [{"node0", "node1", "node2"}], (
+        "it was not needed, so it was not used before it was tested"
+    )
     assert records(outcome, Event.DETECTED) == []
 
 
@@ -257,5 +312,7 @@ def test_a_node_that_comes_and_is_well_connected_is_used(chaos: Any, tmp_path: P
     assert refusals(outcome) == {}
     last = records(outcome, Event.PLAN)[-1]
     assert {member["node"] for member in last["members"]} == {"node0", "node1", "node2", "node3"}
-    findings = [one["findings"] for one in records(outcome, Event.HEALTH) if one["node"] == "node3"][-1]
+    findings = [
+        one["findings"] for one in records(outcome, Event.HEALTH) if one["node"] == "node3"
+    ][-1]
     assert {"pair.reached", "pair.sent_mb_s"} <= {one["what"] for one in findings}

@@ -27,7 +27,9 @@ AT = 8
 
 
 def policy(least: int = 1, most: int = 4, **changes: Any) -> ElasticPolicy:
-    return ElasticPolicy(min_replicas=least, max_replicas=most, **{"scaling_timeout_s": 0.0} | changes)
+    return ElasticPolicy(
+        min_replicas=least, max_replicas=most, **{"scaling_timeout_s": 0.0} | changes
+    )
 
 
 def run(chaos: Any, *faults: Fault, goal: JournalFlag | None = None, **plan: Any) -> Outcome:
@@ -46,14 +48,21 @@ def run(chaos: Any, *faults: Fault, goal: JournalFlag | None = None, **plan: Any
 
 
 def journal(outcome: Outcome, *events: Event) -> list[Record]:
-    found = [record for record in read_journals(Path(outcome.directory) / "journal") if record.event in events]
+    found = [
+        record
+        for record in read_journals(Path(outcome.directory) / "journal")
+        if record.event in events
+    ]
     return sorted(found, key=lambda record: record.t_ns)
 
 
 def sizes(outcome: Outcome) -> list[int]:
     """Of the worlds that committed steps, one after the other."""
     first = outcome.steps[0].world
-    return [first, *(after.world for before, after in pairwise(outcome.steps) if before.world != after.world)]
+    return [
+        first,
+        *(after.world for before, after in pairwise(outcome.steps) if before.world != after.world),
+    ]
 
 
 def planned(outcome: Outcome) -> list[Record]:
@@ -67,7 +76,9 @@ def planned(outcome: Outcome) -> list[Record]:
 
 def fault_seen(chaos: Any, number: int) -> JournalFlag:
     """A flag that is up when the n-th fault has taken effect."""
-    return JournalFlag(chaos, lambda record: record.event == Event.EVIDENCE and record["fault"] == f"fault{number}")
+    return JournalFlag(
+        chaos, lambda record: record.event == Event.EVIDENCE and record["fault"] == f"fault{number}"
+    )
 
 
 def left(outcome: Outcome) -> set[str]:
@@ -78,10 +89,14 @@ def left(outcome: Outcome) -> set[str]:
 # -- on request ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.promise("When every rank of the old world knows it, all of them leave that world after the same step.")
+@pytest.mark.promise(
+    "When every rank of the old world knows it, all of them leave that world after the same step."
+)
 def test_a_world_shrinks_and_grows_again(chaos: Any) -> None:
     """A rank leaves between two steps and its node stays; a rank that joins takes the state from the others."""
-    outcome = run(chaos, Scale(to=3, at_step=AT), Scale(to=4, at_step=2 * AT), goal=worlds_seen(chaos, 3, 4))
+    outcome = run(
+        chaos, Scale(to=3, at_step=AT), Scale(to=4, at_step=2 * AT), goal=worlds_seen(chaos, 3, 4)
+    )
     assert sizes(outcome) == [4, 3, 4]
     plans = planned(outcome)
     last = plans[0]["members"][3]["worker"]
@@ -96,7 +111,14 @@ def test_a_world_shrinks_and_grows_again(chaos: Any) -> None:
 def test_a_rank_that_is_ended_in_its_own_code_has_left_all_the_same(chaos: Any) -> None:
     """The others meet before it comes to its next step: its journal says at which boundary it left, as that of any."""
     goal, job = worlds_seen(chaos, 2), "../../jobs/failing/troubled.py:slow_to_leave"
-    plan = {"nodes": 3, "spares": 0, "steps": 20, "elastic": policy(), "until": goal.until, "deadline_s": 120.0}
+    plan = {
+        "nodes": 3,
+        "spares": 0,
+        "steps": 20,
+        "elastic": policy(),
+        "until": goal.until,
+        "deadline_s": 120.0,
+    }
     outcome = chaos.run(job, faults=[Scale(to=2, at_step=AT)], watch=goal, **plan)
     (gone,) = journal(outcome, Event.LEFT)
     assert gone.source == planned(outcome)[-1]["leavers"][0]
@@ -111,7 +133,9 @@ def test_a_world_grows_beyond_its_first_nodes(chaos: Any) -> None:
     outcome = run(chaos, Scale(to=4, at_step=AT), nodes=2, shards=8, options={"full": 4}, goal=goal)
     assert sizes(outcome)[0] == 2
     assert sizes(outcome)[-1] == 4
-    assert {member["node"] for member in planned(outcome)[-1]["members"]} == {f"node{n}" for n in range(4)}
+    assert {member["node"] for member in planned(outcome)[-1]["members"]} == {
+        f"node{n}" for n in range(4)
+    }
 
 
 def test_a_newcomer_takes_the_state_over_while_the_others_compute(chaos: Any) -> None:
@@ -119,11 +143,21 @@ def test_a_newcomer_takes_the_state_over_while_the_others_compute(chaos: Any) ->
     restored_flag = happened(chaos, Event.RESTORED)
     options = {"step_s": 0.03, "full": 4, "world": 4, "file": restored_flag.until["file"]}
     plan = {"nodes": 3, "shards": 4, "steps": 20, "options": options}
-    outcome = run(chaos, Scale(to=4, at_step=4), job="../../jobs/failing/held.py", goal=restored_flag, **plan)
+    outcome = run(
+        chaos, Scale(to=4, at_step=4), job="../../jobs/failing/held.py", goal=restored_flag, **plan
+    )
     grown = next(point.step for point in outcome.steps if point.world == 4)
     (restored,) = journal(outcome, Event.RESTORED)
-    reduced = [record for record in journal(outcome, Event.REDUCE) if record["generation"] == restored["generation"]]
-    firsts = [record.t_ns for record in reduced if record["step"] == grown and record.source != restored.source]
+    reduced = [
+        record
+        for record in journal(outcome, Event.REDUCE)
+        if record["generation"] == restored["generation"]
+    ]
+    firsts = [
+        record.t_ns
+        for record in reduced
+        if record["step"] == grown and record.source != restored.source
+    ]
     assert len(firsts) == 3
     assert restored.t_ns < min(firsts)
 
@@ -131,7 +165,9 @@ def test_a_newcomer_takes_the_state_over_while_the_others_compute(chaos: Any) ->
 def test_a_world_of_one_grows_and_shrinks_to_one(chaos: Any) -> None:
     """The last rank keeps the state."""
     faults = [Scale(to=3, at_step=AT), Scale(to=1, at_step=80)]
-    outcome = run(chaos, *faults, nodes=1, options={"full": 3}, steps=100, goal=worlds_seen(chaos, 1, 3, 1))
+    outcome = run(
+        chaos, *faults, nodes=1, options={"full": 3}, steps=100, goal=worlds_seen(chaos, 1, 3, 1)
+    )
     assert (sizes(outcome)[0], max(sizes(outcome)), sizes(outcome)[-1]) == (1, 3, 1)
     planned(outcome)
 
@@ -156,9 +192,14 @@ class Ask(Scale):
 @pytest.mark.promise("Each request is answered, also when it is refused", elastic=None)
 @pytest.mark.parametrize(
     ("elastic", "reason"),
-    [(policy(2, 4, replica_discrete_values=(2, 4)), "3 is no allowed size: use 2, 4"), (None, "no elastic policy")],
+    [
+        (policy(2, 4, replica_discrete_values=(2, 4)), "3 is no allowed size: use 2, 4"),
+        (None, "no elastic policy"),
+    ],
 )
-def test_a_request_that_is_refused_is_answered(chaos: Any, elastic: ElasticPolicy | None, reason: str) -> None:
+def test_a_request_that_is_refused_is_answered(
+    chaos: Any, elastic: ElasticPolicy | None, reason: str
+) -> None:
     """The answer names the reason, and the world stays as it is."""
     outcome = run(chaos, Ask(to=3, at_step=AT), elastic=elastic, steps=20)
     assert sizes(outcome) == [4]
@@ -168,7 +209,9 @@ def test_a_request_that_is_refused_is_answered(chaos: Any, elastic: ElasticPolic
     assert len(planned(outcome)) == 1
 
 
-@pytest.mark.parametrize("fault", [Scale(to=3, at_step=2), TakeSpot(rank=1, at_step=2), Demand(at_step=2)], ids=str)
+@pytest.mark.parametrize(
+    "fault", [Scale(to=3, at_step=2), TakeSpot(rank=1, at_step=2), Demand(at_step=2)], ids=str
+)
 def test_without_a_policy_nothing_is_started(fault: Fault) -> None:
     with pytest.raises(BadInput, match="elastic"):
         plan_experiment("gpt", steps=9, faults=[fault])
@@ -187,11 +230,15 @@ def test_a_size_that_the_policy_forbids_is_refused_before_the_start() -> None:
 # -- nodes that go and come ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.promise("the node's ranks leave at a step boundary, before it is gone; no step is lost")
+@pytest.mark.promise(
+    "the node's ranks leave at a step boundary, before it is gone; no step is lost"
+)
 def test_a_node_that_was_announced_to_go_is_out_in_time(chaos: Any) -> None:
     """Its worker has left and ended within the grace period, its agent ends after it: no rank is lost with the node."""
     grace_s = 5.0
-    outcome = run(chaos, TakeSpot(rank=2, grace_s=grace_s, at_step=AT), goal=happened(chaos, Event.NODE_LOST))
+    outcome = run(
+        chaos, TakeSpot(rank=2, grace_s=grace_s, at_step=AT), goal=happened(chaos, Event.NODE_LOST)
+    )
     assert sizes(outcome) == [4, 3]
     planned(outcome)
     (notice,) = journal(outcome, Event.INJECTED)
@@ -201,7 +248,9 @@ def test_a_node_that_was_announced_to_go_is_out_in_time(chaos: Any) -> None:
     assert evidence.observed.endswith(", out of the world by then")
     (gone,) = journal(outcome, Event.NODE_LOST)
     assert gone["node"] == struck.rpartition(".")[0]
-    (ended,) = [record for record in journal(outcome, Event.WORKER_EXITED) if record["worker"] == struck]
+    (ended,) = [
+        record for record in journal(outcome, Event.WORKER_EXITED) if record["worker"] == struck
+    ]
     assert ended.t_ns < notice.t_ns + grace_s * 1e9 <= gone.t_ns
 
 
@@ -209,7 +258,10 @@ def test_a_node_that_goes_at_once_is_a_loss(chaos: Any) -> None:
     """No time to leave: it is a loss like any other, and costs the step in flight."""
     outcome = run(chaos, TakeSpot(rank=2, grace_s=0.0, at_step=AT), goal=worlds_seen(chaos, 4, 3))
     assert sizes(outcome) == [4, 3]
-    assert {record["cause"] for record in journal(outcome, Event.DETECTED)} <= {"node lost", "evicted"}
+    assert {record["cause"] for record in journal(outcome, Event.DETECTED)} <= {
+        "node lost",
+        "evicted",
+    }
     assert len(outcome.recoveries) == 1
 
 
@@ -223,15 +275,22 @@ def test_a_node_that_goes_is_replaced_in_one_move(chaos: Any) -> None:
     plans = planned(outcome)
     taken = plans[0]["members"][1]
     assert [tuple(plan["leavers"]) for plan in plans] == [(), (taken["worker"],)]
-    assert f"{taken['node']} will be taken away, and the world stays at 3 nodes" in plans[-1]["reason"]
-    assert {member["node"] for member in plans[-1]["members"]} == {f"node{n}" for n in range(4)} - {taken["node"]}
+    assert (
+        f"{taken['node']} will be taken away, and the world stays at 3 nodes" in plans[-1]["reason"]
+    )
+    assert {member["node"] for member in plans[-1]["members"]} == {f"node{n}" for n in range(4)} - {
+        taken["node"]
+    }
     assert left(outcome) == {taken["worker"]}
 
 
 @pytest.mark.slow
 def test_every_node_is_swapped_while_the_others_train(chaos: Any) -> None:
     """No rank that began is there at the end: the state has gone from rank to rank, and no step was lost."""
-    goal, flags = happened(chaos, Event.NODE_LOST, 3), [fault_seen(chaos, 2 * turn) for turn in range(3)]
+    goal, flags = (
+        happened(chaos, Event.NODE_LOST, 3),
+        [fault_seen(chaos, 2 * turn) for turn in range(3)],
+    )
     faults: list[Fault] = []
     gates: dict[str, str] = {}
     for turn in range(3):  # a rank that joins in the place of another one takes its number
@@ -248,7 +307,9 @@ def test_every_node_is_swapped_while_the_others_train(chaos: Any) -> None:
     outcome = run(chaos, *faults, job="../../jobs/failing/held.py", goal=goal, watch=watch, **plan)
     planned(outcome)
     first, last = journal(outcome, Event.PLAN)[0], journal(outcome, Event.PLAN)[-1]
-    assert {member["worker"] for member in first["members"]}.isdisjoint(member["worker"] for member in last["members"])
+    assert {member["worker"] for member in first["members"]}.isdisjoint(
+        member["worker"] for member in last["members"]
+    )
     assert len(last["members"]) == 3
 
 
@@ -269,7 +330,12 @@ def test_nodes_go_to_a_job_of_higher_priority_and_come_back(chaos: Any) -> None:
 @pytest.mark.parametrize("setting", ["scaling_timeout_s", "scale_up_snooze_time_s"])
 def test_growth_waits_as_the_policy_says(chaos: Any, setting: str) -> None:
     """New capacity is used when it has been there for so long; after a growth, the first one too, none for so long."""
-    plan = {"nodes": 1, "shards": 4, "elastic": policy(1, 4, **{setting: 1.5}), "options": {"full": 2}}
+    plan = {
+        "nodes": 1,
+        "shards": 4,
+        "elastic": policy(1, 4, **{setting: 1.5}),
+        "options": {"full": 2},
+    }
     outcome = run(chaos, AddNode(at_step=2), goal=worlds_seen(chaos, 1, 2), **plan)
     grown = next(record.t_ns for record in journal(outcome, Event.RESIZED) if record["size"] == 2)
     began = Event.INJECTED if setting == "scaling_timeout_s" else Event.PLAN
@@ -281,7 +347,9 @@ def test_growth_waits_as_the_policy_says(chaos: Any, setting: str) -> None:
 # -- with faults in between ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.promise("A request is in the coordinator's record, so a coordinator that ends takes none with it.")
+@pytest.mark.promise(
+    "A request is in the coordinator's record, so a coordinator that ends takes none with it."
+)
 def test_a_coordinator_that_ends_after_a_request_leaves_it_to_the_next(chaos: Any) -> None:
     """The request is in the record, or is made again."""
     faults = [Scale(to=2, at_step=AT), KillCoordinator(rank=1, at_step=AT)]
@@ -294,7 +362,9 @@ def test_a_coordinator_that_ends_after_a_request_leaves_it_to_the_next(chaos: An
 
 
 @pytest.mark.parametrize("rank", [0, 3], ids=["stays", "leaves"])
-def test_a_rank_is_killed_in_the_step_in_which_another_size_is_asked_for(chaos: Any, rank: int) -> None:
+def test_a_rank_is_killed_in_the_step_in_which_another_size_is_asked_for(
+    chaos: Any, rank: int
+) -> None:
     """Whichever rank is lost, ranks that are to leave train until all others can go on without them."""
     faults = [Scale(to=3, rank=1, at_step=AT), Kill(rank=rank, at_step=AT)]
     outcome = run(chaos, *faults, steps=60, goal=worlds_seen(chaos, 3))

@@ -42,15 +42,23 @@ def shares(path: Path, condition: Callable[[list[list[int]]], bool]) -> Flag:
     seen: list[list[int]] = []
 
     def is_met(message: Any) -> bool:
-        seen.extend([[len(member.shards) for member in message.members]] if isinstance(message, Plan) else [])
+        seen.extend(
+            [[len(member.shards) for member in message.members]]
+            if isinstance(message, Plan)
+            else []
+        )
         return condition(seen)
 
     return Flag(path, is_met)
 
 
-@pytest.mark.promise("a slow rank gets fewer, so it costs its share and not the job", reduction="exact")
+@pytest.mark.promise(
+    "a slow rank gets fewer, so it costs its share and not the job", reduction="exact"
+)
 @pytest.mark.parametrize("reduction", ["exact", "fast"])
-def test_a_rank_at_half_speed_gets_half_as_many_shards(chaos: Chaos, tmp_path: Path, reduction: str) -> None:
+def test_a_rank_at_half_speed_gets_half_as_many_shards(
+    chaos: Chaos, tmp_path: Path, reduction: str
+) -> None:
     """Shards move from it to the others, so that all are done at about the same time; no step is lost."""
     flag = shares(tmp_path / "moved", lambda seen: len(seen) == 2)
     outcome = measured(chaos, flag=flag, reduction=reduction, buckets=2)
@@ -90,7 +98,9 @@ def test_a_rank_over_the_limit_of_its_run_is_replaced(chaos: Chaos, tmp_path: Pa
     """Its successor is on another node; the replacement costs no step."""
     flag = workers_lost(tmp_path / "lost")
     limits = {"slow_limit": 3.0, "slow_steps": 10, "balance": False, "spares": 1}
-    outcome = measured(chaos, flag=flag, options={"factor": 4.0}, until={"world": 4}, check=False, **limits)
+    outcome = measured(
+        chaos, flag=flag, options={"factor": 4.0}, until={"world": 4}, check=False, **limits
+    )
     problems = [check.name for check in outcome.checks if check.verdict != Verdict.PASSED]
     assert problems == ["no false alarm"], "no fault explains the times that are told"
     (lost,) = journal(outcome, Event.DETECTED)
@@ -106,7 +116,9 @@ def test_a_slow_input_is_no_reason_to_replace_a_rank(chaos: Chaos, tmp_path: Pat
     """It is told from slow computation, and costs the rank its share; on another node the input would be as slow."""
     flag = shares(tmp_path / "moved", lambda seen: len(seen) == 2)
     limits = {"slow_limit": 2.0, "slow_steps": 10, "spares": 1}
-    outcome = measured(chaos, flag=flag, options={"factor": 3.0, "part": "input"}, steps=60, **limits)
+    outcome = measured(
+        chaos, flag=flag, options={"factor": 3.0, "part": "input"}, steps=60, **limits
+    )
     told = journal(outcome, Event.STRAGGLER)
     assert [(record["rank"], record["kind"]) for record in told] == [(1, "input")]
     assert told[0]["score"] == pytest.approx(3.0)
@@ -127,7 +139,9 @@ def test_a_slow_network_is_told_and_no_shard_moves(chaos: Chaos, tmp_path: Path)
 
     def is_slow_for_long(message: Any) -> bool:
         if isinstance(message, Heartbeat):
-            told[message.node] += any(beat.effort is not None and beat.effort.steps > 45 for beat in message.beats)
+            told[message.node] += any(
+                beat.effort is not None and beat.effort.steps > 45 for beat in message.beats
+            )
         return len(told) == 4 and min(told.values()) > 20
 
     flag = Flag(tmp_path / "slow", is_slow_for_long)

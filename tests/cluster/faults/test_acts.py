@@ -43,12 +43,22 @@ WORDS = re.compile(r"0x([0-9a-f]+)")
 
 def run(chaos: Chaos, *faults: Fault, **plan: Any) -> Outcome:
     """An experiment of some 30 ms a step that must pass unless told otherwise."""
-    settings: dict[str, Any] = {"nodes": 3, "spares": 1, "steps": 20, "deadline_s": 60.0, "options": {"step_s": 0.02}}
+    settings: dict[str, Any] = {
+        "nodes": 3,
+        "spares": 1,
+        "steps": 20,
+        "deadline_s": 60.0,
+        "options": {"step_s": 0.02},
+    }
     return chaos.run(JOB, faults=list(faults), **settings | plan)
 
 
 def journal(outcome: Outcome, *events: Event) -> list[Record]:
-    return [record for record in read_journals(Path(outcome.directory) / "journal") if record.event in events]
+    return [
+        record
+        for record in read_journals(Path(outcome.directory) / "journal")
+        if record.event in events
+    ]
 
 
 def seen(outcome: Outcome, number: int = 0) -> str:
@@ -96,12 +106,16 @@ def test_a_lock_that_is_never_released(chaos: Chaos, phase: str) -> None:
 @pytest.mark.parametrize(("phase", "buckets"), [("forward", 1), ("reduce", 1), ("backward", 2)])
 def test_a_rank_that_skips_the_collective(chaos: Chaos, phase: str, buckets: int) -> None:
     """All wait for each other and nobody can be blamed: the same ranks begin the reduction anew."""
-    outcome = run(chaos, Deadlock(rank=1, at_step=AT, phase=phase, how="skip"), shards=6, buckets=buckets)
+    outcome = run(
+        chaos, Deadlock(rank=1, at_step=AT, phase=phase, how="skip"), shards=6, buckets=buckets
+    )
     assert "skip_reduction" in seen(outcome)
     assert "reduce of step 8" in seen(outcome)
     assert journal(outcome, Event.DETECTED) == []
     first, second = [
-        [member["worker"] for member in record["members"]] for record in journal(outcome, Event.PLAN) if record["abort"]
+        [member["worker"] for member in record["members"]]
+        for record in journal(outcome, Event.PLAN)
+        if record["abort"]
     ][-2:]
     assert first == second
     announced = [record for record in journal(outcome, Event.REDUCE) if record["step"] == AT]
@@ -126,26 +140,42 @@ def assert_flipped(outcome: Outcome, bit: int) -> None:
 
 def found(outcome: Outcome) -> set[tuple[int, int, str]]:
     """Step, rank and verdict of whatever was called corrupt."""
-    return {(record["step"], record["rank"], record["verdict"]) for record in journal(outcome, Event.CORRUPT)}
+    return {
+        (record["step"], record["rank"], record["verdict"])
+        for record in journal(outcome, Event.CORRUPT)
+    }
 
 
 @pytest.mark.parametrize(
     ("where", "phase", "bit"),
-    [("weight", "forward", 3), ("weight", "backward", 31), ("optimizer", "reduce", 3), ("optimizer", "forward", 31)],
+    [
+        ("weight", "forward", 3),
+        ("weight", "backward", 31),
+        ("optimizer", "reduce", 3),
+        ("optimizer", "forward", 31),
+    ],
 )
-def test_a_bit_in_the_state_has_its_rank_replaced(chaos: Chaos, where: str, phase: str, bit: int) -> None:
+def test_a_bit_in_the_state_has_its_rank_replaced(
+    chaos: Chaos, where: str, phase: str, bit: int
+) -> None:
     """In the same step, before anybody commits, when all of the state is compared in every step."""
-    fault = BitFlip(rank=1, at_step=AT, phase=phase, parameter=WEIGHT, where=where, bit=bit, element=5)
+    fault = BitFlip(
+        rank=1, at_step=AT, phase=phase, parameter=WEIGHT, where=where, bit=bit, element=5
+    )
     outcome = run(chaos, fault, state_hash_steps=1)
     assert_flipped(outcome, bit)
     assert found(outcome) == {(AT, 1, "rank")}
-    assert [(record["rank"], record["cause"]) for record in journal(outcome, Event.DETECTED)] == [(1, "corrupt")]
+    assert [(record["rank"], record["cause"]) for record in journal(outcome, Event.DETECTED)] == [
+        (1, "corrupt")
+    ]
     outcome.assert_same_losses_as_twin()
 
 
 def test_a_bit_in_the_optimizers_state_is_found_when_its_slice_is_compared(chaos: Chaos) -> None:
     """By default a sixteenth of it is compared in each step; what was reduced before had come from good weights."""
-    fault = BitFlip(rank=1, at_step=AT, phase="reduce", parameter=WEIGHT, where="optimizer", bit=3, element=5)
+    fault = BitFlip(
+        rank=1, at_step=AT, phase="reduce", parameter=WEIGHT, where="optimizer", bit=3, element=5
+    )
     outcome = run(chaos, fault, steps=40, check=False)
     assert_flipped(outcome, 3)
     assert len(found(outcome)) == 1
@@ -158,7 +188,9 @@ def test_a_bit_in_the_optimizers_state_is_found_when_its_slice_is_compared(chaos
 @pytest.mark.parametrize("bit", [3, 31])
 def test_a_bit_in_what_was_received_costs_no_rank_its_place(chaos: Chaos, bit: int) -> None:
     """The rank sees it before it commits, and takes the step from one that has committed."""
-    fault = BitFlip(rank=1, at_step=AT, phase="reduce", parameter=WEIGHT, where="received", bit=bit, element=5)
+    fault = BitFlip(
+        rank=1, at_step=AT, phase="reduce", parameter=WEIGHT, where="received", bit=bit, element=5
+    )
     outcome = run(chaos, fault)
     assert_flipped(outcome, bit)
     assert found(outcome) == {(AT, 1, "transfer")}
@@ -167,10 +199,19 @@ def test_a_bit_in_what_was_received_costs_no_rank_its_place(chaos: Chaos, bit: i
 
 
 @pytest.mark.parametrize("reduction", ["exact", "fast"])
-def test_what_one_rank_alone_receives_as_no_number_opens_no_audit(chaos: Chaos, reduction: str) -> None:
+def test_what_one_rank_alone_receives_as_no_number_opens_no_audit(
+    chaos: Chaos, reduction: str
+) -> None:
     """The others know of nothing, and would not take part: it takes the step from them."""
     fault = BitFlip(rank=1, at_step=AT, phase="reduce", parameter="slope", where="received", bit=30)
-    plan = {"nodes": 4, "shards": 4, "spares": 0, "steps": 20, "deadline_s": 60.0, "reduction": reduction}
+    plan = {
+        "nodes": 4,
+        "shards": 4,
+        "spares": 0,
+        "steps": 20,
+        "deadline_s": 60.0,
+        "reduction": reduction,
+    }
     outcome = chaos.run("../../jobs/failing/troubled.py:with_a_slope", faults=[fault], **plan)
     assert "(1.5) before" in seen(outcome)
     assert "(nan) after" in seen(outcome)
@@ -183,7 +224,15 @@ def test_what_one_rank_alone_receives_as_no_number_opens_no_audit(chaos: Chaos, 
 @pytest.mark.parametrize("bit", [3, 31])
 def test_a_bit_in_an_audited_gradient_is_computed_again(chaos: Chaos, bit: int) -> None:
     step = 7  # of three shards, the second one is audited in it
-    fault = BitFlip(rank=1, at_step=step, phase="backward", parameter=WEIGHT, where="gradient", bit=bit, element=5)
+    fault = BitFlip(
+        rank=1,
+        at_step=step,
+        phase="backward",
+        parameter=WEIGHT,
+        where="gradient",
+        bit=bit,
+        element=5,
+    )
     outcome = run(chaos, fault, audit_every=1)
     assert_flipped(outcome, bit)
     assert found(outcome) == {(step, 1, "transient")}
@@ -191,16 +240,24 @@ def test_a_bit_in_an_audited_gradient_is_computed_again(chaos: Chaos, bit: int) 
     outcome.assert_same_losses_as_twin()
 
 
-@pytest.mark.promise("A wrong gradient that is computed, sent and received consistently is seen by audits only")
+@pytest.mark.promise(
+    "A wrong gradient that is computed, sent and received consistently is seen by audits only"
+)
 def test_a_bit_in_a_gradient_without_an_audit_is_trained(chaos: Chaos) -> None:
     """By all ranks alike: only the comparison with the unbroken run shows it, and the verdict says so."""
-    fault = BitFlip(rank=1, at_step=AT, phase="backward", parameter=WEIGHT, where="gradient", bit=31, element=5)
+    fault = BitFlip(
+        rank=1, at_step=AT, phase="backward", parameter=WEIGHT, where="gradient", bit=31, element=5
+    )
     outcome = run(chaos, fault, check=False)
     assert_flipped(outcome, 31)
     assert found(outcome) == set()
     assert_nobody_was_blamed(outcome)
     failed = {check.name for check in outcome.checks if check.verdict == Verdict.FAILED}
-    assert failed == {"losses equal the twin's", "final weights equal the twin's", "final state equals the twin's"}
+    assert failed == {
+        "losses equal the twin's",
+        "final weights equal the twin's",
+        "final state equals the twin's",
+    }
 
 
 def test_a_sticky_bit_in_a_gradient_is_flipped_every_time(chaos: Chaos) -> None:
@@ -217,11 +274,15 @@ def test_a_sticky_bit_has_its_rank_replaced(chaos: Chaos, where: str, plan: dict
     outcome = run(chaos, fault, **plan)
     assert {flipped(record["observed"]) for record in journal(outcome, Event.LEVER)} == {1 << 2}
     assert len(journal(outcome, Event.LEVER)) >= 2
-    assert [(record["rank"], record["cause"]) for record in journal(outcome, Event.DETECTED)] == [(1, "corrupt")]
+    assert [(record["rank"], record["cause"]) for record in journal(outcome, Event.DETECTED)] == [
+        (1, "corrupt")
+    ]
     outcome.assert_same_losses_as_twin()
 
 
-@pytest.mark.parametrize("fault", [NaN(rank=1, at_step=AT), BitFlip(rank=1, at_step=AT, bit=20)], ids=str)
+@pytest.mark.parametrize(
+    "fault", [NaN(rank=1, at_step=AT), BitFlip(rank=1, at_step=AT, bit=20)], ids=str
+)
 def test_without_a_name_the_first_trained_parameter_is_struck(chaos: Chaos, fault: Fault) -> None:
     """A bit that flips in a weight is found within 16 steps; losses may differ until then."""
     outcome = run(chaos, fault, check=False, twin=False)
@@ -234,7 +295,12 @@ def test_without_a_name_the_first_trained_parameter_is_struck(chaos: Chaos, faul
         ("parameter", BitFlip(rank=0, at_step=2, parameter="no.such", bit=0)),
         ("element", BitFlip(rank=0, at_step=2, parameter=WEIGHT, bit=0, element=16)),
         ("bit", BitFlip(rank=0, at_step=2, parameter=WEIGHT, bit=32)),
-        ("key", BitFlip(rank=0, at_step=2, parameter=WEIGHT, bit=0, where="optimizer", key="momentum_buffer")),
+        (
+            "key",
+            BitFlip(
+                rank=0, at_step=2, parameter=WEIGHT, bit=0, where="optimizer", key="momentum_buffer"
+            ),
+        ),
     ],
 )
 def test_what_the_model_does_not_have_is_refused(chaos: Chaos, field: str, fault: BitFlip) -> None:
@@ -244,7 +310,9 @@ def test_what_the_model_does_not_have_is_refused(chaos: Chaos, field: str, fault
 
 
 @given(
-    dtype=st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8]),
+    dtype=st.sampled_from(
+        [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8]
+    ),
     shape=st.lists(st.integers(1, 4), max_size=3),
     transposed=st.booleans(),
     data=st.data(),
@@ -254,7 +322,11 @@ def test_a_flip_changes_one_bit_of_one_element(
 ) -> None:
     """Whatever the type and the strides; flipped twice, it is as before."""
     tensor = torch.arange(math.prod(shape)).view(shape).to(dtype)
-    tensor = tensor.mT.clone(memory_format=torch.contiguous_format).mT if transposed and len(shape) > 1 else tensor
+    tensor = (
+        tensor.mT.clone(memory_format=torch.contiguous_format).mT
+        if transposed and len(shape) > 1
+        else tensor
+    )
     original = tensor.clone()
     element = data.draw(st.integers(0, tensor.numel() - 1))
     bit = data.draw(st.integers(0, 8 * tensor.element_size() - 1))
@@ -264,7 +336,9 @@ def test_a_flip_changes_one_bit_of_one_element(
     assert _read(tensor, element)[0] == word ^ (1 << bit)
     others = [number for number in range(tensor.numel()) if number != element]
     assert torch.equal(tensor.reshape(-1)[others], original.reshape(-1)[others])
-    assert not torch.equal(_cell(tensor, element).view(torch.uint8), _cell(original, element).view(torch.uint8))
+    assert not torch.equal(
+        _cell(tensor, element).view(torch.uint8), _cell(original, element).view(torch.uint8)
+    )
     _write(tensor, element, word)
     assert torch.equal(tensor, original)
 
@@ -291,7 +365,9 @@ def test_a_rank_that_sleeps_beyond_the_limit_is_replaced(chaos: Chaos) -> None:
 def test_a_rank_with_a_share_of_a_cpu(chaos: Chaos) -> None:
     """A share that is smaller than what a busy machine leaves to it: else nothing would be throttled."""
     fault = Straggle(rank=1, at_step=AT, how="quota", cpu_fraction=0.05, steps=6)
-    outcome = chaos.run("gpt", nodes=2, spares=0, steps=20, options={"size": "tiny"}, faults=[fault])
+    outcome = chaos.run(
+        "gpt", nodes=2, spares=0, steps=20, options={"size": "tiny"}, faults=[fault]
+    )
     assert re.search(r"held pid \d+ back in [1-9]\d* periods", seen(outcome))
     assert_nobody_was_blamed(outcome)
     assert outcome.faults[0].undone
@@ -300,7 +376,9 @@ def test_a_rank_with_a_share_of_a_cpu(chaos: Chaos) -> None:
 def test_a_thread_that_burns_cpu_time(chaos: Chaos) -> None:
     """It is found by its name, and its time is the kernel's."""
     goal = all_took_effect(chaos, 1)
-    fault = Straggle(rank=1, at_step=AT, how="duty", cpu_fraction=0.5, steps=1000)  # until it was seen to burn
+    fault = Straggle(
+        rank=1, at_step=AT, how="duty", cpu_fraction=0.5, steps=1000
+    )  # until it was seen to burn
     outcome = run(chaos, fault, until=goal.until, watch=goal)
     assert re.search(r"thread \d+ \(ck-burner\) of pid \d+ used \d+ ms of CPU", seen(outcome))
     assert_nobody_was_blamed(outcome)
@@ -314,7 +392,8 @@ def test_a_thread_that_burns_cpu_time(chaos: Chaos) -> None:
 def test_the_kernel_kills_a_rank_for_its_memory(chaos: Chaos, phase: str) -> None:
     outcome = run(chaos, OutOfMemory(rank=1, at_step=AT, phase=phase))
     assert re.fullmatch(
-        r"the kernel counted 1 kill for lack of memory, and pid \d+ was killed by SIGKILL", seen(outcome)
+        r"the kernel counted 1 kill for lack of memory, and pid \d+ was killed by SIGKILL",
+        seen(outcome),
     )
     assert len(outcome.recoveries) == 1
     assert outcome.faults[0].undone
@@ -334,7 +413,9 @@ def test_nothing_is_decided_by_the_wall_clock(chaos: Chaos, seconds: float) -> N
     """A rank dies after the jump, too: a recovery needs no wall clock, either."""
     outcome = run(chaos, ClockJump(rank=1, at_step=5, seconds=seconds), Kill(rank=2, at_step=AT))
     ahead_s = [float(text) for text in re.findall(r"([+-]\d+\.\d+) s", seen(outcome))]
-    assert ahead_s == pytest.approx([seconds, seconds], abs=60.0)  # one clock may be read long after the other
+    assert ahead_s == pytest.approx(
+        [seconds, seconds], abs=60.0
+    )  # one clock may be read long after the other
     assert [record["rank"] for record in journal(outcome, Event.DETECTED)] == [2]
 
 
@@ -353,7 +434,9 @@ def test_bad_data_is_bad_for_every_rank(chaos: Chaos, value: str) -> None:
     """Another rank computes the shard again, finds it bad as well, and the batch is to blame."""
     outcome = run(chaos, BadBatch(at_step=AT, shard=1, value=value), twin=False)
     assert seen(outcome) == "shard 1 of step 8: 0 of 32 input values not finite before, 32 after"
-    assert {(record["verdict"], *record["shards"]) for record in journal(outcome, Event.ATTRIBUTED)} == {("batch", 1)}
+    assert {
+        (record["verdict"], *record["shards"]) for record in journal(outcome, Event.ATTRIBUTED)
+    } == {("batch", 1)}
     assert [step for step, loss in enumerate(outcome.losses) if loss is None] == [AT]
     assert_nobody_was_blamed(outcome)
 
@@ -369,9 +452,12 @@ def test_a_replacement_reads_the_same_bad_data(chaos: Chaos) -> None:
 def test_bad_data_without_floating_point_inputs(chaos: Chaos) -> None:
     """Bytes cannot be NaN: the loss is, and the evidence says so."""
     fault = BadBatch(at_step=AT, shard=1, value="inf")
-    outcome = chaos.run("gpt", nodes=2, spares=0, steps=10, options={"size": "tiny"}, faults=[fault], twin=False)
+    outcome = chaos.run(
+        "gpt", nodes=2, spares=0, steps=10, options={"size": "tiny"}, faults=[fault], twin=False
+    )
     assert re.fullmatch(
-        r"shard 1 of step 8 has no floating-point inputs; its loss was \d+\.\d+ before, inf after", seen(outcome)
+        r"shard 1 of step 8 has no floating-point inputs; its loss was \d+\.\d+ before, inf after",
+        seen(outcome),
     )
     assert [step for step, loss in enumerate(outcome.losses) if loss is None] == [AT]
 
@@ -396,8 +482,14 @@ def test_a_shard_that_does_not_exist_is_unknown(chaos: Chaos) -> None:
         ("bit", BitFlip(rank=0, at_step=1, parameter="w", bit=64)),
         ("bit", BitFlip(rank=0, at_step=1, parameter="w", bit=-1)),
         ("element", BitFlip(rank=0, at_step=1, parameter="w", bit=0, element=-1)),
-        ("phase", BitFlip(rank=0, at_step=1, parameter="w", bit=0, where="gradient", phase="reduce")),
-        ("phase", BitFlip(rank=0, at_step=1, parameter="w", bit=0, where="received", phase="optimizer")),
+        (
+            "phase",
+            BitFlip(rank=0, at_step=1, parameter="w", bit=0, where="gradient", phase="reduce"),
+        ),
+        (
+            "phase",
+            BitFlip(rank=0, at_step=1, parameter="w", bit=0, where="received", phase="optimizer"),
+        ),
         ("at_step", BitFlip(rank=0, at_step=0, parameter="w", bit=0, where="optimizer")),
         ("sticky", BitFlip(rank=0, at_step=1, parameter="w", bit=0, sticky=True)),
         ("how", Straggle(rank=0, at_step=1, how="nice")),

@@ -55,7 +55,10 @@ from faults.strategies import fault_plans
 
 JOBS = Path(__file__).parents[2] / "jobs"
 CAMPAIGN = int(os.environ.get("CHAOSKIT_CAMPAIGN", "0"))
-SEED = int(os.environ.get("CHAOSKIT_CAMPAIGN_SEED") or (random.SystemRandom().randrange(2**32) if CAMPAIGN else 0))
+SEED = int(
+    os.environ.get("CHAOSKIT_CAMPAIGN_SEED")
+    or (random.SystemRandom().randrange(2**32) if CAMPAIGN else 0)
+)
 SHRINK_S = float(os.environ.get("CHAOSKIT_SHRINK_S", "120"))
 PLANS = 3  # of an item
 STEPS = 24
@@ -67,7 +70,9 @@ PARTING = (Cut, Reset, LinkDown, Flap, LoseNode, ReplaceNode, Kill, KillCoordina
 
 
 @st.composite
-def experiments(draw: st.DrawFn, kinds: Sequence[type[Fault]] | None = None, most: int = 5) -> Experiment:
+def experiments(
+    draw: st.DrawFn, kinds: Sequence[type[Fault]] | None = None, most: int = 5
+) -> Experiment:
     """A run of 2 to 4 nodes with a plan that it must survive, in any configuration that the promise covers."""
     nodes = draw(st.integers(2, 4))
     faults = draw(
@@ -112,15 +117,23 @@ def broken_promises(experiment: Experiment, outcome: Outcome) -> list[str]:
     another fault struck the same process at about the same time: a NaN is no change where there is one already, and a
     process that is killed is not late any more.
     """
-    evidence = [check for check in outcome.checks if check.name.startswith("evidence of ")]  # in the faults' order
+    evidence = [
+        check for check in outcome.checks if check.name.startswith("evidence of ")
+    ]  # in the faults' order
     excused = {
         id(check)  # two faults of a plan may have one name
         for number, (check, record) in enumerate(zip(evidence, outcome.faults, strict=True))
         if record.state in ("not fired", "missed")
         or (record.state == "not observed" and _is_excused(number, experiment, outcome))
     }
-    unmet = [check for check in outcome.checks if check.verdict not in (Verdict.PASSED, Verdict.UNKNOWN)]
-    unmet += [check for check in outcome.checks if check.verdict == Verdict.UNKNOWN and id(check) not in excused]
+    unmet = [
+        check for check in outcome.checks if check.verdict not in (Verdict.PASSED, Verdict.UNKNOWN)
+    ]
+    unmet += [
+        check
+        for check in outcome.checks
+        if check.verdict == Verdict.UNKNOWN and id(check) not in excused
+    ]
     return [f"{check.name}: {check.detail}" for check in unmet]
 
 
@@ -129,11 +142,16 @@ def _is_excused(number: int, experiment: Experiment, outcome: Outcome) -> bool:
     the job was over, or over before the node that came in place of the struck one could be heard."""
     records = read_journals(Path(outcome.directory) / "journal")
     struck = {
-        int(record["fault"].removeprefix("fault")): record for record in records if record.event == Event.INJECTED
+        int(record["fault"].removeprefix("fault")): record
+        for record in records
+        if record.event == Event.INJECTED
     }
     return number in struck and (
         _is_late(struck[number], records)
-        or (isinstance(experiment.faults[number], ReplaceNode) and not _is_back(struck[number], records))
+        or (
+            isinstance(experiment.faults[number], ReplaceNode)
+            and not _is_back(struck[number], records)
+        )
         or any(
             _hides(experiment.faults[place], other, experiment.faults[number], struck[number])
             for place, other in struck.items()
@@ -153,7 +171,9 @@ def _is_back(victim: Record, records: Sequence[Record]) -> bool:
     """Whether the struck node had started a worker again, long enough before the end to be heard of: it takes seconds
     to come back, and a plan has as many steps as it has."""
     node = victim["worker"].rpartition(".")[0]
-    ended_ns = max((record.t_ns for record in records if record.event == Event.JOB_ENDED), default=math.inf)
+    ended_ns = max(
+        (record.t_ns for record in records if record.event == Event.JOB_ENDED), default=math.inf
+    )
     return any(
         record.event == Event.WORKER_STARTED
         and record.source == node
@@ -167,7 +187,9 @@ def _hides(fault: Fault, record: Record, hidden: Fault, victim: Record) -> bool:
     if abs(record.t_ns - victim.t_ns) > HIDDEN_S * 1e9:
         return False
     if isinstance(hidden, KillCoordinator):
-        return isinstance(fault, KillCoordinator)  # it dies once; and nothing that befalls a rank hides that
+        return isinstance(
+            fault, KillCoordinator
+        )  # it dies once; and nothing that befalls a rank hides that
     if isinstance(fault, KillCoordinator):
         return False  # it harms no worker
     if record["worker"] == victim["worker"]:
@@ -185,7 +207,13 @@ def holds(chaos: Chaos, experiment: Experiment, *, shrink_s: float = SHRINK_S) -
     directory = Path(outcome.directory)
     told: list[str] = []
     if symptoms_of(outcome):
-        shrink_to_file(chaos.harness, experiment, directory / "minimal.json", budget_s=shrink_s, tell=told.append)
+        shrink_to_file(
+            chaos.harness,
+            experiment,
+            directory / "minimal.json",
+            budget_s=shrink_s,
+            tell=told.append,
+        )
     raise AssertionError("\n".join([*broken, f"chaoskit replay {directory / 'plan.json'}", *told]))
 
 
@@ -261,7 +289,12 @@ def _campaign(chaos: Chaos, drawn: st.SearchStrategy[Experiment], item: int) -> 
     ("fault", "where", "near", "excused"),
     [
         (Kill(rank=1, at_step=4), "node1.0", True, True),
-        (Kill(rank=1, at_step=4), "node1.1", True, False),  # another worker of the rank, before or after
+        (
+            Kill(rank=1, at_step=4),
+            "node1.1",
+            True,
+            False,
+        ),  # another worker of the rank, before or after
         (Kill(rank=1, at_step=4), "node1.0", False, False),  # too long ago
         (KillNode(rank=1, at_step=4), "node1.1", True, True),
         (KillNode(rank=2, at_step=4), "node2.0", True, False),
@@ -270,22 +303,30 @@ def _campaign(chaos: Chaos, drawn: st.SearchStrategy[Experiment], item: int) -> 
         (KillCoordinator(rank=1, at_step=4), "node1.0", True, False),
     ],
 )
-def test_a_fault_is_hidden_by_what_befell_the_same_worker(fault: Fault, where: str, near: bool, excused: bool) -> None:
+def test_a_fault_is_hidden_by_what_befell_the_same_worker(
+    fault: Fault, where: str, near: bool, excused: bool
+) -> None:
     """The loss of another node is no excuse for a fault that had no effect."""
     mine = NaN(rank=1, at_step=4, parameter=PARAMETERS[0])
     victim = Record(2 * 10**9, "harness", Event.INJECTED, {"worker": "node1.0"})
-    other = Record(victim.t_ns - (10**8 if near else 10**10), "harness", Event.INJECTED, {"worker": where})
+    other = Record(
+        victim.t_ns - (10**8 if near else 10**10), "harness", Event.INJECTED, {"worker": where}
+    )
     assert _hides(fault, other, mine, victim) == excused
 
 
 @pytest.mark.parametrize(
-    ("steps", "ended", "excused"), [(0, True, True), (5, True, True), (6, True, False), (0, False, False)]
+    ("steps", "ended", "excused"),
+    [(0, True, True), (5, True, True), (6, True, False), (0, False, False)],
 )
 def test_a_fault_is_hidden_by_the_end_of_the_job(steps: int, ended: bool, excused: bool) -> None:
     """Only where hardly any step was begun after the fault, and the job has ended."""
     victim = Record(10, "harness", Event.INJECTED, {"worker": "node1.0"})
     before = [Record(number, "node0.0", Event.REDUCE, {"step": number}) for number in range(10)]
-    after = [Record(11 + number, "node0.0", Event.REDUCE, {"step": 10 + number}) for number in range(steps)]
+    after = [
+        Record(11 + number, "node0.0", Event.REDUCE, {"step": 10 + number})
+        for number in range(steps)
+    ]
     end = [Record(30, "coordinator", Event.JOB_ENDED, {"ok": True})] if ended else []
     assert _is_late(victim, [*before, victim, *after, *end]) == excused
 
@@ -302,7 +343,12 @@ def test_a_broken_promise_comes_with_a_plan_to_replay(chaos: Chaos) -> None:
     """A job that goes wrong when two ranks are lost in one step: the property fails, and says how to see it again."""
     pair = (Kill(rank=1, at_step=6), Raise(rank=2, at_step=6))
     broken = plan_experiment(
-        f"{JOBS / 'wrong' / 'unfaithful.py'}:loses_two", nodes=3, spares=0, shards=8, steps=10, faults=pair
+        f"{JOBS / 'wrong' / 'unfaithful.py'}:loses_two",
+        nodes=3,
+        spares=0,
+        shards=8,
+        steps=10,
+        faults=pair,
     )
     with pytest.raises(AssertionError, match="losses equal the twin's") as failed:
         holds(chaos, broken, shrink_s=15.0)

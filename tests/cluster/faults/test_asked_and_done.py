@@ -42,7 +42,9 @@ class KillsTheHeaviest(Kill):
     """A fault whose trigger names a role, and whose field names a rank."""
 
     def trigger(self, fault_id: str) -> Trigger | None:
-        return msgspec.structs.replace(_trigger(super().trigger(fault_id)), rank=-1, role="most_shards")
+        return msgspec.structs.replace(
+            _trigger(super().trigger(fault_id)), rank=-1, role="most_shards"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,22 +77,49 @@ def journals(
 ) -> list[Record]:
     """Records of a run in which a fault struck a rank at its hook."""
     worker, pid = f"node{rank}.w0", 100 + rank
-    place = {"worker": worker, "rank": rank, "node": f"node{rank}", "pid": pid, "step": AT, "phase": stood_in}
+    place = {
+        "worker": worker,
+        "rank": rank,
+        "node": f"node{rank}",
+        "pid": pid,
+        "step": AT,
+        "phase": stood_in,
+    }
     waiting = (peer and "node0.w0") or worker
     members = [
-        {"rank": number, "worker": f"node{number}.w0", "node": f"node{number}", "shards": [*range(count)]}
+        {
+            "rank": number,
+            "worker": f"node{number}.w0",
+            "node": f"node{number}",
+            "shards": [*range(count)],
+        }
         for number, count in enumerate(shards)
     ]
-    hook = {"fault": "fault0", "step": AT, "generation": 2, "rank": rank, "phase": stood_in, "peer": peer}
+    hook = {
+        "fault": "fault0",
+        "step": AT,
+        "generation": 2,
+        "rank": rank,
+        "phase": stood_in,
+        "peer": peer,
+    }
     evidence = {"subject": msgspec.to_builtins(RankProcess(worker, rank, pid))}
     return [
         Record(1, f"node{rank}", Event.WORKER_STARTED, {"worker": worker, "pid": pid}),
         Record(2, "coordinator", Event.PLAN, {"generation": 2, "abort": False, "members": members}),
         Record(3, waiting, Event.HOOK_STOPPED, hook),
         Record(
-            4, "harness", Event.INJECTED, {"fault": "fault0", "nodes": [], "done_ns": 5, "waiting": waiting, **place}
+            4,
+            "harness",
+            Event.INJECTED,
+            {"fault": "fault0", "nodes": [], "done_ns": 5, "waiting": waiting, **place},
         ),
-        Record(6, "harness", Event.EVIDENCE, {"fault": "fault0", "observed": "it is gone", "evidence": evidence}),
+        Record(
+            6,
+            "harness",
+            Event.EVIDENCE,
+            {"fault": "fault0", "observed": "it is gone", "evidence": evidence},
+        ),
     ]
 
 
@@ -105,14 +134,20 @@ def assert_is_error(checks: list[Check], detail: str) -> None:
 # -- the rank -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [KillsAnother, KillsTheHeaviest, KillsAny, Kill], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind", [KillsAnother, KillsTheHeaviest, KillsAny, Kill], ids=lambda kind: kind.__name__
+)
 def test_a_fault_that_struck_another_rank_is_an_error(kind: type[Kill]) -> None:
     """Whatever its trigger says: the plan's field is what the user asked for."""
-    assert_is_error(judged(kind(rank=1, at_step=AT), journals(rank=2)), "it struck rank 2, not rank 1")
+    assert_is_error(
+        judged(kind(rank=1, at_step=AT), journals(rank=2)), "it struck rank 2, not rank 1"
+    )
     assert judged(kind(rank=1, at_step=AT), journals(rank=1)) == []
 
 
-@pytest.mark.parametrize("fault", [BadBatch(at_step=AT), TouchesEvery(at_step=AT)], ids=lambda fault: fault.kind)
+@pytest.mark.parametrize(
+    "fault", [BadBatch(at_step=AT), TouchesEvery(at_step=AT)], ids=lambda fault: fault.kind
+)
 def test_a_fault_whose_class_says_that_its_rank_has_no_meaning_may_strike_any(fault: Fault) -> None:
     assert judged(fault, journals(rank=2)) == []
     trigger = fault.trigger("fault0")
@@ -181,8 +216,16 @@ def test_a_plan_that_strikes_something_else_than_asked_for_is_refused(kind: type
 
 def test_a_run_whose_fault_strikes_another_rank_is_an_error(chaos: Chaos) -> None:
     """The job recovers from the loss of rank 2, and the plan says rank 1."""
-    plan: dict[str, Any] = {"nodes": 3, "spares": 1, "steps": 20, "options": {"step_s": 0.02}, "check": False}
-    outcome = chaos.run("../../jobs/failing/troubled.py:plain", faults=[KillsAnother(rank=1, at_step=AT)], **plan)
+    plan: dict[str, Any] = {
+        "nodes": 3,
+        "spares": 1,
+        "steps": 20,
+        "options": {"step_s": 0.02},
+        "check": False,
+    }
+    outcome = chaos.run(
+        "../../jobs/failing/troubled.py:plain", faults=[KillsAnother(rank=1, at_step=AT)], **plan
+    )
     assert outcome.verdict is Verdict.ERROR
     (check,) = [check for check in outcome.checks if check.name.endswith("struck what was planned")]
     assert check.detail == "it struck rank 2, not rank 1"

@@ -38,8 +38,12 @@ def test_a_fault_says_everything(kind: type[Fault]) -> None:
         assert told[said], said
     assert kind.family in FAMILIES
     assert told["stands_for"]
-    assert bool(told["counted"]) != bool(told["unlisted"]), "rows of the tables, or why there are none"
-    assert not re.search(r"\d", told["stands_for"].replace("rank 0", "")), "numbers stand in faults/incidents.py"
+    assert bool(told["counted"]) != bool(told["unlisted"]), (
+        "rows of the tables, or why there are none"
+    )
+    assert not re.search(r"\d", told["stands_for"].replace("rank 0", "")), (
+        "numbers stand in faults/incidents.py"
+    )
     assert all(one["meaning"] for one in told["parameters"])
 
 
@@ -53,7 +57,9 @@ def test_the_tables_add_up() -> None:
     assert sum(one.count for one in byte_robust) == explicit + implicit + 9_582
     for one in byte_robust:
         if not one.together:
-            assert one.percent == pytest.approx(100 * one.count / (explicit + implicit + 9_582), abs=0.06)
+            assert one.percent == pytest.approx(
+                100 * one.count / (explicit + implicit + 9_582), abs=0.06
+            )
 
 
 def test_every_incident_has_a_fault_or_says_what_is_missing() -> None:
@@ -75,7 +81,9 @@ def test_moments_are_those_that_the_checks_allow() -> None:
     assert set(LIVE_ROLES) <= set(moments(Kill)[0].roles)
     assert len(moments_in_words(Hang)) == 2  # two forms share theirs
     (said,) = moments_in_words(Kill)
-    assert said.startswith("in forward, backward, reduce, optimizer of a step; at a time; during detection, ")
+    assert said.startswith(
+        "in forward, backward, reduce, optimizer of a step; at a time; during detection, "
+    )
 
 
 def test_a_fault_is_found_by_its_name() -> None:
@@ -95,18 +103,27 @@ def test_the_page_is_current() -> None:
 def test_the_page_is_the_same_on_every_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faults.Straggle, "restricted", lambda: "everything: there is no CPU here")
     monkeypatch.setattr(faults.Kill, "unavailable", lambda: "nobody may be killed here")
-    monkeypatch.setattr("faults.processes.memory.unavailable", lambda controller: f"no {controller}")
+    monkeypatch.setattr(
+        "faults.processes.memory.unavailable", lambda controller: f"no {controller}"
+    )
     assert PAGE.read_text() == render_page()
     told = {one["name"]: one["here"] for one in catalogue()}
     assert told["Kill"] == {"state": "no", "reason": "nobody may be killed here"}
-    assert told["Straggle"] == {"state": "in part", "reason": "not everything: there is no CPU here"}
+    assert told["Straggle"] == {
+        "state": "in part",
+        "reason": "not everything: there is no CPU here",
+    }
     assert told["OutOfMemory"]["state"] == "in part"
     assert told["Hang"] == {"state": "yes", "reason": ""}
 
 
 def test_links_of_the_page_lead_somewhere() -> None:
     text = PAGE.read_text()
-    headings = {line.lstrip("# ").lower().replace(" ", "-") for line in text.splitlines() if line.startswith("#")}
+    headings = {
+        line.lstrip("# ").lower().replace(" ", "-")
+        for line in text.splitlines()
+        if line.startswith("#")
+    }
     links = set(re.findall(r"\]\(#([^)]*)\)", text))
     assert len(links) > 10
     assert links <= headings
@@ -144,7 +161,9 @@ class Planner:
     def __init__(self) -> None:
         self.planned: list[Experiment] = []
 
-    def run(self, job: str, *, faults: Sequence[Fault] = (), twin: bool = True, **plan: Any) -> None:
+    def run(
+        self, job: str, *, faults: Sequence[Fault] = (), twin: bool = True, **plan: Any
+    ) -> None:
         self.planned.append(plan_experiment(job, faults=faults, **plan))
 
 
@@ -155,7 +174,9 @@ def test_every_example_could_be_run(tmp_path: Path) -> None:
     for name, example in found.items():
         planner = Planner()
         code = inspect.getsource(example)
-        if any(kind.unavailable() for kind in CATALOGUE if re.search(rf"\b{kind.__name__}\(", code)):
+        if any(
+            kind.unavailable() for kind in CATALOGUE if re.search(rf"\b{kind.__name__}\(", code)
+        ):
             continue  # the plan would be refused on this machine
         example(planner)
         assert planner.planned, name
@@ -177,7 +198,10 @@ class Tiny:
 def test_an_example_asks_for_a_substrate_that_can_do_it(tmp_path: Path) -> None:
     found = page_tests(tmp_path)
     for kind in CATALOGUE:
-        asked = {mark.kwargs["substrate"] for mark in getattr(found[f"test_{kind.__name__}"], "pytestmark", ())}
+        asked = {
+            mark.kwargs["substrate"]
+            for mark in getattr(found[f"test_{kind.__name__}"], "pytestmark", ())
+        }
         assert (asked or {"local"}) <= set(kind.substrates)
 
 

@@ -21,7 +21,15 @@ from chaoskit.errors import BadInput, HarnessError
 from chaoskit.process.linux import is_ending, start_ticks
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.substrate.core.actions import BreakDisk
-from chaoskit.substrate.core.disk import OPERATIONS, Ailments, Failing, Full, ReadOnly, Slow, Trouble
+from chaoskit.substrate.core.disk import (
+    OPERATIONS,
+    Ailments,
+    Failing,
+    Full,
+    ReadOnly,
+    Slow,
+    Trouble,
+)
 from chaoskit.substrate.core.processes import HOST
 from chaoskit.substrate.disk.disks import Disk, Disks
 from chaoskit.substrate.limits import capabilities
@@ -33,7 +41,9 @@ from faults.storage.disk import DiskFault
 JOBS = Path(__file__).parents[2] / "jobs" / "failing" / "saves.py"
 BEARS, ENDS = f"{JOBS}:bears_errors", f"{JOBS}:ends_with_errors"
 
-needs_fuse = pytest.mark.skipif(bool(capabilities.disks()), reason=capabilities.disks() or "possible here")
+needs_fuse = pytest.mark.skipif(
+    bool(capabilities.disks()), reason=capabilities.disks() or "possible here"
+)
 
 
 # -- what it means ------------------------------------------------------------------------------------------------
@@ -168,7 +178,8 @@ def test_a_directory_is_what_it_was_until_something_is_wrong(
 
 @needs_fuse
 @pytest.mark.parametrize(
-    ("trouble", "number"), [(Full(1000), errno.ENOSPC), (ReadOnly(), errno.EROFS), (Failing(), errno.EIO)]
+    ("trouble", "number"),
+    [(Full(1000), errno.ENOSPC), (ReadOnly(), errno.EROFS), (Failing(), errno.EIO)],
 )
 def test_errors_reach_the_process_that_writes(
     node: subprocess.Popen[bytes], undo: UndoLog, tmp_path: Path, trouble: Trouble, number: int
@@ -189,12 +200,16 @@ def test_errors_reach_the_process_that_writes(
 
 
 @needs_fuse
-def test_a_full_disk_says_so_before_it_refuses(node: subprocess.Popen[bytes], undo: UndoLog, tmp_path: Path) -> None:
+def test_a_full_disk_says_so_before_it_refuses(
+    node: subprocess.Popen[bytes], undo: UndoLog, tmp_path: Path
+) -> None:
     """A job that asks for the free space first is told that there is none; other nodes see their own."""
     directory = tmp_path / "disk"
     directory.mkdir()
     disks = Disks(undo, enter, lambda name: HOST.find(node.pid))
-    full = disks.apply("node0", BreakDisk(directory, Full(room_bytes=10 * os.statvfs(directory).f_frsize)))
+    full = disks.apply(
+        "node0", BreakDisk(directory, Full(room_bytes=10 * os.statvfs(directory).f_frsize))
+    )
     inside = seen_by(node, directory)
     assert os.statvfs(inside).f_bavail == os.statvfs(inside).f_bfree == 10
     (inside / "a").write_bytes(bytes(os.statvfs(directory).f_frsize * 4))
@@ -223,7 +238,9 @@ def test_a_file_that_is_opened_for_direct_access_is_written(
 
 
 @needs_fuse
-def test_what_is_slow_takes_longer(node: subprocess.Popen[bytes], undo: UndoLog, tmp_path: Path) -> None:
+def test_what_is_slow_takes_longer(
+    node: subprocess.Popen[bytes], undo: UndoLog, tmp_path: Path
+) -> None:
     """Each operation of a slow disk takes the delay longer."""
     directory = tmp_path / "disk"
     directory.mkdir()
@@ -275,8 +292,13 @@ def test_it_ends_with_its_launcher(node: subprocess.Popen[bytes], tmp_path: Path
         pid = int(launcher.stdout.readline())
         ticks = start_ticks(pid)
         launcher.send_signal(signal.SIGKILL)
-    wait_until(lambda: start_ticks(pid) != ticks or is_ending(pid), "the end of the process of the disk")
-    wait_until(lambda: not list((tmp_path / "undo").iterdir()), "the guard to find that nothing is left to do")
+    wait_until(
+        lambda: start_ticks(pid) != ticks or is_ending(pid), "the end of the process of the disk"
+    )
+    wait_until(
+        lambda: not list((tmp_path / "undo").iterdir()),
+        "the guard to find that nothing is left to do",
+    )
 
 
 # -- jobs that meet it --------------------------------------------------------------------------------------------
@@ -308,7 +330,9 @@ def test_a_job_that_bears_errors_is_left_alone(chaos: Chaos, fault: Fault) -> No
 @needs_fuse
 def test_a_job_that_does_not_is_repaired_on_another_node(chaos: Chaos) -> None:
     """A worker that ends with the error is replaced on another node, which has another disk."""
-    outcome = chaos.run(ENDS, nodes=2, steps=40, spares=1, faults=[DiskFull(rank=1, at_step=5, heal_after_s=0.5)])
+    outcome = chaos.run(
+        ENDS, nodes=2, steps=40, spares=1, faults=[DiskFull(rank=1, at_step=5, heal_after_s=0.5)]
+    )
     assert len(outcome.recoveries) >= 1
     assert "No space left" in outcome.recovery.cause
 

@@ -47,7 +47,13 @@ from faults import (
 JOBS = Path(__file__).parents[2] / "jobs"
 TROUBLED = f"{JOBS / 'failing' / 'troubled.py'}:plain"
 AT = 5
-PLAN: dict[str, Any] = {"nodes": 3, "steps": 60, "options": {"step_s": 0.02}, "deadline_s": 60.0, "twin": False}
+PLAN: dict[str, Any] = {
+    "nodes": 3,
+    "steps": 60,
+    "options": {"step_s": 0.02},
+    "deadline_s": 60.0,
+    "twin": False,
+}
 
 Break = Callable[[pytest.MonkeyPatch, Path], None]
 
@@ -74,7 +80,10 @@ def write_no_control_file(monkeypatch: pytest.MonkeyPatch, directory: Path) -> N
     write = Path.write_text
 
     def write_text(path: Path, text: str, *how: Any, **named: Any) -> int:
-        is_control = path.is_relative_to("/sys/fs/cgroup") and path.name not in ("cgroup.procs", "tasks")
+        is_control = path.is_relative_to("/sys/fs/cgroup") and path.name not in (
+            "cgroup.procs",
+            "tasks",
+        )
         return len(text) if is_control else write(path, text, *how, **named)
 
     monkeypatch.setattr(Path, "write_text", write_text)
@@ -85,7 +94,13 @@ def read_no_count(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
     read = Path.read_text
 
     def read_text(path: Path, *how: Any, **named: Any) -> str:
-        if path.name in ("cpu.stat", "memory.oom_control", "memory.events", "freezer.state", "cgroup.events"):
+        if path.name in (
+            "cpu.stat",
+            "memory.oom_control",
+            "memory.events",
+            "freezer.state",
+            "cgroup.events",
+        ):
             raise PermissionError(13, "blinded")
         return read(path, *how, **named)
 
@@ -121,7 +136,9 @@ def test_what_the_kernel_does_not_do_is_not_confirmed(
     chaos: Chaos, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: Fault, switch_off: Break
 ) -> None:
     """Signals that are not sent, control groups that hold nothing back, counts that cannot be read."""
-    if fault in GROUPS and (reason := next(filter(None, map(cgroup.unavailable, ("cpu", "memory", "freezer"))), "")):
+    if fault in GROUPS and (
+        reason := next(filter(None, map(cgroup.unavailable, ("cpu", "memory", "freezer"))), "")
+    ):
         pytest.skip(reason)
     with monkeypatch.context() as patched:
         switch_off(patched, tmp_path)
@@ -132,7 +149,9 @@ def test_what_the_kernel_does_not_do_is_not_confirmed(
 # -- in the processes that change networks and disks ----------------------------------------------------------------
 
 
-def command_before(monkeypatch: pytest.MonkeyPatch, directory: Path, name: str, script: str) -> None:
+def command_before(
+    monkeypatch: pytest.MonkeyPatch, directory: Path, name: str, script: str
+) -> None:
     """Have processes that are started find another command of this name first. ``{real}``: the one that was found."""
     bin_directory = directory / "bin"
     bin_directory.mkdir(exist_ok=True)
@@ -219,7 +238,9 @@ DISKS: list[tuple[Fault, Break]] = [
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Outcome]:
     """Runs on a substrate of its own, from whose processes something is taken away."""
 
-    def run_without(substrate: str, job: str, fault: Fault, switch_off: Break, **plan: Any) -> Outcome:
+    def run_without(
+        substrate: str, job: str, fault: Fault, switch_off: Break, **plan: Any
+    ) -> Outcome:
         switch_off(monkeypatch, tmp_path)
         with Harness(substrate, tmp_path / "runs") as harness:
             return harness.run(job, faults=[fault], **PLAN | plan, **DETECTION["relaxed"])
@@ -249,7 +270,14 @@ def test_a_disk_that_works_is_not_confirmed_to_be_broken(
     if reason := fault.unavailable():
         pytest.skip(reason)
     assert_unknown(
-        run("local", f"{JOBS / 'failing' / 'saves.py'}:bears_errors", fault, switch_off, nodes=2, options={})
+        run(
+            "local",
+            f"{JOBS / 'failing' / 'saves.py'}:bears_errors",
+            fault,
+            switch_off,
+            nodes=2,
+            options={},
+        )
     )
 
 
@@ -286,7 +314,9 @@ WORKER: list[tuple[Fault, str]] = [
 
 
 @pytest.mark.parametrize(("fault", "statement"), WORKER, ids=_name)
-def test_what_a_worker_does_not_do_is_not_confirmed(chaos: Chaos, tmp_path: Path, fault: Fault, statement: str) -> None:
+def test_what_a_worker_does_not_do_is_not_confirmed(
+    chaos: Chaos, tmp_path: Path, fault: Fault, statement: str
+) -> None:
     """An exit that does not end, a number that is not written."""
     job = tmp_path / "without.py"
     job.write_text(WITHOUT.format(folder=str(JOBS), statement=statement))

@@ -46,7 +46,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     shutil.copy(module, site)
     info = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+    )
     groups = [
         f"[{group}]\n" + "".join(f"{name} = {place}\n" for name, place in entries.items())
         for group, entries in project["entry-points"].items()
@@ -56,14 +58,18 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def ended(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False
+    )
 
 
 def test_the_page_shows_what_is_tested() -> None:
     page = (Path(__file__).parents[3] / "docs" / "how-to" / "write-a-fault.md").read_text()
     shown = re.findall(r"```(?:python|toml)\n(.*?)```", page, re.DOTALL)
     code = "".join(path.read_text() for path in EXTENSION.iterdir() if path.is_file())
-    parts = [block for block in shown if "class Renice(Fault)" not in block]  # test_write_a_fault.py runs it
+    parts = [
+        block for block in shown if "class Renice(Fault)" not in block
+    ]  # test_write_a_fault.py runs it
     assert len(parts) == 4
     assert [block for block in parts if block.strip() not in code] == []
 
@@ -91,7 +97,9 @@ print(*plan)
 
 
 @pytest.fixture(scope="module")
-def run(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+def run(
+    environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, list[str]]:
     """The directory of a run with it, and what its runner said."""
     directory = tmp_path_factory.mktemp("runs")
     said = ended(environment, "-c", RUN, JOB, "local", str(directory), "0.3")
@@ -116,7 +124,9 @@ def test_its_plan_is_replayed_where_it_can_be_imported(
     assert again.returncode == 0, again.stdout + again.stderr
     refused = ended(dict(os.environ), "-m", "chaoskit", "replay", str(plan))
     assert refused.returncode == 2
-    assert "install what has it, or put it on PYTHONPATH" in " ".join((refused.stdout + refused.stderr).split())
+    assert "install what has it, or put it on PYTHONPATH" in " ".join(
+        (refused.stdout + refused.stderr).split()
+    )
 
 
 def test_its_plan_is_judged_again_where_it_cannot_be_imported(run: tuple[Path, list[str]]) -> None:
@@ -124,7 +134,9 @@ def test_its_plan_is_judged_again_where_it_cannot_be_imported(run: tuple[Path, l
     assert again.returncode == 0, again.stdout + again.stderr
 
 
-def test_its_plan_is_made_simpler_like_any_other(environment: dict[str, str], run: tuple[Path, list[str]]) -> None:
+def test_its_plan_is_made_simpler_like_any_other(
+    environment: dict[str, str], run: tuple[Path, list[str]]
+) -> None:
     """The steps of a search for the smallest plan that fails."""
     code = """
 import sys
@@ -145,12 +157,16 @@ def test_without_its_effect_the_run_is_unknown(environment: dict[str, str], tmp_
 
 
 @pytest.mark.parametrize("name", ["tidy", "chaoskit_renice:TidySubstrate"])
-def test_nodes_can_come_from_elsewhere(environment: dict[str, str], tmp_path: Path, name: str) -> None:
+def test_nodes_can_come_from_elsewhere(
+    environment: dict[str, str], tmp_path: Path, name: str
+) -> None:
     """By the name of an entry point, or by the place of what makes it."""
     said = ended(environment, "-c", RUN, JOB, name, str(tmp_path), "0.3")
     assert said.stdout.splitlines()[1] == "passed", said.stderr
     assert [*tmp_path.glob("*/tidy")]
-    unknown = ended(dict(os.environ), "-c", "from chaoskit.experiment.harness import Harness; Harness('tidy')")
+    unknown = ended(
+        dict(os.environ), "-c", "from chaoskit.experiment.harness import Harness; Harness('tidy')"
+    )
     assert "use one of local, netns, docker, kubernetes, or module:factory" in unknown.stderr
 
 
@@ -162,12 +178,19 @@ def test_it_is_refused_where_it_cannot_be_done(environment: dict[str, str], tmp_
     assert "local or netns" in said.stderr
 
 
-def test_a_killed_run_of_it_is_put_back_by_the_guard(environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_killed_run_of_it_is_put_back_by_the_guard(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
     runner = subprocess.Popen(
-        [sys.executable, "-c", RUN, JOB, "local", str(tmp_path), "3600"], env=environment, stdout=subprocess.PIPE
+        [sys.executable, "-c", RUN, JOB, "local", str(tmp_path), "3600"],
+        env=environment,
+        stdout=subprocess.PIPE,
     )
     with runner:
-        wait_until(lambda: [*tmp_path.glob("*/journal/harness*")] and _is_confirmed(tmp_path), "the evidence")
+        wait_until(
+            lambda: [*tmp_path.glob("*/journal/harness*")] and _is_confirmed(tmp_path),
+            "the evidence",
+        )
         runner.send_signal(signal.SIGKILL)
     wait_until(lambda: [*tmp_path.glob("*/put-back")], "the command of its undo entry")
 
@@ -176,4 +199,6 @@ def _is_confirmed(directory: Path) -> Any:
     from chaoskit.journal import read_events
     from chaoskit.vocabulary import Event
 
-    return [one for path in directory.glob("*/journal") for one in read_events(path, Event.EVIDENCE)]
+    return [
+        one for path in directory.glob("*/journal") for one in read_events(path, Event.EVIDENCE)
+    ]

@@ -44,7 +44,13 @@ THAW_S = 3.0  # three leases: by then the node is given up, however late the coo
 
 def run(chaos: Chaos, *faults: Fault, goal: JournalFlag | None = None, **plan: Any) -> Outcome:
     """An experiment that must pass, and goes on until ``goal`` is reached, if there is one."""
-    settings: dict[str, Any] = {"nodes": 3, "spares": 1, "steps": 40, "deadline_s": 60.0, "options": {"step_s": 0.02}}
+    settings: dict[str, Any] = {
+        "nodes": 3,
+        "spares": 1,
+        "steps": 40,
+        "deadline_s": 60.0,
+        "options": {"step_s": 0.02},
+    }
     if goal is not None:
         settings |= {"steps": 20, "until": goal.until, "watch": goal}
     return chaos.run(PLAIN, faults=faults, **settings | plan)
@@ -52,7 +58,11 @@ def run(chaos: Chaos, *faults: Fault, goal: JournalFlag | None = None, **plan: A
 
 def journal(outcome: Outcome, *events: Event) -> list[Record]:
     """The records of these events, in order of time."""
-    return [record for record in read_journals(Path(outcome.directory) / "journal") if record.event in events]
+    return [
+        record
+        for record in read_journals(Path(outcome.directory) / "journal")
+        if record.event in events
+    ]
 
 
 def effective(outcome: Outcome, number: int = 0) -> str:
@@ -88,7 +98,8 @@ class Watcher:
     def _entries() -> set[str]:
         """What this process has written down to continue."""
         lines = [
-            path.read_text().splitlines() for path in (runtime_directory() / "undo").glob(f"{os.getpid()}-*.jsonl")
+            path.read_text().splitlines()
+            for path in (runtime_directory() / "undo").glob(f"{os.getpid()}-*.jsonl")
         ]
         return {line for one in lines for line in one if '"continue"' in line}
 
@@ -100,10 +111,14 @@ class Watcher:
 @pytest.mark.parametrize("phase", ["forward", "reduce"])
 def test_a_node_is_lost(chaos: Chaos, fault: type[Fault], phase: str) -> None:
     """Node 0 has a spare, too: its workers, zygote and keeper are gone, and no loss is called a false alarm."""
-    outcome = run(chaos, fault(rank=0, at_step=6, phase=phase), goal=happened(chaos, Event.EVIDENCE))
+    outcome = run(
+        chaos, fault(rank=0, at_step=6, phase=phase), goal=happened(chaos, Event.EVIDENCE)
+    )
     assert effective(outcome).startswith("the agent of node0 (pid ")
     assert "its 4 other processes are gone" in effective(outcome)
-    late = [record for record in journal(outcome, Event.COMMIT) if record.source.startswith("node0.")]
+    late = [
+        record for record in journal(outcome, Event.COMMIT) if record.source.startswith("node0.")
+    ]
     assert late
     assert max(record["step"] for record in late) < 6
     assert len(outcome.recoveries) == 1
@@ -130,7 +145,11 @@ def test_a_worker_that_a_real_time_signal_ends_is_lost_and_its_node_is_not(chaos
 
 def test_two_nodes_at_once(chaos: Chaos) -> None:
     """A majority of the nodes is lost in the same reduction; both faults take effect."""
-    outcome = run(chaos, KillNode(rank="majority", at_step=6, phase="reduce"), goal=happened(chaos, Event.EVIDENCE, 2))
+    outcome = run(
+        chaos,
+        KillNode(rank="majority", at_step=6, phase="reduce"),
+        goal=happened(chaos, Event.EVIDENCE, 2),
+    )
     assert [fault.state for fault in outcome.faults] == ["confirmed", "confirmed"]
 
 
@@ -258,7 +277,9 @@ def test_a_later_loss_on_a_struck_node_is_a_false_alarm(chaos: Chaos, tmp_path: 
         return isinstance(message, WorkerLost) and message.worker == "node1.1"
 
     flag = Flag(tmp_path / "lost", kill_the_survivor)
-    outcome = run(chaos, CrashLoop(rank=1, at_step=6, times=1), until=flag.until, watch=flag, check=False)
+    outcome = run(
+        chaos, CrashLoop(rank=1, at_step=6, times=1), until=flag.until, watch=flag, check=False
+    )
     assert flag.is_up
     assert outcome.false_alarms == 1
 

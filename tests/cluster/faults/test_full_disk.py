@@ -51,18 +51,29 @@ def test_training_goes_on_while_the_disk_of_its_run_is_full(chaos: Chaos, tmp_pa
 
         flag = Flag(tmp_path / "freed", fill_and_free)
         outcome = chaos.run(
-            CHATTY, nodes=2, spares=0, steps=20, options={"step_s": 0.05}, watch=flag, until=flag.until, health="off"
+            CHATTY,
+            nodes=2,
+            spares=0,
+            steps=20,
+            options={"step_s": 0.05},
+            watch=flag,
+            until=flag.until,
+            health="off",
         )
         assert outcome.recoveries == []
         outcome.assert_same_losses_as_twin()
         records = read_journals(Path(outcome.directory) / "journal")
         late = {record.source: record for record in records if record.event == Event.RECORDS_LATE}
-        commits = [(record.source, record["step"]) for record in records if record.event == Event.COMMIT]
+        commits = [
+            (record.source, record["step"]) for record in records if record.event == Event.COMMIT
+        ]
         log = (Path(outcome.directory) / "log" / "node0.0.log").read_text()
     assert {"node0.0", "node1.0"} <= set(late)
     assert all(record["records"] > 10 and record["full_s"] > FULL_S / 2 for record in late.values())
     last = max(step for _, step in commits)
-    assert sorted(commits) == sorted((f"node{node}.0", step) for node in (0, 1) for step in range(last + 1))
+    assert sorted(commits) == sorted(
+        (f"node{node}.0", step) for node in (0, 1) for step in range(last + 1)
+    )
     assert "bytes were lost here, as the disk was full]" in log
     assert f"step {last} " in log
 
@@ -73,8 +84,30 @@ def test_a_disk_that_stays_full_ends_the_run_with_its_name(tmp_path: Path) -> No
     """Not before it had a minute; the launcher says which directory needs room."""
     with small_disk(tmp_path / "disk", "64m") as disk:
         run = disk.root / "run"
-        command = [sys.executable, "-m", "chaoskit", "launch", CHATTY, "--nodes", "2", "--spares", "0", "--shards", "4"]
-        options = ["--set", "steps=100000", "--set", "step_s=0.05", "--health", "off", "--json", "--report", str(run)]
+        command = [
+            sys.executable,
+            "-m",
+            "chaoskit",
+            "launch",
+            CHATTY,
+            "--nodes",
+            "2",
+            "--spares",
+            "0",
+            "--shards",
+            "4",
+        ]
+        options = [
+            "--set",
+            "steps=100000",
+            "--set",
+            "step_s=0.05",
+            "--health",
+            "off",
+            "--json",
+            "--report",
+            str(run),
+        ]
         with subprocess.Popen(
             [*command, *options],
             env={**os.environ, "XDG_STATE_HOME": str(tmp_path)},
@@ -82,7 +115,10 @@ def test_a_disk_that_stays_full_ends_the_run_with_its_name(tmp_path: Path) -> No
             stderr=subprocess.PIPE,
             text=True,
         ) as launcher:
-            wait_until(lambda: any(one.event == Event.COMMIT for one in read_journals(run / "journal")), "a step")
+            wait_until(
+                lambda: any(one.event == Event.COMMIT for one in read_journals(run / "journal")),
+                "a step",
+            )
             disk.fill()
             stays(lambda: launcher.poll() is None, "it trains on", for_s=FULL_S)
             stdout, _ = launcher.communicate(timeout=END_S)
@@ -100,4 +136,6 @@ def test_a_coordinator_decides_on_a_full_disk(tmp_path: Path) -> None:
         for number in range(100):
             record.append([Remember(NodeLost("node0", "as a test"), float(number))])
         disk.free()
-        assert [entry.now_s for entry in Record(disk.root / "coordinator.record").memory] == list(range(100))
+        assert [entry.now_s for entry in Record(disk.root / "coordinator.record").memory] == list(
+            range(100)
+        )

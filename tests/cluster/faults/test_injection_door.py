@@ -47,7 +47,9 @@ def train(trainer, *, steps):
 ORDERS: list[Message] = [
     ArmTriggers((Trigger("fault0", -1, -1, "forward"),)),
     Resume("fault0", InjectionAct("exit", {"status": 1})),
-    DaemonAct("fault0", InjectionAct("lose_copies", {"worker": "node0.0", "tiers": ["memory"], "step": 1})),
+    DaemonAct(
+        "fault0", InjectionAct("lose_copies", {"worker": "node0.0", "tiers": ["memory"], "step": 1})
+    ),
     AskThread(1),
 ]
 
@@ -57,7 +59,11 @@ def launched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JobCluster]:
     """A job as ``chaoskit launch`` starts it."""
     directory = tmp_path_factory.mktemp("production")
     (directory / "job.py").write_text(JOB)
-    config = RunConfig(job=resolve_job(str(directory / "job.py"), {"steps": 10**6}), nodes=2, **DETECTION["relaxed"])
+    config = RunConfig(
+        job=resolve_job(str(directory / "job.py"), {"steps": 10**6}),
+        nodes=2,
+        **DETECTION["relaxed"],
+    )
     substrate = LocalSubstrate()
     cluster = substrate.launch(config, directory / "run")
     yield cluster
@@ -101,7 +107,12 @@ def test_none_of_its_sockets_takes_orders_of_faults(launched: JobCluster) -> Non
     loaded(launched)
     assert not (launched.run_directory / NAME).exists()
     pids = [process.pid for node in launched.nodes for process in launched.node(node)]
-    held = {os.readlink(link) for pid in pids for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
+    held = {
+        os.readlink(link)
+        for pid in pids
+        for link in Path(f"/proc/{pid}/fd").iterdir()
+        if link.is_symlink()
+    }
     of_kernel = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
     named = {words[7] for words in of_kernel if len(words) > 7 and f"socket:[{words[6]}]" in held}
     assert not [path for path in named if path.endswith(NAME)]
@@ -113,7 +124,9 @@ def test_the_acts_of_faults_are_not_in_its_workers(launched: JobCluster) -> None
     found = loaded(launched)
     assert "chaoskit.runtime.step.hooks" in found
     acts = {name for name in found if name.startswith("chaoskit.runtime.injection.")}
-    assert acts == {"chaoskit.runtime.injection.context"}, "where acts would leave something, which is nothing"
+    assert acts == {"chaoskit.runtime.injection.context"}, (
+        "where acts would leave something, which is nothing"
+    )
 
 
 def test_the_harness_of_an_experiment_loads_them(chaos: object, tmp_path: Path) -> None:

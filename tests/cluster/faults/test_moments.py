@@ -78,19 +78,33 @@ WAIT_S = 60.0
 def run(chaos: Chaos, *faults: Fault, **plan: Any) -> Outcome:
     """An experiment that must pass. Its spares are ready before the first fault, and it does not end before the world
     is full again, and ``until`` holds."""
-    settings = {"nodes": 3, "spares": 1, "steps": 20, "deadline_s": 120.0, "options": {"step_s": 0.02}} | plan
-    settings["until"] = {"world": settings["nodes"], "spares": settings["spares"]} | plan.get("until", {})
+    settings = {
+        "nodes": 3,
+        "spares": 1,
+        "steps": 20,
+        "deadline_s": 120.0,
+        "options": {"step_s": 0.02},
+    } | plan
+    settings["until"] = {"world": settings["nodes"], "spares": settings["spares"]} | plan.get(
+        "until", {}
+    )
     return chaos.run(PLAIN, faults=faults, **settings)
 
 
 def journal(outcome: Outcome, *events: Event) -> list[Record]:
     """The records of these events, in order of time."""
-    return [record for record in read_journals(Path(outcome.directory) / "journal") if record.event in events]
+    return [
+        record
+        for record in read_journals(Path(outcome.directory) / "journal")
+        if record.event in events
+    ]
 
 
 def victim(outcome: Outcome, number: int) -> str:
     """The worker that the n-th fault struck."""
-    records = [record for record in journal(outcome, Event.INJECTED) if record["fault"] == f"fault{number}"]
+    records = [
+        record for record in journal(outcome, Event.INJECTED) if record["fault"] == f"fault{number}"
+    ]
     assert len(records) == 1, records  # once, and no more
     return str(records[0]["worker"])
 
@@ -103,9 +117,13 @@ FIRST = Kill(rank=1, at_step=6)
 def test_a_kill_at_the_detection_of_another(chaos: Chaos, tmp_path: Path) -> None:
     """The second rank dies when the first death is known, and not before."""
     flag = workers_lost(tmp_path / "lost", 2)
-    outcome = run(chaos, FIRST, Kill(rank=2, during="detection"), spares=2, until=flag.until, watch=flag)
+    outcome = run(
+        chaos, FIRST, Kill(rank=2, during="detection"), spares=2, until=flag.until, watch=flag
+    )
     detected = journal(outcome, Event.DETECTED)
-    injected = [record for record in journal(outcome, Event.INJECTED) if record["fault"] == "fault1"]
+    injected = [
+        record for record in journal(outcome, Event.INJECTED) if record["fault"] == "fault1"
+    ]
     assert [record["rank"] for record in detected[:2]] == [1, 2]
     assert detected[0].t_ns < injected[0].t_ns < detected[1].t_ns
 
@@ -114,7 +132,11 @@ def test_a_kill_in_the_regroup(chaos: Chaos) -> None:
     """The rank has told its step to the new generation, and never gets that generation's group."""
     outcome = run(chaos, FIRST, Kill(rank=2, during="regroup"))
     dead = victim(outcome, 1)
-    assert 2 not in {record["generation"] for record in journal(outcome, Event.REGROUPED) if record.source == dead}
+    assert 2 not in {
+        record["generation"]
+        for record in journal(outcome, Event.REGROUPED)
+        if record.source == dead
+    }
     assert outcome.faults[1].evidence[0].observed.endswith("stood in regroup of step 6")
 
 
@@ -123,7 +145,9 @@ def test_a_kill_of_the_joiner_in_the_restore(chaos: Chaos) -> None:
     outcome = run(chaos, FIRST, Kill(rank=1, during="restore"))
     dead = victim(outcome, 1)
     assert dead != victim(outcome, 0)
-    assert not [record for record in journal(outcome, Event.RESTORED, Event.COMMIT) if record.source == dead]
+    assert not [
+        record for record in journal(outcome, Event.RESTORED, Event.COMMIT) if record.source == dead
+    ]
 
 
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
@@ -133,23 +157,35 @@ def test_a_kill_of_the_healer(chaos: Chaos, transport: str) -> None:
     On the same host it may still find the memory of the process that is ending, whole and at rest, and use it: but only
     in the membership to which that process belonged.
     """
-    outcome = run(chaos, FIRST, Kill(rank="healer", during="restore"), spares=2, transport=transport)
+    outcome = run(
+        chaos, FIRST, Kill(rank="healer", during="restore"), spares=2, transport=transport
+    )
     dead = victim(outcome, 1)
     first = {member["worker"] for member in journal(outcome, Event.PLAN)[0]["members"]}
     assert dead in first - {victim(outcome, 0)}  # a survivor, not the joiner
-    restored = [(record["source"], record["generation"]) for record in journal(outcome, Event.RESTORED)]
-    assert {generation for source, generation in restored if source == dead} <= ({2} if transport == "auto" else set())
+    restored = [
+        (record["source"], record["generation"]) for record in journal(outcome, Event.RESTORED)
+    ]
+    assert {generation for source, generation in restored if source == dead} <= (
+        {2} if transport == "auto" else set()
+    )
     assert {source for source, _ in restored} - {dead}  # who took the dead one's place
     assert "was about to be read by" in outcome.faults[1].evidence[0].observed
 
 
-@pytest.mark.parametrize("fault", [Kill(rank=0, during="recommit"), Raise(rank=0, during="recommit")])
+@pytest.mark.parametrize(
+    "fault", [Kill(rank=0, during="recommit"), Raise(rank=0, during="recommit")]
+)
 def test_a_fault_before_the_first_commit(chaos: Chaos, fault: Fault) -> None:
     """The new generation has reduced its first step, and one rank dies before it commits."""
     outcome = run(chaos, FIRST, fault)
     dead = victim(outcome, 1)
-    assert 2 not in {record["generation"] for record in journal(outcome, Event.COMMIT) if record.source == dead}
-    assert 2 in {record["generation"] for record in journal(outcome, Event.REDUCE) if record.source == dead}
+    assert 2 not in {
+        record["generation"] for record in journal(outcome, Event.COMMIT) if record.source == dead
+    }
+    assert 2 in {
+        record["generation"] for record in journal(outcome, Event.REDUCE) if record.source == dead
+    }
 
 
 def test_a_hang_in_the_second_recovery(chaos: Chaos) -> None:
@@ -157,7 +193,11 @@ def test_a_hang_in_the_second_recovery(chaos: Chaos) -> None:
     faults = [FIRST, Kill(rank=2, during="regroup"), Hang(rank=0, during="recommit", recovery=2)]
     outcome = run(chaos, *faults, spares=2)
     assert len({victim(outcome, number) for number in range(3)}) == 3
-    stopped = next(record for record in journal(outcome, Event.DETECTED) if record["worker"] == victim(outcome, 2))
+    stopped = next(
+        record
+        for record in journal(outcome, Event.DETECTED)
+        if record["worker"] == victim(outcome, 2)
+    )
     assert stopped["cause"] == "stopped"
 
 
@@ -230,7 +270,9 @@ def test_a_rate_has_the_mean_and_spread_of_a_poisson_process() -> None:
     distances = [later - earlier for earlier, later in zip([0.0, *times], times, strict=False)]  # type: ignore[operator]
     mean = sum(distances) / len(distances)
     assert mean == pytest.approx(2.0, rel=0.03)
-    assert sum(distance > 2.0 for distance in distances) / len(distances) == pytest.approx(0.368, abs=0.02)
+    assert sum(distance > 2.0 for distance in distances) / len(distances) == pytest.approx(
+        0.368, abs=0.02
+    )
 
 
 @pytest.mark.parametrize(
@@ -259,11 +301,15 @@ def test_a_rate_that_cannot_be(given_: dict[str, Any], field: str) -> None:
 def test_all_but_one_are_struck_together(chaos: Chaos) -> None:
     """No rank is told of the death of another before it dies itself."""
     if not may_be_undisturbed():
-        pytest.skip("this process may not use real-time priority: another process may run between two kills")
+        pytest.skip(
+            "this process may not use real-time priority: another process may run between two kills"
+        )
     outcome = run(chaos, Kill(rank="all_but_one", at_step=6, phase="reduce"), nodes=4, spares=2)
     injected = [record.t_ns for record in journal(outcome, Event.INJECTED)]
     assert len(injected) == 3
-    assert max(injected) < min(record.t_ns for record in journal(outcome, Event.PLAN) if record["generation"] == 2)
+    assert max(injected) < min(
+        record.t_ns for record in journal(outcome, Event.PLAN) if record["generation"] == 2
+    )
 
 
 def may_be_undisturbed() -> bool:
@@ -286,7 +332,13 @@ def test_the_rank_with_most_shards(chaos: Chaos) -> None:
 def test_roles_are_drawn(nodes: int, role: str, seed: int) -> None:
     """As many different ranks as the role says, the same ones for the same seed; an empty role is refused."""
     fault = Kill(rank=role, at_step=1)
-    sizes = {"any": 1, "minority": (nodes - 1) // 2, "majority": nodes // 2 + 1, "all_but_one": nodes - 1, "all": nodes}
+    sizes = {
+        "any": 1,
+        "minority": (nodes - 1) // 2,
+        "majority": nodes // 2 + 1,
+        "all_but_one": nodes - 1,
+        "all": nodes,
+    }
     if sizes[role] == 0:
         with pytest.raises(BadInput, match="selects none"):
             fault.validate(nodes=nodes, steps=None)
@@ -301,7 +353,12 @@ def test_roles_are_drawn(nodes: int, role: str, seed: int) -> None:
 def test_drawing_depends_on_seed_and_place() -> None:
     def ranks(seed: int) -> list[int | str]:
         faults = [Kill(rank="any", at_step=step) for step in range(12)]
-        return [fault.rank for fault in plan_experiment(PLAIN_PATH, steps=20, nodes=8, seed=seed, faults=faults).faults]
+        return [
+            fault.rank
+            for fault in plan_experiment(
+                PLAIN_PATH, steps=20, nodes=8, seed=seed, faults=faults
+            ).faults
+        ]
 
     assert ranks(0) == ranks(0)
     assert ranks(0) != ranks(1)
@@ -317,7 +374,9 @@ def test_the_heaviest_rank(loads: list[int]) -> None:
 # -- once only ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.promise("the rank stops there and says so, on a line of its own to the harness, until it is answered")
+@pytest.mark.promise(
+    "the rank stops there and says so, on a line of its own to the harness, until it is answered"
+)
 def test_a_rank_waits_for_a_harness_that_is_slow_to_hear(chaos: Chaos) -> None:
     """It says once where it stands; the wait is no hang, and the fault strikes once."""
     heard: Counter[str] = Counter()
@@ -338,9 +397,15 @@ def test_the_worker_that_takes_over_the_rank_is_spared(chaos: Chaos) -> None:
     """The replacement passes the same trigger in the same step, and nothing happens to it."""
     outcome = run(chaos, Kill(rank=1, at_step=6, phase="backward"))
     assert [record["worker"] for record in journal(outcome, Event.DETECTED)] == [victim(outcome, 0)]
-    again = [record for record in journal(outcome, Event.REDUCE) if record["rank"] == 1 and record["step"] == 6]
+    again = [
+        record
+        for record in journal(outcome, Event.REDUCE)
+        if record["rank"] == 1 and record["step"] == 6
+    ]
     first, second = journal(outcome, Event.PLAN)[:2]
-    (taker,) = {member["worker"] for member in second["members"]} - {member["worker"] for member in first["members"]}
+    (taker,) = {member["worker"] for member in second["members"]} - {
+        member["worker"] for member in first["members"]
+    }
     assert {record.source for record in again} == {taker}
 
 
@@ -354,10 +419,22 @@ def test_the_worker_that_takes_over_the_rank_is_spared(chaos: Chaos) -> None:
 @pytest.mark.parametrize(
     ("fault", "why"),
     [
-        (Kill(rank=1, during="detection"), "no process held rank 1 after detection of loss 1"),  # it is the lost one
-        (Kill(rank=1, during="detection", recovery=5), "no rank 1 was there after detection of loss 5"),
-        (Kill(rank=0, during="restore", recovery=5), "no rank 0 was there in restore of recovery 5"),
-        (Kill(rank="healer", during="restore", recovery=5), "no rank healer was there in restore of recovery 5"),
+        (
+            Kill(rank=1, during="detection"),
+            "no process held rank 1 after detection of loss 1",
+        ),  # it is the lost one
+        (
+            Kill(rank=1, during="detection", recovery=5),
+            "no rank 1 was there after detection of loss 5",
+        ),
+        (
+            Kill(rank=0, during="restore", recovery=5),
+            "no rank 0 was there in restore of recovery 5",
+        ),
+        (
+            Kill(rank="healer", during="restore", recovery=5),
+            "no rank healer was there in restore of recovery 5",
+        ),
         (Kill(rank=0, after_s=3600), "no rank 0 was there 3600 s after the first committed step"),
     ],
 )
@@ -431,9 +508,13 @@ OWN_RULES: dict[type[Fault], tuple[str, ...]] = {
     rank=st.integers(0, 3) | st.sampled_from([*DRAWN_ROLES, "most_shards", "healer"]),
     moment=st.fixed_dictionaries({"at_step": st.integers(0, 7)})
     | st.fixed_dictionaries({"after_s": st.floats(0, 9)})
-    | st.fixed_dictionaries({"during": st.sampled_from(STRIKE_PHASES), "recovery": st.integers(1, 3)}),
+    | st.fixed_dictionaries(
+        {"during": st.sampled_from(STRIKE_PHASES), "recovery": st.integers(1, 3)}
+    ),
 )
-def test_whatever_is_accepted_has_a_moment(kind: type[Fault], rank: int | str, moment: dict[str, Any]) -> None:
+def test_whatever_is_accepted_has_a_moment(
+    kind: type[Fault], rank: int | str, moment: dict[str, Any]
+) -> None:
     """It strikes at a hook that is known before the run, or when the harness says so; and it can say when in words."""
     fault = kind(rank=rank, **moment, **NEEDED.get(kind, {}))
     needs_restore = rank == "healer" and (fault.during != "restore" or not fault.from_outside)
@@ -453,7 +534,8 @@ def test_whatever_is_accepted_has_a_moment(kind: type[Fault], rank: int | str, m
         assert single.from_outside or trigger is not None or after_s is not None
         assert single.moment in (
             f"in forward of step {at_step}",
-            f"{after_s or 0:g} s after the first committed step" + ("" if single.from_outside else ", in forward"),
+            f"{after_s or 0:g} s after the first committed step"
+            + ("" if single.from_outside else ", in forward"),
             f"in {during} of recovery {recovery}",
             f"after detection of loss {recovery}",
         )
@@ -468,7 +550,11 @@ def _plan(generation: int, loads: list[int]) -> Plan:
     ends = [sum(loads[: rank + 1]) for rank in range(len(loads))]
     members = [
         Member(
-            rank, f"node{rank}.0", f"node{rank}", Endpoint("host", "", 0, 100 + rank, -1), tuple(range(end - load, end))
+            rank,
+            f"node{rank}.0",
+            f"node{rank}",
+            Endpoint("host", "", 0, 100 + rank, -1),
+            tuple(range(end - load, end)),
         )
         for rank, (load, end) in enumerate(zip(loads, ends, strict=True))
     ]
@@ -488,7 +574,11 @@ class Stand:
 
     def enter(self, phase: str, step: int, plan: Plan, rank: int, peer: str = "") -> Thread:
         """A thread of the worker comes to a phase."""
-        thread = Thread(target=self.hooks.reach, args=(phase, step, plan, plan.members[rank], None, peer), daemon=True)
+        thread = Thread(
+            target=self.hooks.reach,
+            args=(phase, step, plan, plan.members[rank], None, peer),
+            daemon=True,
+        )
         thread.start()
         return thread
 
@@ -511,7 +601,11 @@ TWO, FOUR = _plan(1, [1, 1]), _plan(3, [1, 2, 2, 1])
 
 
 def test_a_worker_stops_only_where_it_is_wanted(tmp_path: Path) -> None:
-    stand = Stand(tmp_path, Trigger("fault0", 1, 5, "reduce"), Trigger("fault1", 2, -1, "regroup", generation=3))
+    stand = Stand(
+        tmp_path,
+        Trigger("fault0", 1, 5, "reduce"),
+        Trigger("fault1", 2, -1, "regroup", generation=3),
+    )
     assert stand.passes("reduce", 4, TWO, 1)
     assert stand.passes("reduce", 5, TWO, 0)
     assert stand.passes("backward", 5, TWO, 1)
@@ -520,7 +614,13 @@ def test_a_worker_stops_only_where_it_is_wanted(tmp_path: Path) -> None:
     for phase, rank, fault in (("reduce", 1, "fault0"), ("regroup", 2, "fault1")):
         waiting = stand.enter(phase, 5, FOUR, rank, peer="node0.0")
         hook = stand.hook()
-        assert (hook.fault, hook.rank, hook.step, hook.phase, hook.peer) == (fault, rank, 5, phase, "node0.0")
+        assert (hook.fault, hook.rank, hook.step, hook.phase, hook.peer) == (
+            fault,
+            rank,
+            5,
+            phase,
+            "node0.0",
+        )
         stand.release(fault)
         waiting.join(WAIT_S)
         assert not waiting.is_alive()
@@ -562,7 +662,9 @@ def test_roles_in_a_worker(tmp_path: Path) -> None:
 
 def test_two_threads_that_wait_get_their_own_answers(tmp_path: Path) -> None:
     """The main thread in a step, another one that forms a group."""
-    stand = Stand(tmp_path, Trigger("fault0", 1, -1, "regroup"), Trigger("fault1", 1, -1, "restore"))
+    stand = Stand(
+        tmp_path, Trigger("fault0", 1, -1, "regroup"), Trigger("fault1", 1, -1, "restore")
+    )
     forming, restoring = stand.enter("regroup", 5, FOUR, 1), stand.enter("restore", 5, FOUR, 1)
     assert {stand.hook().fault, stand.hook().fault} == {"fault0", "fault1"}
     stand.release("fault1")

@@ -68,14 +68,26 @@ BROKEN = [
     (Cut(rank=1, side=(2,), at_step=AT, heal_after_s=HEAL_S), r"[1-9]\d* packets"),
     (Cut(rank=2, at_step=AT), r"[1-9]\d* packets"),
     (Reset(rank=2, at_step=AT, heal_after_s=HEAL_S), r"[1-9]\d* packets"),
-    (LinkDown(rank=2, at_step=AT, heal_after_s=HEAL_S), r"an echo from the coordinator to node\d was lost"),
+    (
+        LinkDown(rank=2, at_step=AT, heal_after_s=HEAL_S),
+        r"an echo from the coordinator to node\d was lost",
+    ),
 ]
 WORSE = [
-    (Flap(rank=2, at_step=AT, down_s=0.1, up_s=0.2, times=2), r"an echo from the coordinator to node\d was lost"),
-    (Delay(rank=2, at_step=AT, delay_ms=5.0, heal_after_s=0.5), r"takes \d+\.\d ms, .* [1-9]\d* packets were held up"),
+    (
+        Flap(rank=2, at_step=AT, down_s=0.1, up_s=0.2, times=2),
+        r"an echo from the coordinator to node\d was lost",
+    ),
+    (
+        Delay(rank=2, at_step=AT, delay_ms=5.0, heal_after_s=0.5),
+        r"takes \d+\.\d ms, .* [1-9]\d* packets were held up",
+    ),
     (Loss(rank=2, at_step=AT, share=0.02), r"[1-9]\d* packets"),
     (Bandwidth(rank=2, at_step=AT, bits_per_s=5e6, heal_after_s=0.5), r"[1-9]\d* packets"),
-    (Bandwidth(rank=2, at_step=AT, bits_per_s=2e6, per_peer=True, heal_after_s=0.5), r"[1-9]\d* packets"),
+    (
+        Bandwidth(rank=2, at_step=AT, bits_per_s=2e6, per_peer=True, heal_after_s=0.5),
+        r"[1-9]\d* packets",
+    ),
 ]
 
 
@@ -84,9 +96,15 @@ def _id(value: object) -> str:
 
 
 @pytest.mark.parametrize(("fault", "words"), BROKEN, ids=_id)
-def test_an_unreachable_node_is_given_up(chaos: Chaos, tmp_path: Path, fault: NetworkFault, words: str) -> None:
+def test_an_unreachable_node_is_given_up(
+    chaos: Chaos, tmp_path: Path, fault: NetworkFault, words: str
+) -> None:
     """An unreachable node is given up at no loss of a step, a sample or a bit; after the healing it is used again."""
-    flag = node_returns(tmp_path / "back") if fault.heal_after_s is not None else workers_lost(tmp_path / "lost")
+    flag = (
+        node_returns(tmp_path / "back")
+        if fault.heal_after_s is not None
+        else workers_lost(tmp_path / "lost")
+    )
     outcome = run(chaos, fault, steps=20, until=flag.until, watch=flag)
     assert re.search(words, evidence(outcome))
     assert outcome.recoveries
@@ -108,7 +126,9 @@ def test_a_bad_network_costs_time_at_most(chaos: Chaos, fault: Fault, words: str
 
 
 def test_every_fault_of_the_network_is_put_to_the_test() -> None:
-    assert {type(fault) for fault, _ in BROKEN + WORSE} == {kind for kind in CATALOGUE if kind.family == "network"}
+    assert {type(fault) for fault, _ in BROKEN + WORSE} == {
+        kind for kind in CATALOGUE if kind.family == "network"
+    }
 
 
 # -- healing, and what was not there ------------------------------------------------------------------------------
@@ -125,34 +145,55 @@ def test_a_world_without_a_coordinator_fences_itself(chaos: Chaos) -> None:
             heard_ns[message.node] = message.sent_ns
 
     cuts = [Cut(rank=rank, after_s=0.5, apart_from="coordinator") for rank in range(3)]
-    settings: dict[str, Any] = {"nodes": 3, "spares": 0, "steps": 10**4, "coordinator_outage_s": outage_s}
+    settings: dict[str, Any] = {
+        "nodes": 3,
+        "spares": 0,
+        "steps": 10**4,
+        "coordinator_outage_s": outage_s,
+    }
     outcome = run(chaos, *cuts, twin=False, check=False, watch=watch, **settings)
     records = read_journals(Path(outcome.directory) / "journal")
     cut_ns = max(record.t_ns for record in records if record.event == Event.INJECTED)
     commits = {(one.source, one["step"]) for one in records if one.event == Event.COMMIT}
-    begun = [one for one in records if one.event == Event.REDUCE and (one.source, one["step"]) in commits]
+    begun = [
+        one for one in records if one.event == Event.REDUCE and (one.source, one["step"]) in commits
+    ]
     assert max(record.t_ns for record in begun) > cut_ns, "they train on without a coordinator"
-    late = [one for one in begun if one.t_ns > heard_ns[one.source.rpartition(".")[0]] + outage_s * 1e9]
+    late = [
+        one for one in begun if one.t_ns > heard_ns[one.source.rpartition(".")[0]] + outage_s * 1e9
+    ]
     assert not late, "committed after the end of the lease"
     stopped = [record for record in records if record.event == Event.QUIESCED]
     assert any("lease of this node has run out" in record["error"] for record in stopped)
-    assert any("every replica was lost" in reason for reason in outcome.reasons), "by then they were given up, too"
+    assert any("every replica was lost" in reason for reason in outcome.reasons), (
+        "by then they were given up, too"
+    )
 
 
 def test_a_cut_off_node_is_heard_again_after_the_healing(chaos: Chaos, tmp_path: Path) -> None:
     """Not before the healing is it told to end the worker that was given up meanwhile."""
     flag = node_returns(tmp_path / "back")
-    outcome = run(chaos, Cut(rank=2, at_step=AT, heal_after_s=HEAL_S), steps=20, until=flag.until, watch=flag)
+    outcome = run(
+        chaos, Cut(rank=2, at_step=AT, heal_after_s=HEAL_S), steps=20, until=flag.until, watch=flag
+    )
     records = list(read_journals(Path(outcome.directory) / "journal"))
     (struck,) = [record for record in records if record.event == Event.INJECTED]
-    exits = [one for one in records if one.event == Event.WORKER_EXITED and one["worker"] == struck["worker"]]
+    exits = [
+        one
+        for one in records
+        if one.event == Event.WORKER_EXITED and one["worker"] == struck["worker"]
+    ]
     assert flag.is_up, "the worker was there to the end"
     assert struck.t_ns + HEAL_S * 1e9 < exits[0].t_ns
     assert exits[0]["status"] == "SIGKILL"
 
 
 @pytest.mark.parametrize(
-    "fault", [Bandwidth(rank=1, at_step=AT, bits_per_s=8e10), Cut(rank=1, at_step=AT, apart_from=(), direction="in")]
+    "fault",
+    [
+        Bandwidth(rank=1, at_step=AT, bits_per_s=8e10),
+        Cut(rank=1, at_step=AT, apart_from=(), direction="in"),
+    ],
 )
 def test_a_change_that_meets_nothing_leaves_the_run_unknown(chaos: Chaos, fault: Fault) -> None:
     """No packet ever waits at such a rate; a cut between a node and an empty set of nodes cuts nothing."""
@@ -222,7 +263,9 @@ def test_a_substrate_that_cannot_do_it_refuses_it(kind: type[Fault], tmp_path: P
     harness = Harness(substrate, tmp_path)
     try:
         experiment = plan_experiment(TROUBLED, nodes=4, steps=20, faults=[kind(rank=1, at_step=2)])
-        with pytest.raises(BadInput, match=r"use the substrate netns or docker.*: local cannot do it"):
+        with pytest.raises(
+            BadInput, match=r"use the substrate netns or docker.*: local cannot do it"
+        ):
             harness.run_planned(experiment)
         assert list(tmp_path.iterdir()) == []
     finally:
@@ -240,17 +283,25 @@ def test_a_plan_is_read_where_it_cannot_be_run(
     monkeypatch.setattr(commands, "find", lambda name: None if name == "nft" else find(name))
     capabilities.rules.cache_clear()
     request.addfinalizer(capabilities.rules.cache_clear)
-    save(plan_experiment(TROUBLED, nodes=2, steps=20, faults=[Cut(rank=1, at_step=2)]), tmp_path / "plan.json")
+    save(
+        plan_experiment(TROUBLED, nodes=2, steps=20, faults=[Cut(rank=1, at_step=2)]),
+        tmp_path / "plan.json",
+    )
     plan = load(tmp_path / "plan.json")
     assert list(map(str, plan.faults)) == ["Cut(rank=1, at_step=2)"]
     with Harness("netns", tmp_path / "runs") as harness:
-        with pytest.raises(BadInput, match="or use another form: nft not found: install the package nftables"):
+        with pytest.raises(
+            BadInput, match="or use another form: nft not found: install the package nftables"
+        ):
             harness.run_planned(plan)
         assert list((tmp_path / "runs").iterdir()) == []
 
 
 def test_a_plan_file_holds_them(tmp_path: Path) -> None:
-    faults = [Cut(rank=1, at_step=2, side=(2,), apart_from=(0, 3)), Cut(rank=1, at_step=2, apart_from="coordinator")]
+    faults = [
+        Cut(rank=1, at_step=2, side=(2,), apart_from=(0, 3)),
+        Cut(rank=1, at_step=2, apart_from="coordinator"),
+    ]
     planned = plan_experiment(TROUBLED, nodes=4, steps=20, faults=faults)
     (tmp_path / "plan.json").write_bytes(encode(planned))
     read = load(tmp_path / "plan.json")

@@ -67,7 +67,11 @@ def evidence(outcome: Outcome, number: int = 0) -> str:
 
 
 def journal(outcome: Outcome, *events: Event) -> list[Record]:
-    return [record for record in read_journals(Path(outcome.directory) / "journal") if record.event in events]
+    return [
+        record
+        for record in read_journals(Path(outcome.directory) / "journal")
+        if record.event in events
+    ]
 
 
 class Struck(NamedTuple):
@@ -90,7 +94,13 @@ def full_again(outcome: Outcome, nodes: int) -> bool:
 
 def steady(nodes: int) -> dict[str, Any]:
     """A job that trains until the world is full again."""
-    return {"job": f"{JOBS}:steady", "options": {}, "nodes": nodes, "steps": 20, "until": {"world": nodes}}
+    return {
+        "job": f"{JOBS}:steady",
+        "options": {},
+        "nodes": nodes,
+        "steps": 20,
+        "until": {"world": nodes},
+    }
 
 
 # -- a node that is lost ------------------------------------------------------------------------------------------
@@ -101,9 +111,14 @@ def steady(nodes: int) -> dict[str, Any]:
 def test_a_node_is_lost_in_silence(chaos: Chaos, phase: str) -> None:
     """Its connections do not end, as no packet leaves it any more: its lease runs out."""
     outcome = run(chaos, LoseNode(rank=2, at_step=AT, phase=phase))
-    assert re.search(r"its [1-9]\d* other processes are gone; [1-9]\d* packets from and to it", evidence(outcome))
+    assert re.search(
+        r"its [1-9]\d* other processes are gone; [1-9]\d* packets from and to it", evidence(outcome)
+    )
     (lost,) = journal(outcome, Event.NODE_LOST)
-    assert lost["detail"] == f"silent for {outcome.settings.get('lease_beats', RunConfig.lease_beats)} beats"
+    assert (
+        lost["detail"]
+        == f"silent for {outcome.settings.get('lease_beats', RunConfig.lease_beats)} beats"
+    )
     assert outcome.false_alarms == outcome.lost_steps == 0
     outcome.assert_same_losses_as_twin()
 
@@ -115,9 +130,13 @@ def test_the_silence_of_a_node_needs_a_network() -> None:
     }  # drop no packet
 
 
-@pytest.mark.promise("the new one is fresh capacity, and the world is whole again", substrate="local")
+@pytest.mark.promise(
+    "the new one is fresh capacity, and the world is whole again", substrate="local"
+)
 @pytest.mark.parametrize("substrate", ["local", pytest.param("netns", marks=netns)])
-def test_an_empty_node_comes_in_the_place_of_one_that_was_lost(chaos: Chaos, tmp_path: Path, substrate: str) -> None:
+def test_an_empty_node_comes_in_the_place_of_one_that_was_lost(
+    chaos: Chaos, tmp_path: Path, substrate: str
+) -> None:
     """The same name, another incarnation: the next worker starts on it, as it has fewer than the other node.
 
     The loss is made up for on the node that is left, before the empty one is there; so another worker is lost then.
@@ -125,11 +144,14 @@ def test_an_empty_node_comes_in_the_place_of_one_that_was_lost(chaos: Chaos, tmp
     back = node_returns(tmp_path / "back")
     faults = [ReplaceNode(rank=1, at_step=AT, back_after_s=0.3), Kill(rank=0, at_step=AT + 12)]
     plan = {"gates": {str(AT + 4): back.until["file"]}, "full": 2}
-    outcome = run(chaos, *faults, job=HELD, options=plan, nodes=2, spares=0, watch=back, until={"world": 2})
+    outcome = run(
+        chaos, *faults, job=HELD, options=plan, nodes=2, spares=0, watch=back, until={"world": 2}
+    )
     first, *_, last = journal(outcome, Event.PLAN)
     lost = next(member for member in first["members"] if member["rank"] == 1)
     seen = re.search(
-        rf"agent of {lost['node']} \(pid (\d+)\) .* the agent that came in its place \(pid (\d+)\)", evidence(outcome)
+        rf"agent of {lost['node']} \(pid (\d+)\) .* the agent that came in its place \(pid (\d+)\)",
+        evidence(outcome),
     )
     assert seen
     assert seen[1] != seen[2]
@@ -145,7 +167,12 @@ def test_an_empty_node_comes_in_the_place_of_one_that_was_lost(chaos: Chaos, tmp
 def test_a_node_that_comes_back_before_its_loss_is_known_waits(chaos: Chaos) -> None:
     """The coordinator still counts on the one before: the new agent is refused until that one's lease is over."""
     goal = all_took_effect(chaos, 1)
-    plan = steady(3) | {"until": goal.until | {"world": 3}, "watch": goal, "spares": 0, "heartbeat_ms": 200}
+    plan = steady(3) | {
+        "until": goal.until | {"world": 3},
+        "watch": goal,
+        "spares": 0,
+        "heartbeat_ms": 200,
+    }
     outcome = run(chaos, ReplaceNode(rank=1, at_step=AT, back_after_s=0.0), **plan)
     assert evidence(outcome)
     assert full_again(outcome, 3)
@@ -158,7 +185,9 @@ def test_a_node_that_comes_back_before_its_loss_is_known_waits(chaos: Chaos) -> 
 def test_a_rack_is_lost_at_once(chaos: Chaos, substrate: str) -> None:
     outcome = run(chaos, Rack(rank=3, at_step=AT), rack_nodes=2)
     rack = ["node0", "node1"] if struck(outcome).node in ("node0", "node1") else ["node2", "node3"]
-    assert re.fullmatch("; ".join(f"the agent of {node} .* are gone" for node in rack), evidence(outcome))
+    assert re.fullmatch(
+        "; ".join(f"the agent of {node} .* are gone" for node in rack), evidence(outcome)
+    )
     assert {record["node"] for record in journal(outcome, Event.NODE_LOST)} == {*rack}
     assert len(outcome.recoveries) == 1
     assert outcome.false_alarms == outcome.lost_steps == 0
@@ -166,23 +195,40 @@ def test_a_rack_is_lost_at_once(chaos: Chaos, substrate: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.promise("the first nodes of all racks keep copies of the state before the second of any does")
+@pytest.mark.promise(
+    "the first nodes of all racks keep copies of the state before the second of any does"
+)
 def test_a_rack_takes_only_one_of_two_copies(chaos: Chaos, tmp_path: Path) -> None:
     """In the step in which it is lost the workers of the other rack tear their state: only the copy there brings it
     back. A step later the nodes that are left would have copies anew, wherever those before them were."""
-    doom = {"fatal": {str(AT): [2, 3]}, "copied": [2], "marker": str(tmp_path / "ended"), "step_s": 0.05}
-    settings: dict[str, Any] = {"nodes": 4, "spares": 0, "steps": 20, "rack_nodes": 2, "memory_copies": 2}
+    doom = {
+        "fatal": {str(AT): [2, 3]},
+        "copied": [2],
+        "marker": str(tmp_path / "ended"),
+        "step_s": 0.05,
+    }
+    settings: dict[str, Any] = {
+        "nodes": 4,
+        "spares": 0,
+        "steps": 20,
+        "rack_nodes": 2,
+        "memory_copies": 2,
+    }
     fault = Rack(rank=0, at_step=AT, phase="optimizer")
 
     def watch(message: Any) -> None:
-        if isinstance(message, AtHook):  # rank 0 stands: the others come to the end of the step, however late
+        if isinstance(
+            message, AtHook
+        ):  # rank 0 stands: the others come to the end of the step, however late
             torn = [Path(f"{doom['marker']}.{AT}.{rank}") for rank in (2, 3)]
             wait_until(lambda: all(file.exists() for file in torn), "ranks 2 and 3 in their update")
 
     settings |= {"watch": watch, "deadline_s": 90.0, "max_lost_steps": 1}
     outcome = chaos.run(DOOMED, faults=[fault], options=doom, twin=False, check=False, **settings)
     problems = [check.name for check in outcome.checks if check.verdict != Verdict.PASSED]
-    assert problems == ["no false alarm"], outcome.directory  # that the job kills itself is planned by nobody
+    assert problems == ["no false alarm"], (
+        outcome.directory
+    )  # that the job kills itself is planned by nobody
     sources = {record["source"] for record in journal(outcome, Event.RESTORED)}
     assert any(source.startswith("memory") for source in sources), sources
     same = {"nodes": 4, "steps": 20}
@@ -193,8 +239,12 @@ def test_a_rack_takes_only_one_of_two_copies(chaos: Chaos, tmp_path: Path) -> No
 def test_a_rack_must_be_known() -> None:
     with pytest.raises(BadInput, match="rack_nodes=0: say how many nodes a rack has"):
         plan_experiment(TROUBLED, nodes=4, steps=20, faults=[Rack(rank=1, at_step=2)])
-    planned = plan_experiment(TROUBLED, nodes=4, steps=20, rack_nodes=2, faults=[Rack(rank=1, at_step=2)])
-    assert [planned.config.rack(f"node{number}") for number in range(4)] == ["noderack0"] * 2 + ["noderack1"] * 2
+    planned = plan_experiment(
+        TROUBLED, nodes=4, steps=20, rack_nodes=2, faults=[Rack(rank=1, at_step=2)]
+    )
+    assert [planned.config.rack(f"node{number}") for number in range(4)] == ["noderack0"] * 2 + [
+        "noderack1"
+    ] * 2
     assert planned.config.rack("left") == "left"
 
 
@@ -210,7 +260,9 @@ def test_the_freezer_makes_a_zombie(chaos: Chaos, tmp_path: Path, substrate: str
     outcome = run(chaos, fault, until=flag.until, watch=flag)
     assert flag.is_up
     worker, node = struck(outcome)
-    assert re.fullmatch(rf"all \d+ processes of {node} are frozen: none has run for \d+ ms", evidence(outcome))
+    assert re.fullmatch(
+        rf"all \d+ processes of {node} are frozen: none has run for \d+ ms", evidence(outcome)
+    )
     assert next(record for record in journal(outcome, Event.DETECTED))["cause"] == "node lost"
     zombie = [record for record in journal(outcome, Event.COMMIT) if record.source == worker]
     assert {record["generation"] for record in zombie} == {1}
@@ -232,7 +284,9 @@ def test_a_node_with_little_cpu_time_is_slow_and_no_rank_is_blamed(chaos: Chaos)
     goal = all_took_effect(chaos, 1)
     fault = LimitCpu(rank=2, at_step=AT, cores=0.1, lift_after_s=0.5)
     outcome = run(chaos, fault, steps=40, until=goal.until, watch=goal)
-    assert re.fullmatch(rf"the kernel held {struck(outcome).node} back in [1-9]\d* periods", evidence(outcome))
+    assert re.fullmatch(
+        rf"the kernel held {struck(outcome).node} back in [1-9]\d* periods", evidence(outcome)
+    )
     assert outcome.recoveries == []
     assert journal(outcome, Event.DETECTED) == []
 
@@ -240,7 +294,9 @@ def test_a_node_with_little_cpu_time_is_slow_and_no_rank_is_blamed(chaos: Chaos)
 def test_a_node_without_memory_loses_processes(chaos: Chaos, tmp_path: Path) -> None:
     """The kernel kills processes of a node at its memory limit; the run goes on without them."""
     flag = workers_lost(tmp_path / "lost")
-    outcome = run(chaos, LimitMemory(rank=2, at_step=AT, lift_after_s=0.5), until=flag.until, watch=flag)
+    outcome = run(
+        chaos, LimitMemory(rank=2, at_step=AT, lift_after_s=0.5), until=flag.until, watch=flag
+    )
     told = rf"the kernel killed [1-9]\d* processes of {struck(outcome).node} for want of memory"
     assert re.fullmatch(told, evidence(outcome))
     assert outcome.recoveries
@@ -252,8 +308,14 @@ def test_a_node_that_can_start_nothing_starts_again_later(chaos: Chaos) -> None:
     that has no thread for its group."""
     faults = [LimitPids(rank=2, at_step=AT, lift_after_s=1.0), Kill(rank=2, at_step=AT + 2)]
     outcome = run(chaos, *faults, **steady(3), spares=0)
-    assert re.fullmatch(rf"the kernel refused {struck(outcome).node} [1-9]\d* processes or threads", evidence(outcome))
-    worlds = [[member["worker"] for member in record["members"]] for record in journal(outcome, Event.PLAN)]
+    assert re.fullmatch(
+        rf"the kernel refused {struck(outcome).node} [1-9]\d* processes or threads",
+        evidence(outcome),
+    )
+    worlds = [
+        [member["worker"] for member in record["members"]]
+        for record in journal(outcome, Event.PLAN)
+    ]
     assert all(one != next_one for one, next_one in pairwise(worlds))
     assert full_again(outcome, 3)
     assert outcome.false_alarms == outcome.lost_steps == 0
@@ -272,7 +334,9 @@ def test_a_node_that_writes_slowly_is_waited_for(chaos: Chaos) -> None:
     fault=LimitPids(rank=2, at_step=AT, further=10**4),
 )
 @pytest.mark.parametrize(
-    "fault", [LimitCpu(rank=2, at_step=AT, cores=64.0), LimitPids(rank=2, at_step=AT, further=10**4)], ids=str
+    "fault",
+    [LimitCpu(rank=2, at_step=AT, cores=64.0), LimitPids(rank=2, at_step=AT, further=10**4)],
+    ids=str,
 )
 def test_a_limit_that_never_bites_leaves_the_run_unknown(chaos: Chaos, fault: Fault) -> None:
     outcome = run(chaos, fault, check=False)

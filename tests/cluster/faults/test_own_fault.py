@@ -71,9 +71,21 @@ LINE = next(number for number, line in enumerate(SUITE.splitlines(), 1) if line.
     [
         ("test_command[soon]", 11, f"could not act: KeyError: 'niceness' (PLACE:{LINE})"),
         ("test_command[late]", 11, f"could not act: KeyError: 'niceness' (PLACE:{LINE})"),
-        ("test_command[text]", 11, "inject yields 'it was slow', which is no faults.evidence.Evidence (PLACE:"),
-        ("test_command[gone]", 10, "injected, and missed: the target was gone already: [Errno 3] No such process"),
-        ("test_command[nothing]", 10, "no effect was observed on its target: Own.inject yielded no Evidence"),
+        (
+            "test_command[text]",
+            11,
+            "inject yields 'it was slow', which is no faults.evidence.Evidence (PLACE:",
+        ),
+        (
+            "test_command[gone]",
+            10,
+            "injected, and missed: the target was gone already: [Errno 3] No such process",
+        ),
+        (
+            "test_command[nothing]",
+            10,
+            "no effect was observed on its target: Own.inject yielded no Evidence",
+        ),
         ("test_job[soon]", 11, f"could not act: KeyError: 'niceness' (PLACE:{LINE})"),
     ],
 )
@@ -82,7 +94,11 @@ def test_a_fault_that_is_wrong_is_named(tmp_path: Path, test: str, status: int, 
     file.write_text(SUITE)
     arguments = [f"{file}::{test}", "-q", "-p", "no:cacheprovider", f"--chaos-report={report}"]
     ended = subprocess.run(
-        [sys.executable, "-m", "pytest", *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "pytest", *arguments],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ended.returncode == status, ended.stdout
     lines = [line for line in ended.stdout.splitlines() if line.startswith("  - ")]

@@ -90,10 +90,20 @@ def test_a_thread_that_is_not_killed_goes_on() -> None:
         ("gpt", TornWrite(rank="any", at_step=3, boundary="uploaded"), {"disk": DISK}, "rank"),
         ("gpt", TornWrite(rank=0, at_step=3, boundary="commit"), {}, "disk"),
         ("gpt", TornWrite(rank=0, at_step=3, boundary="upload"), {"disk": DISK}, "remote"),
-        ("gpt", TornWrite(rank=0, at_step=3, boundary="prune"), {"disk": DISK | {"keep_last": 0}}, "keep_last"),
+        (
+            "gpt",
+            TornWrite(rank=0, at_step=3, boundary="prune"),
+            {"disk": DISK | {"keep_last": 0}},
+            "keep_last",
+        ),
         ("gpt", TornWrite(rank=0, at_step=3, boundary="offering"), {}, "job"),
         ("gpt", TornWrite(rank=1, at_step=3, boundary="copied"), {}, "memory_copies"),
-        ("fsdp", TornWrite(rank=1, at_step=3, boundary="verified"), {"memory_copies": 0}, "memory_copies"),
+        (
+            "fsdp",
+            TornWrite(rank=1, at_step=3, boundary="verified"),
+            {"memory_copies": 0},
+            "memory_copies",
+        ),
         ("fsdp", TornWrite(rank=1, at_step=3, boundary="sending"), {}, "transport"),
         ("gpt", CorruptFile(at_step=3, how="gently"), {"disk": DISK}, "how"),
         ("gpt", CorruptFile(at_step=3), {}, "disk"),
@@ -101,9 +111,24 @@ def test_a_thread_that_is_not_killed_goes_on() -> None:
         ("gpt", RemoteOutage(at_step=3), {"disk": DISK}, "remote"),
         ("gpt", RemoteOutage(at_step=3), {"disk": DISK, "remote": S3}, "remote.endpoint"),
         ("gpt", RemoteOutage(at_step=3, mode="angry"), {"disk": DISK, "remote": S3}, "mode"),
-        ("gpt", RemoteOutage(at_step=3, heal_after_s=0.0), {"disk": DISK, "remote": S3}, "heal_after_s"),
-        ("gpt", RemoteOutage(at_step=3), {"disk": DISK, "remote": S3 | {"endpoint": "localhost"}}, "remote.endpoint"),
-        ("gpt", RemoteOutage(at_step=3), {"disk": DISK | {"endpoint": "http://any"}}, "disk.endpoint"),
+        (
+            "gpt",
+            RemoteOutage(at_step=3, heal_after_s=0.0),
+            {"disk": DISK, "remote": S3},
+            "heal_after_s",
+        ),
+        (
+            "gpt",
+            RemoteOutage(at_step=3),
+            {"disk": DISK, "remote": S3 | {"endpoint": "localhost"}},
+            "remote.endpoint",
+        ),
+        (
+            "gpt",
+            RemoteOutage(at_step=3),
+            {"disk": DISK | {"endpoint": "http://any"}},
+            "disk.endpoint",
+        ),
     ],
 )
 def test_what_can_never_strike_is_refused_before_anything_starts(
@@ -155,7 +180,14 @@ def test_a_part_that_was_never_copied_is_not_waited_for(tmp_path: Path) -> None:
     """A node that had no room for a snapshot in memory stores the next one: a part that never comes ends its save."""
     journal = Journal(tmp_path / "journal", "any")
     savers = [
-        Saver(CheckpointTier(target=str(tmp_path / "disk")), "5eed", journal, lambda _: None, _fail, _ignore)
+        Saver(
+            CheckpointTier(target=str(tmp_path / "disk")),
+            "5eed",
+            journal,
+            lambda _: None,
+            _fail,
+            _ignore,
+        )
         for _ in range(2)
     ]
 
@@ -164,20 +196,31 @@ def test_a_part_that_was_never_copied_is_not_waited_for(tmp_path: Path) -> None:
         savers[number].offer(Portion(step, 1, number, 2, 2, not number, (), scalars))
 
     offer(0, 10)
-    wait_until(lambda: list((tmp_path / "disk" / ".staging").glob("step-000000010.*/0.part.json")), "the first part")
+    wait_until(
+        lambda: list((tmp_path / "disk" / ".staging").glob("step-000000010.*/0.part.json")),
+        "the first part",
+    )
     offer(1, 20)
-    wait_until(lambda: any(record["step"] == 10 for record in _failures(tmp_path)), "the end of step 10")
+    wait_until(
+        lambda: any(record["step"] == 10 for record in _failures(tmp_path)), "the end of step 10"
+    )
     assert savers[0].finish(LIMIT_S)
     offer(0, 20)
     wait_until(lambda: DiskTier(tmp_path / "disk").snapshots().snapshots, "the next snapshot")
-    assert all(saver.finish(LIMIT_S) for saver in savers)  # a snapshot is seen before its record is written
+    assert all(
+        saver.finish(LIMIT_S) for saver in savers
+    )  # a snapshot is seen before its record is written
     journal.close()
     assert [record["reason"] for record in _failures(tmp_path)] == ["part 1 failed"]
     assert [record["step"] for record in read_events(tmp_path / "journal", Event.SAVED)] == [20]
 
 
 def _failures(directory: Path) -> list[Any]:
-    return [record for record in read_journals(directory / "journal") if record.event == Event.SAVE_FAILED]
+    return [
+        record
+        for record in read_journals(directory / "journal")
+        if record.event == Event.SAVE_FAILED
+    ]
 
 
 def _fail(error: BaseException) -> None:
@@ -191,12 +234,20 @@ def _ignore(boundary: str) -> None:
 # -- the proxy of a run -------------------------------------------------------------------------------------------
 
 
-def test_the_proxy_ends_with_the_run_however_that_ends(s3_server: S3Server, tmp_path: Path, undo: UndoLog) -> None:
+def test_the_proxy_ends_with_the_run_however_that_ends(
+    s3_server: S3Server, tmp_path: Path, undo: UndoLog
+) -> None:
     """The proxy of a run ends with it, also when the run fails, and an unbroken run has none."""
     s3_server.make_bucket("proxied")
     remote = {"target": "s3://proxied/job", "endpoint": s3_server.url}
-    settings: dict[str, Any] = {"disk": {"target": str(tmp_path / "disk")}, "remote": remote, "resume": True}
-    experiment = plan_experiment("gpt", nodes=2, steps=10, faults=[RemoteOutage(at_step=3)], **settings)
+    settings: dict[str, Any] = {
+        "disk": {"target": str(tmp_path / "disk")},
+        "remote": remote,
+        "resume": True,
+    }
+    experiment = plan_experiment(
+        "gpt", nodes=2, steps=10, faults=[RemoteOutage(at_step=3)], **settings
+    )
     with contextlib.suppress(RuntimeError), store_of(experiment, undo) as proxy:
         assert proxy is not None
         process = proxy.process
@@ -214,7 +265,16 @@ def test_a_boundary_that_is_never_reached_is_no_evidence(chaos: Chaos, tmp_path:
     disk = {"target": str(tmp_path), "every_steps": 10, "keep_last": 3}
     fault = TornWrite(rank=0, at_step=8, boundary="prune")
     options = {"size": "tiny"}
-    outcome = chaos.run("gpt", nodes=2, steps=20, options=options, twin=False, check=False, disk=disk, faults=[fault])
+    outcome = chaos.run(
+        "gpt",
+        nodes=2,
+        steps=20,
+        options=options,
+        twin=False,
+        check=False,
+        disk=disk,
+        faults=[fault],
+    )
     assert outcome.verdict == Verdict.UNKNOWN
     assert outcome.recoveries == []
     assert outcome.faults[0].state == "not observed"

@@ -16,7 +16,20 @@ from hypothesis import strategies as st
 
 from chaoskit.errors import BadInput
 from chaoskit.vocabulary import STRIKE_PHASES
-from faults import CATALOGUE, Cut, Fault, FreezeNode, Hang, Kill, LinkDown, NaN, Rack, Raise, Reset, Straggle
+from faults import (
+    CATALOGUE,
+    Cut,
+    Fault,
+    FreezeNode,
+    Hang,
+    Kill,
+    LinkDown,
+    NaN,
+    Rack,
+    Raise,
+    Reset,
+    Straggle,
+)
 from faults.strategies import RECIPES, fault_plans, left_out
 from faults.survival import REACH, reach, survivable
 
@@ -26,7 +39,9 @@ Plan = tuple[Fault, ...]
 
 @settings(deadline=None)
 @given(data=st.data(), nodes=st.integers(2, 6), steps=st.integers(1, 40))
-def test_every_plan_is_valid_and_leaves_survivors(data: st.DataObject, nodes: int, steps: int) -> None:
+def test_every_plan_is_valid_and_leaves_survivors(
+    data: st.DataObject, nodes: int, steps: int
+) -> None:
     survivors = data.draw(st.integers(1, nodes - 1))
     plan = data.draw(
         fault_plans(
@@ -46,19 +61,27 @@ def test_every_plan_is_valid_and_leaves_survivors(data: st.DataObject, nodes: in
 
 @settings(deadline=None)
 @given(data=st.data(), nodes=st.integers(2, 5), survivors=st.integers(1, 2))
-def test_the_rule_holds_in_a_model_of_shrinking_worlds(data: st.DataObject, nodes: int, survivors: int) -> None:
+def test_the_rule_holds_in_a_model_of_shrinking_worlds(
+    data: st.DataObject, nodes: int, survivors: int
+) -> None:
     """Ranks as the control plane gives them: survivors keep theirs, the highest fill the holes, joiners come any time.
 
     However the faults of a survivable plan fall, as many processes of the beginning as promised are left.
     """
     survivors = min(survivors, nodes - 1)
-    wild = fault_plans(nodes=nodes, steps=9, survivors=survivors, most=7, parameters=PARAMETERS, sure=False)
+    wild = fault_plans(
+        nodes=nodes, steps=9, survivors=survivors, most=7, parameters=PARAMETERS, sure=False
+    )
     plan = data.draw(wild)
     world = [f"first{rank}" for rank in range(nodes)]
     chance = data.draw(st.randoms(use_true_random=False))
-    struck = [one for fault in plan if reach(fault) != "nothing" for one in fault.expand(nodes, chance)]
+    struck = [
+        one for fault in plan if reach(fault) != "nothing" for one in fault.expand(nodes, chance)
+    ]
     for number, fault in enumerate(data.draw(st.permutations(struck))):
-        hole = data.draw(st.integers(0, len(world) - 1)) if fault.rank == "most_shards" else fault.rank
+        hole = (
+            data.draw(st.integers(0, len(world) - 1)) if fault.rank == "most_shards" else fault.rank
+        )
         assert isinstance(hole, int)
         if hole < len(world):
             world[hole] = ""
@@ -82,7 +105,9 @@ def plans(request: pytest.FixtureRequest) -> list[Plan]:
     kinds = FEW if request.param == "few kinds" else None
     drawn: list[Plan] = []
 
-    @settings(max_examples=800, phases=[Phase.generate], database=None, derandomize=True, deadline=None)
+    @settings(
+        max_examples=800, phases=[Phase.generate], database=None, derandomize=True, deadline=None
+    )
     @given(fault_plans(nodes=3, steps=20, most=5, parameters=PARAMETERS, kinds=kinds, sure=False))
     def draw(plan: Plan) -> None:
         drawn.append(plan)
@@ -94,7 +119,11 @@ def plans(request: pytest.FixtureRequest) -> list[Plan]:
 def _found(condition: Callable[[Plan], bool]) -> Plan:
     """The simplest plan of which it is true; the search fails where there is none."""
     plans = fault_plans(nodes=3, steps=20, most=5, parameters=PARAMETERS, kinds=FEW, sure=False)
-    return find(plans, condition, settings=settings(max_examples=2000, database=None, derandomize=True, deadline=None))
+    return find(
+        plans,
+        condition,
+        settings=settings(max_examples=2000, database=None, derandomize=True, deadline=None),
+    )
 
 
 @pytest.mark.parametrize(
@@ -131,15 +160,20 @@ def test_each_kind_is_drawn(plans: list[Plan]) -> None:
         lambda fault: fault.rank == "all_but_one",
     ],
 )
-def test_plans_cover_other_moments_and_roles(plans: list[Plan], condition: Callable[[Fault], bool]) -> None:
+def test_plans_cover_other_moments_and_roles(
+    plans: list[Plan], condition: Callable[[Fault], bool]
+) -> None:
     assert any(condition(fault) for plan in plans for fault in plan)
 
 
 @pytest.mark.parametrize(
-    "kind", [kind for kind in CATALOGUE if "local" not in kind.substrates and kind.__name__ in RECIPES]
+    "kind",
+    [kind for kind in CATALOGUE if "local" not in kind.substrates and kind.__name__ in RECIPES],
 )
 def test_kinds_of_another_substrate_are_drawn_and_valid(kind: type[Fault]) -> None:
-    @settings(max_examples=30, phases=[Phase.generate], database=None, derandomize=True, deadline=None)
+    @settings(
+        max_examples=30, phases=[Phase.generate], database=None, derandomize=True, deadline=None
+    )
     @given(fault_plans(nodes=3, steps=20, least=1, kinds=[kind]))
     def draw(plan: Plan) -> None:
         assert plan
@@ -155,14 +189,20 @@ def test_each_fault_of_a_plan_strikes(data: st.DataObject, nodes: int, steps: in
     """At a rank that is there though each fault before it cost one, some steps apart, or in a sure recovery."""
     plan = data.draw(fault_plans(nodes=nodes, steps=steps, parameters=PARAMETERS), label="plan")
     assert all(fault.after_s is None for fault in plan)
-    assert all(isinstance(fault.rank, int) and fault.rank < nodes - place for place, fault in enumerate(plan))
+    assert all(
+        isinstance(fault.rank, int) and fault.rank < nodes - place
+        for place, fault in enumerate(plan)
+    )
     at_steps = [fault.at_step for fault in plan if fault.at_step is not None]
     assert all(late - early >= 6 for early, late in pairwise(at_steps))
     following = [fault for fault in plan if fault.during is not None]
     assert len(following) <= 1
     for fault in following:
         assert plan[1] is fault
-        assert (plan[0].kind in ("Kill", "Exit", "Raise", "KillNode", "KillAgent"), fault.recovery) == (True, 1)
+        assert (
+            plan[0].kind in ("Kill", "Exit", "Raise", "KillNode", "KillAgent"),
+            fault.recovery,
+        ) == (True, 1)
         assert fault.during in ("recommit", "regroup")
         assert fault.rank != plan[0].rank
 
@@ -190,7 +230,9 @@ def test_the_example_of_the_page_runs_as_it_stands(pytester: pytest.Pytester) ->
 def test_a_plan_holds_what_its_substrate_can_do() -> None:
     plans = fault_plans(nodes=3, steps=20, substrate="netns")
     config = settings(max_examples=2000, database=None, derandomize=True, deadline=None)
-    assert find(plans, lambda plan: any("local" not in fault.substrates for fault in plan), settings=config)
+    assert find(
+        plans, lambda plan: any("local" not in fault.substrates for fault in plan), settings=config
+    )
     with pytest.raises(BadInput, match="substrate='the moon'"):
         fault_plans(nodes=3, steps=9, substrate="the moon")
 
@@ -198,11 +240,21 @@ def test_a_plan_holds_what_its_substrate_can_do() -> None:
 def test_a_fault_that_heals_outlasts_two_heartbeats_of_the_run() -> None:
     """Between two heartbeats a link may carry nothing: what is over by then leaves no evidence."""
 
-    @settings(max_examples=100, phases=[Phase.generate], database=None, derandomize=True, deadline=None)
-    @given(fault_plans(nodes=3, steps=20, least=1, kinds=[Cut, Reset, LinkDown, FreezeNode], heartbeat_ms=250))
+    @settings(
+        max_examples=100, phases=[Phase.generate], database=None, derandomize=True, deadline=None
+    )
+    @given(
+        fault_plans(
+            nodes=3, steps=20, least=1, kinds=[Cut, Reset, LinkDown, FreezeNode], heartbeat_ms=250
+        )
+    )
     def draw(plan: Plan) -> None:
         for fault in plan:
-            lasts_s = fault.thaw_after_s if isinstance(fault, FreezeNode) else getattr(fault, "heal_after_s", 0.0)
+            lasts_s = (
+                fault.thaw_after_s
+                if isinstance(fault, FreezeNode)
+                else getattr(fault, "heal_after_s", 0.0)
+            )
             assert lasts_s >= 0.5
 
     draw()
@@ -232,9 +284,13 @@ def test_the_same_exception_at_an_unknown_moment_may_fall_into_any_step() -> Non
 def test_plans_shrink_to_the_simplest() -> None:
     """Fewer faults, simpler kinds, lower ranks, earlier steps, the default phase."""
     assert _found(lambda plan: len(plan) >= 1) == (Kill(rank=0, at_step=0),)
-    assert _found(lambda plan: any((fault.at_step or 0) >= 7 for fault in plan)) == (Kill(rank=0, at_step=7),)
+    assert _found(lambda plan: any((fault.at_step or 0) >= 7 for fault in plan)) == (
+        Kill(rank=0, at_step=7),
+    )
     assert _found(lambda plan: any(fault.rank == 2 for fault in plan)) == (Kill(rank=2, at_step=0),)
-    assert _found(lambda plan: any(isinstance(fault, Raise) for fault in plan)) == (Raise(rank=0, at_step=0),)
+    assert _found(lambda plan: any(isinstance(fault, Raise) for fault in plan)) == (
+        Raise(rank=0, at_step=0),
+    )
 
 
 # -- kinds ----------------------------------------------------------------------------------------------------------
@@ -298,6 +354,11 @@ def test_faults_do_not_need_hypothesis() -> None:
 def test_strategies_without_hypothesis_name_the_extra() -> None:
     """Hypothesis is no dependency of chaoskit."""
     code = "import sys; sys.modules['hypothesis'] = None; import faults.strategies"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
     assert ended.returncode == 1
-    assert ended.stderr.splitlines()[-1] == "ImportError: plans are drawn by Hypothesis: pip install 'chaoskit[plans]'"
+    assert (
+        ended.stderr.splitlines()[-1]
+        == "ImportError: plans are drawn by Hypothesis: pip install 'chaoskit[plans]'"
+    )

@@ -29,8 +29,22 @@ MS = 1_000_000
 
 
 #: A loss of which no rank of the next world is ready; without the time of the first step after it.
-WAITED_FOR: dict[str, Any] = {"cause": "exited", "injected": True, "waits": True, "early": False, "back": 0}
-WAITED_FOR |= {"struck": 40, "notice": 60, "wait": 50, "quiesce": 50, "leave": 0, "form": 100, "restore": 100}
+WAITED_FOR: dict[str, Any] = {
+    "cause": "exited",
+    "injected": True,
+    "waits": True,
+    "early": False,
+    "back": 0,
+}
+WAITED_FOR |= {
+    "struck": 40,
+    "notice": 60,
+    "wait": 50,
+    "quiesce": 50,
+    "leave": 0,
+    "form": 100,
+    "restore": 100,
+}
 
 
 class Script:
@@ -45,7 +59,9 @@ class Script:
         self.degraded_ms = 0
         self.names = [f"node{rank}.0" for rank in range(world)]
         self.workers = world
-        self.history: list[tuple[int, bool, int]] = []  # of plain steps: productive time, in a small world?, stall
+        self.history: list[
+            tuple[int, bool, int]
+        ] = []  # of plain steps: productive time, in a small world?, stall
 
     def write(self, event: Event | str, source: str = "coordinator", **fields: Any) -> None:
         self.records.append(Record(self.t_ms * MS, source, str(event), fields))
@@ -60,7 +76,9 @@ class Script:
             self.causes[cause] += ms
 
     def plan(self, *, abort: bool) -> None:
-        members = [{"rank": rank, "worker": name, "node": "n"} for rank, name in enumerate(self.names)]
+        members = [
+            {"rank": rank, "worker": name, "node": "n"} for rank, name in enumerate(self.names)
+        ]
         self.write(Event.PLAN, generation=self.generation, abort=abort, members=members)
 
     def begin(self, start_ms: int, wait_ms: int, form_ms: int) -> None:
@@ -78,8 +96,20 @@ class Script:
         self.t_ms += took_ms - skew_ms * (self.world - 1)
         for rank, name in enumerate(self.names):
             self.t_ms += skew_ms if rank else 0
-            place = {"step": self.step, "generation": self.generation, "rank": rank, "world": self.world}
-            self.write(Event.COMMIT, name, **place, loss=1.0, grad_sum=0, stall_ms=stall_ms if rank == 0 else 0.0)
+            place = {
+                "step": self.step,
+                "generation": self.generation,
+                "rank": rank,
+                "world": self.world,
+            }
+            self.write(
+                Event.COMMIT,
+                name,
+                **place,
+                loss=1.0,
+                grad_sum=0,
+                stall_ms=stall_ms if rank == 0 else 0.0,
+            )
         self.step += 1
 
     def good_step(self, stall_ms: int = 0) -> None:
@@ -94,7 +124,9 @@ class Script:
         self.book(part, cause, max(0, took_ms - allowed_ms))
         self.degraded_ms += min(took_ms, allowed_ms) if self.world < self.full else 0
 
-    def strike(self, worker: str, fault: str = "fault0", what: str = "Kill()", nodes: tuple[str, ...] = ()) -> None:
+    def strike(
+        self, worker: str, fault: str = "fault0", what: str = "Kill()", nodes: tuple[str, ...] = ()
+    ) -> None:
         self.write(Event.INJECTED, "harness", fault=fault, worker=worker, what=what, nodes=nodes)
 
     def lose(self, loss: dict[str, Any]) -> None:
@@ -128,7 +160,9 @@ class Script:
         for name in self.names[1:]:
             self.write(Event.REGROUPED, name, generation=self.generation, rank=1)
         self.spend("regrouped", cause, loss["form"] // 2)
-        if loss["early"] and self.world > 1:  # one rank has the state before another has built its group
+        if (
+            loss["early"] and self.world > 1
+        ):  # one rank has the state before another has built its group
             self.write(Event.RESTORED, self.names[-1], generation=self.generation, rank=0)
         self.spend("regrouped", cause, loss["form"] - loss["form"] // 4 - loss["form"] // 2)
         self.write(Event.REGROUPED, self.names[0], generation=self.generation, rank=0)
@@ -186,8 +220,12 @@ losses = st.fixed_dictionaries(
         "first": st.integers(1, 900),
     }
 )
-steps = st.fixed_dictionaries({"kind": st.just("steps"), "count": st.integers(1, 5), "stall": st.integers(0, 40)})
-resizes = st.fixed_dictionaries({"kind": st.just("resize"), "steps": st.integers(0, 2), "first": st.integers(1, 900)})
+steps = st.fixed_dictionaries(
+    {"kind": st.just("steps"), "count": st.integers(1, 5), "stall": st.integers(0, 40)}
+)
+resizes = st.fixed_dictionaries(
+    {"kind": st.just("resize"), "steps": st.integers(0, 2), "first": st.integers(1, 900)}
+)
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -199,7 +237,11 @@ resizes = st.fixed_dictionaries({"kind": st.just("resize"), "steps": st.integers
     closing_ms=times,
 )
 def test_time_is_spent_on_what_it_was_spent_on(
-    step_ms: int, world: int, start: tuple[int, int, int], acts: list[dict[str, Any]], closing_ms: int
+    step_ms: int,
+    world: int,
+    start: tuple[int, int, int],
+    acts: list[dict[str, Any]],
+    closing_ms: int,
 ) -> None:
     script = Script(step_ms, world)
     script.begin(*start)
@@ -232,11 +274,18 @@ def assert_equal(told_s: dict[str, float], expected_ms: Counter[str]) -> None:
 
 def assert_adds_up(account: TimeAccount) -> None:
     assert sum(seconds for _, seconds in account.parts()) == pytest.approx(account.wall_s, abs=1e-6)
-    assert account.productive_s + sum(account.lost_s.values()) == pytest.approx(account.wall_s, abs=1e-6)
+    assert account.productive_s + sum(account.lost_s.values()) == pytest.approx(
+        account.wall_s, abs=1e-6
+    )
     assert min(0.0, *account.lost_s.values(), *(seconds for _, seconds in account.parts())) >= 0
     ratios = (0.0, account.goodput, account.ettr_wall, account.ettr_productive, 1.0)
     assert all(one <= other + 1e-9 for one, other in pairwise(ratios))
-    assert 0 <= account.missing_s <= account.degraded_s + 1e-9 <= account.productive_s + account.stalled_s + 2e-9
+    assert (
+        0
+        <= account.missing_s
+        <= account.degraded_s + 1e-9
+        <= account.productive_s + account.stalled_s + 2e-9
+    )
 
 
 workers = st.sampled_from(["node0.0", "node0.1", "node1.0"])
@@ -250,7 +299,9 @@ commit = st.fixed_dictionaries(
         "stall_ms": st.floats(0, 1e4),
     }
 )
-members = st.lists(workers, unique=True).map(lambda names: [{"worker": one, "rank": 0, "node": "n"} for one in names])
+members = st.lists(workers, unique=True).map(
+    lambda names: [{"worker": one, "rank": 0, "node": "n"} for one in names]
+)
 any_records = st.lists(
     st.tuples(
         st.integers(0, 10**10),
@@ -259,15 +310,24 @@ any_records = st.lists(
             st.tuples(
                 st.just(Event.DETECTED),
                 st.fixed_dictionaries(
-                    {"worker": workers, "rank": st.none() | numbers, "cause": st.just("hung"), "detail": st.just("")}
+                    {
+                        "worker": workers,
+                        "rank": st.none() | numbers,
+                        "cause": st.just("hung"),
+                        "detail": st.just(""),
+                    }
                 ),
             ),
             st.tuples(
                 st.just(Event.PLAN),
-                st.fixed_dictionaries({"generation": generations, "abort": st.booleans(), "members": members}),
+                st.fixed_dictionaries(
+                    {"generation": generations, "abort": st.booleans(), "members": members}
+                ),
             ),
             st.tuples(
-                st.sampled_from([Event.QUIESCED, Event.REGROUPED, Event.RESTORED, Event.ADOPT, Event.SETTLED]),
+                st.sampled_from(
+                    [Event.QUIESCED, Event.REGROUPED, Event.RESTORED, Event.ADOPT, Event.SETTLED]
+                ),
                 st.fixed_dictionaries({"generation": generations}),
             ),
             st.tuples(
@@ -304,7 +364,10 @@ def test_any_journal_adds_up(told: list[Any], ordered: bool, more_ns: int) -> No
         assert account.wall_s == pytest.approx((last_ns + more_ns) / 1e9)
         assert_adds_up(account)
         whole = accountant.recently(60.0, last_ns + more_ns)  # longer than the run
-        assert (whole.wall_s, whole.goodput) == (pytest.approx(account.wall_s), pytest.approx(account.goodput))
+        assert (whole.wall_s, whole.goodput) == (
+            pytest.approx(account.wall_s),
+            pytest.approx(account.goodput),
+        )
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -338,7 +401,10 @@ def test_phases_of_recoveries_add_up_to_the_recoveries(
 
 
 def assert_recoveries_add_up(times: RecoveryTimes) -> None:
-    assert sum(times.phases[phase].sum_ns for phase in STANDING_PHASES if phase in times.phases) == times.total.sum_ns
+    assert (
+        sum(times.phases[phase].sum_ns for phase in STANDING_PHASES if phase in times.phases)
+        == times.total.sum_ns
+    )
 
 
 def test_a_record_that_comes_late_moves_no_recovery() -> None:
@@ -398,9 +464,14 @@ def test_the_ratios_of_the_last_minutes() -> None:
         accountant.take_in(record)
     now_ns = script.t_ms * MS
     assert accountant.recently(4.0, now_ns).goodput == pytest.approx(1.0)
-    assert accountant.recently(8.0, now_ns).goodput == pytest.approx(5 / 8)  # three steps were in vain
+    assert accountant.recently(8.0, now_ns).goodput == pytest.approx(
+        5 / 8
+    )  # three steps were in vain
     whole, parts = accountant.account(now_ns), accountant.recently(3000.0, now_ns)
-    assert (parts.goodput, parts.ettr_wall) == (pytest.approx(whole.goodput), pytest.approx(whole.ettr_wall))
+    assert (parts.goodput, parts.ettr_wall) == (
+        pytest.approx(whole.goodput),
+        pytest.approx(whole.ettr_wall),
+    )
 
 
 def test_the_ratios_say_what_they_say() -> None:
@@ -414,7 +485,10 @@ def test_the_ratios_say_what_they_say() -> None:
     assert account.goodput == pytest.approx(1.1 / 2.3)
     assert account.ettr_wall == pytest.approx(1.1 / 2.3)
     assert account.ettr_productive == pytest.approx(1.1 / 1.5)
-    assert (account.mean_recovery_s, account.mean_between_failures_s) == (pytest.approx(0.4), pytest.approx(1.1))
+    assert (account.mean_recovery_s, account.mean_between_failures_s) == (
+        pytest.approx(0.4),
+        pytest.approx(1.1),
+    )
     plain = account.plain()
     assert (plain["goodput"], plain["lost_s"]["exited"]) == (account.goodput, pytest.approx(0.4))
 
@@ -437,13 +511,21 @@ def test_a_loss_after_the_commit_of_the_others_costs_no_step() -> None:
     ("strikes", "expected"),
     [
         ([("node0.0", "fault0", "Straggle()", ())], ("", 100)),
-        ([("node0.0", "fault0", "Straggle()", ()), ("node1.0", "fault1", "Kill()", ())], ("Kill()", 20)),
-        ([("node1.0", "fault0", "Kill()", ()), ("node0.0", "fault1", "Straggle()", ())], ("Kill()", 10)),
+        (
+            [("node0.0", "fault0", "Straggle()", ()), ("node1.0", "fault1", "Kill()", ())],
+            ("Kill()", 20),
+        ),
+        (
+            [("node1.0", "fault0", "Kill()", ()), ("node0.0", "fault1", "Straggle()", ())],
+            ("Kill()", 10),
+        ),
         ([("node1.9", "fault0", "KillNode()", ("node1",))], ("KillNode()", 10)),
         ([("node1.9", "fault0", "Kill()", ())], ("", 100)),
     ],
 )
-def test_a_loss_is_the_doing_of_what_struck_that_worker(strikes: list[Any], expected: tuple[str, int]) -> None:
+def test_a_loss_is_the_doing_of_what_struck_that_worker(
+    strikes: list[Any], expected: tuple[str, int]
+) -> None:
     """Whatever struck another one before. Nothing struck it: the last usual step before the notice was interrupted.
 
     Args:
@@ -463,7 +545,10 @@ def test_a_loss_is_the_doing_of_what_struck_that_worker(strikes: list[Any], expe
     for record in script.records:
         accountant.take_in(record)
     assert accountant.open is not None
-    assert (accountant.open.fault, accountant.open.begun_ns // MS - began_ms) == (expected[0], expected[1])
+    assert (accountant.open.fault, accountant.open.begun_ns // MS - began_ms) == (
+        expected[0],
+        expected[1],
+    )
 
 
 def test_a_loss_is_the_doing_of_a_later_act_of_a_fault() -> None:
@@ -488,7 +573,9 @@ def test_a_loss_is_the_doing_of_a_later_act_of_a_fault() -> None:
 def test_a_real_run_adds_up(chaos: Any, tmp_path: Path) -> None:
     """The account of a run covers its wall time, and agrees with the timeline, which reads the same records."""
     plan: dict[str, Any] = {"steps": 20, "until": {"spares": 1}, "options": {"schedule_steps": 20}}
-    outcome = chaos.run("gpt", nodes=2, spares=1, twin=False, faults=[Kill(rank=1, at_step=8)], **plan)
+    outcome = chaos.run(
+        "gpt", nodes=2, spares=1, twin=False, faults=[Kill(rank=1, at_step=8)], **plan
+    )
     account = outcome.account
     assert account is not None
     assert_adds_up(account)
@@ -496,10 +583,16 @@ def test_a_real_run_adds_up(chaos: Any, tmp_path: Path) -> None:
     assert (account.failures, account.steps) == (1, 20)
     recovery = outcome.recovery
     for span in recovery.spans:
-        if span.name in RECOVERY_PHASES[:4]:  # the same as the timeline says, which reads the journals in its own way
+        if (
+            span.name in RECOVERY_PHASES[:4]
+        ):  # the same as the timeline says, which reads the journals in its own way
             assert account.recovery_s[span.name] == pytest.approx(span.seconds, abs=0.001)
-    between_commits_s = sum(point.seconds for point in outcome.steps[1:])  # productive or lost, all of it
-    training_s = account.productive_s + account.lost_s["exited"] + account.lost_s.get("checkpoint", 0.0)
+    between_commits_s = sum(
+        point.seconds for point in outcome.steps[1:]
+    )  # productive or lost, all of it
+    training_s = (
+        account.productive_s + account.lost_s["exited"] + account.lost_s.get("checkpoint", 0.0)
+    )
     assert training_s > between_commits_s, "the first step is productive, too"
     assert account.lost_s["exited"] < recovery.seconds + 0.001
     write_outcome(outcome, tmp_path)
@@ -520,7 +613,13 @@ def test_a_real_run_adds_up(chaos: Any, tmp_path: Path) -> None:
 @pytest.mark.promise("*Degraded* is the productive time with fewer ranks than the full world")
 def test_a_real_hang_is_a_cause_and_a_smaller_world_is_seen(chaos: Any) -> None:
     """The time without progress is booked on the cause; steps of one rank of two count as degraded."""
-    plan: dict[str, Any] = {"nodes": 2, "spares": 0, "steps": 20, "until": {"world": 2}, "deadline_s": 120.0}
+    plan: dict[str, Any] = {
+        "nodes": 2,
+        "spares": 0,
+        "steps": 20,
+        "until": {"world": 2},
+        "deadline_s": 120.0,
+    }
     outcome = chaos.run(STEADY, twin=False, faults=[Hang(rank=1, at_step=5)], **plan)
     account = outcome.account
     assert account is not None

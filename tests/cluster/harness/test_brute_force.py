@@ -23,7 +23,10 @@ RUNS: dict[str, tuple[list[Fault], dict[str, Any]]] = {
     "at a time": ([Kill(rank=1, after_s=0.3)], {"steps": 40}),
     "without a spare": ([Kill(rank=1, at_step=6)], {"spares": 0}),
     "first step": ([Kill(rank=1, at_step=0)], {}),
-    "two, one after the other": ([Kill(rank=1, at_step=4), Kill(rank=2, at_step=12)], {"spares": 2}),
+    "two, one after the other": (
+        [Kill(rank=1, at_step=4), Kill(rank=2, at_step=12)],
+        {"spares": 2},
+    ),
     "two at once": ([Kill(rank=0, at_step=6), Kill(rank=2, at_step=6)], {"spares": 2}),
     "exit": ([Exit(rank=1, at_step=6)], {}),
     "exception": ([Raise(rank=1, at_step=6)], {}),
@@ -32,9 +35,16 @@ RUNS: dict[str, tuple[list[Fault], dict[str, Any]]] = {
     "sharded": ([Kill(rank=1, at_step=6)], {"job": "fsdp"}),
     "sharded, reduce": ([Kill(rank=2, at_step=6, phase="reduce")], {"job": "fsdp"}),
     "sharded, optimizer": ([Kill(rank=0, at_step=6, phase="optimizer")], {"job": "fsdp"}),
-    "sharded, two": ([Kill(rank=1, at_step=4), Kill(rank=2, at_step=12)], {"job": "fsdp", "spares": 2}),
+    "sharded, two": (
+        [Kill(rank=1, at_step=4), Kill(rank=2, at_step=12)],
+        {"job": "fsdp", "spares": 2},
+    ),
     "committed steps lost": (
-        [FailLoad(rank=1, at_step=2, times=2), Kill(rank=1, at_step=4), KillNode(rank=0, at_step=12)],
+        [
+            FailLoad(rank=1, at_step=2, times=2),
+            Kill(rank=1, at_step=4),
+            KillNode(rank=0, at_step=12),
+        ],
         {"nodes": 2, "spares": 0, "steps": 40, "max_lost_steps": 12},
     ),
 }
@@ -45,7 +55,14 @@ GOODPUT = 0.06
 @pytest.mark.parametrize("name", RUNS)
 def test_two_readers_agree(chaos: Chaos, name: str) -> None:
     faults, more = RUNS[name]
-    plan = {"job": "gpt", "nodes": 3, "spares": 1, "steps": 20, "options": TINY, "twin": False} | more
+    plan = {
+        "job": "gpt",
+        "nodes": 3,
+        "spares": 1,
+        "steps": 20,
+        "options": TINY,
+        "twin": False,
+    } | more
     outcome = chaos.run(plan.pop("job"), faults=faults, **plan)
     told = brute_force.read(Path(outcome.directory))
     mine = [recovery.seconds for recovery in outcome.recoveries]

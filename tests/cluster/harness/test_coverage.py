@@ -26,7 +26,9 @@ def whole(outcome: Outcome) -> bool:
 def test_what_went_with_a_node_is_unknown(chaos: Chaos) -> None:
     """A check that fails for want of it says nothing; where nothing is known to have been lost it has failed."""
     fault = KillNode(rank=1, at_step=3, phase="optimizer")
-    outcome = chaos.run("gpt", nodes=3, shards=4, steps=12, options=TINY, faults=[fault], twin=False)
+    outcome = chaos.run(
+        "gpt", nodes=3, shards=4, steps=12, options=TINY, faults=[fault], twin=False
+    )
     directory = Path(outcome.directory)
     path = directory / "journal" / "node1.0.jsonl"
     lines = path.read_text().splitlines(keepends=True)
@@ -52,11 +54,17 @@ def test_what_went_with_a_node_is_unknown(chaos: Chaos) -> None:
         ("gpt", (Hang(rank=1, at_step=4),)),
         ("fsdp", (Kill(rank=1, at_step=4),)),
     ],
-    ids=lambda value: "+".join(fault.kind for fault in value) or "unbroken" if isinstance(value, tuple) else value,
+    ids=lambda value: (
+        "+".join(fault.kind for fault in value) or "unbroken" if isinstance(value, tuple) else value
+    ),
 )
-def test_nothing_is_missing_in_a_run_that_went_well(chaos: Chaos, job: str, faults: tuple[Kill, ...]) -> None:
+def test_nothing_is_missing_in_a_run_that_went_well(
+    chaos: Chaos, job: str, faults: tuple[Kill, ...]
+) -> None:
     shards, options = (4, TINY) if job == "gpt" else (3, TINY | {"batch": 12})
-    outcome = chaos.run(job, nodes=3, shards=shards, steps=12, options=options, faults=faults, twin=False)
+    outcome = chaos.run(
+        job, nodes=3, shards=shards, steps=12, options=options, faults=faults, twin=False
+    )
     assert whole(outcome)
 
 
@@ -73,7 +81,9 @@ def test_a_job_that_fails_before_its_first_step_lacks_nothing(chaos: Chaos, tmp_
     assert whole(outcome)
 
 
-def test_a_worker_that_its_node_ended_when_it_was_to_leave_lacks_nothing(chaos: Chaos, tmp_path: Path) -> None:
+def test_a_worker_that_its_node_ended_when_it_was_to_leave_lacks_nothing(
+    chaos: Chaos, tmp_path: Path
+) -> None:
     """A new coordinator has those ended that no membership names: they have no time for a word."""
     plan: dict[str, Any] = {
         "nodes": 3,

@@ -19,7 +19,11 @@ TINY: dict[str, Any] = {"size": "tiny"}
 RUNS: dict[str, tuple[str, tuple[Fault, ...], dict[str, Any]]] = {
     "unbroken": ("gpt", (), {}),
     "kill": ("gpt", (Kill(rank=1, at_step=3),), {}),
-    "two kills": ("gpt", (Kill(rank=0, at_step=3, phase="optimizer"), Kill(rank=2, at_step=6)), {"spares": 2}),
+    "two kills": (
+        "gpt",
+        (Kill(rank=0, at_step=3, phase="optimizer"), Kill(rank=2, at_step=6)),
+        {"spares": 2},
+    ),
     "fast": ("gpt", (Kill(rank=1, at_step=3),), {"reduction": "fast"}),
     "hang": ("gpt", (Hang(rank=1, at_step=4),), {}),
     "node": ("gpt", (KillNode(rank=1, at_step=4),), {}),
@@ -66,7 +70,11 @@ def damage(path: Path, chance: Random) -> tuple[str, set[str]]:
     if how == "truncate":
         at = chance.randrange(len(data))
         path.write_bytes(data[:at])
-        whole = len(lines_of(data[:at] + b"\n")) if data[at : at + 1] == b"\n" else data[:at].count(b"\n")
+        whole = (
+            len(lines_of(data[:at] + b"\n"))
+            if data[at : at + 1] == b"\n"
+            else data[:at].count(b"\n")
+        )
         return how, events_of(lines[whole:])
     at = chance.randrange(len(data))
     path.write_bytes(data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 :])
@@ -91,7 +99,9 @@ def test_no_damage_that_matters_passes(chaos: Chaos, name: str, tmp_path: Path) 
         verdict = judge_directory(copy).verdict
         if how == "duplicate":
             assert verdict == Verdict.PASSED, (number, path)
-            assert sum(file.repeated for file in load_journals(copy / "journal").files.values()) == 1
+            assert (
+                sum(file.repeated for file in load_journals(copy / "journal").files.values()) == 1
+            )
         elif lost & NEEDED:
             assert verdict != Verdict.PASSED, (number, path, how, lost)
         shutil.rmtree(copy)

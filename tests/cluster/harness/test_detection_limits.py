@@ -10,7 +10,13 @@ from chaoskit.config import DETECTION, RunConfig
 from chaoskit.experiment.plan.plan import plan_experiment
 from chaoskit.pytest_plugin import Chaos
 
-QUICK: dict[str, Any] = {"nodes": 1, "spares": 0, "steps": 2, "options": {"size": "tiny"}, "twin": False}
+QUICK: dict[str, Any] = {
+    "nodes": 1,
+    "spares": 0,
+    "steps": 2,
+    "options": {"size": "tiny"},
+    "twin": False,
+}
 
 
 def limits_of(chaos: Chaos, **settings: Any) -> dict[str, Any]:
@@ -59,4 +65,6 @@ def test_a_twin_has_limits_of_minutes() -> None:
     assert config.hang_floor_ms >= 120_000
     assert config.startup_s >= 240
     assert config.slow_limit == 0
-    assert config.heartbeat_ms == RunConfig(job=config.job).heartbeat_ms, "copies are made once a beat, as in the run"
+    assert config.heartbeat_ms == RunConfig(job=config.job).heartbeat_ms, (
+        "copies are made once a beat, as in the run"
+    )

@@ -42,7 +42,9 @@ def judged_elsewhere(outcome: Outcome, place: Path) -> Outcome:
     original.rename(elsewhere)
     environment = dict(os.environ, XDG_CACHE_HOME=str(place / "no-cache"))
     command = [sys.executable, "-m", "chaoskit", "judge", str(elsewhere), "--json"]
-    ran = subprocess.run(command, env=environment, cwd=place, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        command, env=environment, cwd=place, capture_output=True, text=True, check=False
+    )
     shutil.copytree(elsewhere, original)  # for the report of the session
     assert ran.returncode == outcome.verdict.exit_code, ran.stderr
     return msgspec.convert(json.loads(ran.stdout), Outcome)
@@ -50,8 +52,18 @@ def judged_elsewhere(outcome: Outcome, place: Path) -> Outcome:
 
 def same(outcome: Outcome, again: Outcome) -> None:
     """Equal but for paths, and for what the session knows and the run does not."""
-    apart: dict[str, Any] = {"directory": "", "session": "", "run_id": "", "claimed": True, "test": None, "job": ""}
-    plain = [json.loads(encode_outcome(msgspec.structs.replace(one, **apart))) for one in (outcome, again)]
+    apart: dict[str, Any] = {
+        "directory": "",
+        "session": "",
+        "run_id": "",
+        "claimed": True,
+        "test": None,
+        "job": "",
+    }
+    plain = [
+        json.loads(encode_outcome(msgspec.structs.replace(one, **apart)))
+        for one in (outcome, again)
+    ]
     for directory, fields in zip((outcome.directory, again.directory), plain, strict=True):
         for end in fields["log_ends"]:
             end["path"] = str(Path(end["path"]).relative_to(Path(directory).resolve()))
@@ -75,12 +87,17 @@ class Stumble(Exit):
         (Stumble(rank=1, at_step=4, status=3),),
         (Kill(rank=1, at_step=4),),
         (KillNode(rank=0, at_step=3), Kill(rank=1, at_step=6)),
-        (NaN(rank=1, at_step=4, parameter="3.weight"), BitFlip(rank=2, at_step=7, parameter="0.weight", bit=20)),
+        (
+            NaN(rank=1, at_step=4, parameter="3.weight"),
+            BitFlip(rank=2, at_step=7, parameter="0.weight", bit=20),
+        ),
         (Kill(rank=1, at_step=4), Kill(rank=2, during="detection", recovery=2)),
     ],
     ids=["of a user's own", "kill", "node and kill", "numbers", "never due"],
 )
-def test_the_outcome_of_a_copy_is_the_same(chaos: Chaos, faults: tuple[Any, ...], tmp_path: Path) -> None:
+def test_the_outcome_of_a_copy_is_the_same(
+    chaos: Chaos, faults: tuple[Any, ...], tmp_path: Path
+) -> None:
     """Also where a fault did not act, so that the run is unknown."""
     job = tmp_path / "job.py"
     job.write_text(JOB.read_text())
@@ -128,7 +145,9 @@ def test_without_its_floor_a_fast_run_is_unknown(chaos: Chaos, tmp_path: Path) -
     ],
     ids=["ends", "comes back", "ends well too early"],
 )
-def test_a_command_is_judged_again_too(chaos: Chaos, shell: str, verdict: Verdict, tmp_path: Path) -> None:
+def test_a_command_is_judged_again_too(
+    chaos: Chaos, shell: str, verdict: Verdict, tmp_path: Path
+) -> None:
     """Without the command's script, and without the directory in which it ran."""
     work = tmp_path / "work"
     work.mkdir()

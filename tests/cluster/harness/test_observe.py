@@ -121,7 +121,9 @@ def chaoskit(directory: Path, *arguments: str) -> list[str]:
 
 
 def run(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"COLUMNS": "120"}  # readline of this process may have exported the width of a terminal
+    environment = os.environ | {
+        "COLUMNS": "120"
+    }  # readline of this process may have exported the width of a terminal
     return subprocess.run(
         chaoskit(directory, *arguments), cwd=directory, capture_output=True, text=True, timeout=LIMIT_S, check=False,
         env=environment,
@@ -145,11 +147,23 @@ def scrape(url: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 @pytest.mark.slow
 @pytest.mark.promise("Four ways to look at a run, all fed from the same journals")
 @pytest.mark.costly
-def test_a_launch_that_loses_a_rank_is_seen_from_all_sides(tmp_path: Path, collector: Collector) -> None:
+def test_a_launch_that_loses_a_rank_is_seen_from_all_sides(
+    tmp_path: Path, collector: Collector
+) -> None:
     pytest.importorskip("prometheus_client", reason="pip install 'chaoskit[observe]'")
     (tmp_path / "train.py").write_text(SCRIPT)
     seen = tmp_path / "seen"
-    arguments = ["launch", "train.py", "--nodes", "2", "--report", "run", "--json", "--set", f"goal={seen}"]
+    arguments = [
+        "launch",
+        "train.py",
+        "--nodes",
+        "2",
+        "--report",
+        "run",
+        "--json",
+        "--set",
+        f"goal={seen}",
+    ]
     arguments += ["--set", "steps=60", "--checkpoint-every", "50"]
     offered = ["--metrics-port", "0", "--otlp-endpoint", collector.url]
     launcher = subprocess.Popen(
@@ -168,7 +182,10 @@ def test_a_launch_that_loses_a_rank_is_seen_from_all_sides(tmp_path: Path, colle
         plan = next(record for record in journals if record.event == Event.PLAN)
         victim = plan["members"][1]["worker"]
         os.kill(
-            next(one["pid"] for one in journals if one.event == Event.READY and one.source == victim), signal.SIGKILL
+            next(
+                one["pid"] for one in journals if one.event == Event.READY and one.source == victim
+            ),
+            signal.SIGKILL,
         )
         counted = ("chaoskit_time_to_recover_seconds_count", ())
         later = wait_until(lambda: (found := scrape(url)).get(counted) and found, "the recovery")
@@ -176,9 +193,16 @@ def test_a_launch_that_loses_a_rank_is_seen_from_all_sides(tmp_path: Path, colle
         live = json.loads(run(tmp_path, "top", "run", "--json").stdout)
         assert live["state"] == "training"
         assert any("lost: its process ended" in note["text"] for note in live["notes"])
-        ranks = [worker for node in live["nodes"] for worker in node["workers"] if worker["rank"] is not None]
+        ranks = [
+            worker
+            for node in live["nodes"]
+            for worker in node["workers"]
+            if worker["rank"] is not None
+        ]
         assert sorted(worker["rank"] for worker in ranks) == [0, 1]
-        assert all(worker["age_s"] is not None for worker in ranks)  # from the heartbeats, not from the journals
+        assert all(
+            worker["age_s"] is not None for worker in ranks
+        )  # from the heartbeats, not from the journals
         seen.touch()  # the job may end
         launcher.stderr.read()
         assert launcher.stdout is not None
@@ -189,14 +213,21 @@ def test_a_launch_that_loses_a_rank_is_seen_from_all_sides(tmp_path: Path, colle
         launcher.wait()
     account = result["account"]
     assert account["failures"] == 1
-    assert account["wall_s"] == pytest.approx(account["productive_s"] + sum(account["lost_s"].values()), abs=1e-5)
+    assert account["wall_s"] == pytest.approx(
+        account["productive_s"] + sum(account["lost_s"].values()), abs=1e-5
+    )
     assert 0 < account["goodput"] <= account["ettr_wall"] <= account["ettr_productive"] < 1
     with pytest.raises(OSError):
         scrape(url)  # it ended with the launch
     check_trace(list(collector.spans.values()))
     assert collector.posts > 1  # the recovery was sent when it was over, the run at its end
     again = dict(collector.spans)
-    assert run(tmp_path, "trace", "run", "--otlp-endpoint", collector.url, "--file", "trace.json").returncode == 0
+    assert (
+        run(
+            tmp_path, "trace", "run", "--otlp-endpoint", collector.url, "--file", "trace.json"
+        ).returncode
+        == 0
+    )
     assert set(collector.spans) == set(again)  # the same spans under the same names
     check_file(tmp_path / "trace.json", collector)
     check_end(tmp_path, result["steps"])
@@ -212,16 +243,30 @@ def check_scrape(early: dict[Any, float], later: dict[Any, float]) -> None:
     for phase in RECOVERY_PHASES[:5]:
         assert later["chaoskit_recovery_seconds_count", (("phase", phase),)] == 1
     total_s = later["chaoskit_time_to_recover_seconds_sum", ()]
-    parts_s = sum(later["chaoskit_recovery_seconds_sum", (("phase", phase),)] for phase in RECOVERY_PHASES[:5])
+    parts_s = sum(
+        later["chaoskit_recovery_seconds_sum", (("phase", phase),)] for phase in RECOVERY_PHASES[:5]
+    )
     assert parts_s == pytest.approx(total_s, rel=1e-9)
-    lost_s = sum(value for (name, _), value in later.items() if name == "chaoskit_lost_seconds_total")
-    together_s = lost_s + later["chaoskit_productive_seconds_total", ()] + later["chaoskit_unsettled_seconds", ()]
+    lost_s = sum(
+        value for (name, _), value in later.items() if name == "chaoskit_lost_seconds_total"
+    )
+    together_s = (
+        lost_s
+        + later["chaoskit_productive_seconds_total", ()]
+        + later["chaoskit_unsettled_seconds", ()]
+    )
     assert together_s == pytest.approx(later["chaoskit_wall_seconds_total", ()], abs=1e-6)
     steps = later["chaoskit_step_seconds_count", ()]
-    assert later["chaoskit_step_seconds_bucket", (("le", "+Inf"),)] == steps > early["chaoskit_step_seconds_count", ()]
+    assert (
+        later["chaoskit_step_seconds_bucket", (("le", "+Inf"),)]
+        == steps
+        > early["chaoskit_step_seconds_count", ()]
+    )
     for rank in "01":
         doing = [
-            value for (name, labels), value in later.items() if name == "chaoskit_phase" and ("rank", rank) in labels
+            value
+            for (name, labels), value in later.items()
+            if name == "chaoskit_phase" and ("rank", rank) in labels
         ]
         assert (len(doing), sum(doing)) == (len(Phase), 1)
 
@@ -248,7 +293,9 @@ def check_trace(spans: list[Any]) -> None:
     )
     assert {span.name for span in phases} >= set(RECOVERY_PHASES[:6])
     ends = [recovery.start_time_unix_nano, *(span.end_time_unix_nano for span in phases)]
-    assert [span.start_time_unix_nano for span in phases] == ends[:-1]  # one after the other, with no gap
+    assert [span.start_time_unix_nano for span in phases] == ends[
+        :-1
+    ]  # one after the other, with no gap
     assert ends[-1] == recovery.end_time_unix_nano
 
 
@@ -261,12 +308,17 @@ def check_file(path: Path, collector: Collector) -> None:
         for span in scope["spans"]
     ]
     assert {span["spanId"] for span in spans} == {name.hex() for name in collector.spans}
-    assert {span["traceId"] for span in spans} == {span.trace_id.hex() for span in collector.spans.values()}
+    assert {span["traceId"] for span in spans} == {
+        span.trace_id.hex() for span in collector.spans.values()
+    }
 
 
 def test_a_picture_that_is_printed_once_is_wrapped_and_a_live_one_is_cut() -> None:
     """On 60 columns nothing of the text is lost; a live picture keeps its number of lines."""
-    names = {name for name in TimeAccount.__struct_fields__ if name.endswith("_s")} - {"recovery_s", "lost_s"}
+    names = {name for name in TimeAccount.__struct_fields__ if name.endswith("_s")} - {
+        "recovery_s",
+        "lost_s",
+    }
     seconds: dict[str, Any] = dict.fromkeys(names, 1.0)
     lost_s = {"start-up": 18.0, "waiting for nodes": 1.5, "checkpoint": 1.2, "last cause": 1.0}
     values: dict[str, Any] = {
@@ -287,7 +339,13 @@ def test_a_picture_that_is_printed_once_is_wrapped_and_a_live_one_is_cut() -> No
         file = io.StringIO()
         Terminal(file=file, width=60).print(draw(frame, height))
         texts[height] = " ".join(file.getvalue().split())
-    ends = ["spares 1/1 recovered 3×", "during one update", "optimizer 709 ms", "last cause 1 s", "word end"]
+    ends = [
+        "spares 1/1 recovered 3×",
+        "during one update",
+        "optimizer 709 ms",
+        "last cause 1 s",
+        "word end",
+    ]
     assert [end for end in ends if end not in texts[None]] == []
     assert [end for end in ends if end in texts[40]] == []
 
@@ -296,12 +354,18 @@ def check_end(directory: Path, steps: int) -> None:
     shown = run(directory, "top", "run", "--once")
     assert shown.returncode == 0, shown.stderr
     assert "completed" in shown.stdout
-    assert f"step {steps}/60" in shown.stdout  # of an open-ended job the least number of steps is known
+    assert (
+        f"step {steps}/60" in shown.stdout
+    )  # of an open-ended job the least number of steps is known
     assert "ETTR" in shown.stdout
     assert "per productive hour" in shown.stdout
     frame = json.loads(run(directory, "top", "run", "--json").stdout)
     assert (frame["state"], frame["step"], frame["recoveries"]) == ("completed", steps, 1)
-    saved = [record["step"] for record in read_journals(directory / "run" / "journal") if record.event == Event.SAVED]
+    saved = [
+        record["step"]
+        for record in read_journals(directory / "run" / "journal")
+        if record.event == Event.SAVED
+    ]
     assert [tier["step"] for tier in frame["tiers"] if tier["tier"] == "disk"] == [max(saved)]
     assert "hang limits  forward " in shown.stdout
     assert list(frame["hang_limits_ms"]) == ["forward", "backward", "optimizer"]
@@ -310,17 +374,29 @@ def check_end(directory: Path, steps: int) -> None:
     assert "computed again if all ranks end during one update" in shown.stdout
     notes = [note["text"] for note in frame["notes"]]
     end = next(place for place, text in enumerate(notes) if text.startswith("the job ended"))
-    assert all("stored on" in text for text in notes[end + 1 :])  # its last step, and one that was on its way
+    assert all(
+        "stored on" in text for text in notes[end + 1 :]
+    )  # its last step, and one that was on its way
 
 
 @pytest.mark.slow
-@pytest.mark.promise("a receiver that is away, a disk that is full or a scraper that hangs changes no step")
+@pytest.mark.promise(
+    "a receiver that is away, a disk that is full or a scraper that hangs changes no step"
+)
 @pytest.mark.costly
 def test_a_receiver_that_is_away_costs_no_training(tmp_path: Path) -> None:
     pytest.importorskip("opentelemetry.sdk", reason="pip install 'chaoskit[observe]'")
     (tmp_path / "train.py").write_text(SCRIPT)
     done = run(
-        tmp_path, "launch", "train.py", "--nodes", "1", "--set", "steps=4", "--otlp-endpoint", "http://127.0.0.1:9"
+        tmp_path,
+        "launch",
+        "train.py",
+        "--nodes",
+        "1",
+        "--set",
+        "steps=4",
+        "--otlp-endpoint",
+        "http://127.0.0.1:9",
     )
     assert done.returncode == 0, done.stderr
     assert "did not take all spans" in done.stdout
@@ -349,7 +425,9 @@ def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], complaint: 
 @pytest.mark.slow
 @pytest.mark.promise("under these their phases, one after the other without a gap")
 def test_the_spans_of_a_run_tell_of_its_recovery(chaos: Any) -> None:
-    outcome = chaos.run("gpt", nodes=2, spares=1, steps=20, twin=False, faults=[Kill(rank=0, at_step=6)])
+    outcome = chaos.run(
+        "gpt", nodes=2, spares=1, steps=20, twin=False, faults=[Kill(rank=0, at_step=6)]
+    )
     follower = Follower(Path(outcome.directory))
     follower.finish()
     assert follower.is_over
@@ -361,7 +439,9 @@ def test_the_spans_of_a_run_tell_of_its_recovery(chaos: Any) -> None:
     mine = {span.name: (span.begin_ns, span.end_ns) for span in recovery.children}
     for span in outcome.recovery.spans:  # the timeline reads the same journals in its own way
         begin_ns, end_ns = mine[span.name]
-        near = 0.2 if span.name in ("restored", "first good step") else 0.001  # a state is there, and is taken over
+        near = (
+            0.2 if span.name in ("restored", "first good step") else 0.001
+        )  # a state is there, and is taken over
         assert (begin_ns - run_span.begin_ns) / 1e9 == pytest.approx(span.start_s, abs=near)
         assert (end_ns - run_span.begin_ns) / 1e9 == pytest.approx(span.end_s, abs=near)
     assert_nested(run_span)
@@ -377,7 +457,9 @@ def assert_nested(span: Span) -> None:
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(batches=st.lists(st.lists(st.integers(0, 3), max_size=6), max_size=8))
-def test_a_tail_reads_every_record_once(batches: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_tail_reads_every_record_once(
+    batches: list[list[int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     directory = tmp_path_factory.mktemp("tail")
     tail, seen = JournalTail(directory, without=[Event.REDUCE]), []
     journals = [Journal(directory, f"node{number}") for number in range(4)]

@@ -40,14 +40,18 @@ JOB = f"{Path(__file__).parents[2] / 'jobs' / 'wrong' / 'unfaithful.py'}:faithfu
     ),
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_what_is_read_is_what_was_written(tmp_path: Path, faults: tuple[Fault, ...], chosen: dict[str, Any]) -> None:
+def test_what_is_read_is_what_was_written(
+    tmp_path: Path, faults: tuple[Fault, ...], chosen: dict[str, Any]
+) -> None:
     experiment = plan_experiment(JOB, nodes=3, steps=20, faults=faults, **chosen)
     assert load(save(experiment, tmp_path / "plan.json")) == experiment
 
 
 def test_a_reference_job_is_named_not_located(tmp_path: Path) -> None:
     """The file works where chaoskit is installed elsewhere."""
-    experiment = plan_experiment("gpt", nodes=2, options={"size": "tiny"}, faults=[Kill(rank=1, at_step=3)])
+    experiment = plan_experiment(
+        "gpt", nodes=2, options={"size": "tiny"}, faults=[Kill(rank=1, at_step=3)]
+    )
     path = save(experiment, tmp_path / "plan.json")
     assert load(path) == experiment
     assert json.loads(path.read_text())["job"] == "gpt"
@@ -58,7 +62,10 @@ def test_every_field_is_spelled_out(tmp_path: Path) -> None:
     experiment = plan_experiment(JOB, nodes=2, steps=9, faults=[Kill(rank=1, at_step=3)])
     written = json.loads(save(experiment, tmp_path / "plan.json").read_text())
     (kill,) = written["faults"]
-    assert kill.items() >= {"kind": "Kill", "rank": 1, "at_step": 3, "phase": "forward", "signum": 9}.items()
+    assert (
+        kill.items()
+        >= {"kind": "Kill", "rank": 1, "at_step": 3, "phase": "forward", "signum": 9}.items()
+    )
     assert written["settings"]["lease_beats"] == experiment.config.lease_beats
 
 
@@ -103,7 +110,9 @@ def _planned(*faults: Fault) -> Experiment:
         {"strength": Strength.GENTLE, "ranks": ()},
     ],
 )
-def test_a_new_kind_needs_no_code_here(exotic: Exotic, tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_a_new_kind_needs_no_code_here(
+    exotic: Exotic, tmp_path: Path, changes: dict[str, Any]
+) -> None:
     """Enums, tuples, None and infinity come back as what they were."""
     experiment = _planned(replace(exotic, **changes))
     read = load(save(experiment, tmp_path / "plan.json"))
@@ -113,13 +122,22 @@ def test_a_new_kind_needs_no_code_here(exotic: Exotic, tmp_path: Path, changes: 
 
 def test_a_value_without_a_json_form_is_refused(exotic: Exotic, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="plain values"):
-        save(replace(_planned(exotic), faults=(replace(exotic, target=object()),)), tmp_path / "plan.json")
+        save(
+            replace(_planned(exotic), faults=(replace(exotic, target=object()),)),
+            tmp_path / "plan.json",
+        )
     assert not list(tmp_path.iterdir())
 
 
 # -- what is refused ----------------------------------------------------------------------------------------------
 
-GOOD = {"version": 2, "job": JOB, "steps": 9, "settings": {"nodes": 2}, "faults": [{"kind": "Kill", "rank": 1}]}
+GOOD = {
+    "version": 2,
+    "job": JOB,
+    "steps": 9,
+    "settings": {"nodes": 2},
+    "faults": [{"kind": "Kill", "rank": 1}],
+}
 KILL = {"kind": "Kill", "rank": 1, "at_step": 3}
 
 
@@ -137,7 +155,11 @@ KILL = {"kind": "Kill", "rank": 1, "at_step": 3}
         ({"settings": {"faults": []}}, "settings.faults", "use one of"),
         ({"settings": {"reduction": "roughly"}}, "reduction", "exact, fast"),
         ({"faults": [{}]}, "faults[0].kind", "Kill, Hang"),
-        ({"faults": [KILL, {**KILL, "kind": "Kil"}]}, "faults[1].kind", "write Kill; chaoskit faults lists all"),
+        (
+            {"faults": [KILL, {**KILL, "kind": "Kil"}]},
+            "faults[1].kind",
+            "write Kill; chaoskit faults lists all",
+        ),
         ({"faults": [{**KILL, "at_stp": 3}]}, "faults[0].at_stp", "at_step"),
         ({"faults": [{**KILL, "rank": [1]}]}, "faults[0].rank", "Expected"),
         ({"faults": [{**KILL, "phase": 3}]}, "faults[0].phase", "Expected"),
@@ -146,7 +168,9 @@ KILL = {"kind": "Kill", "rank": 1, "at_step": 3}
         ({"faults": [{**KILL, "at_step": 9}]}, "at_step", "from 0 to 8"),
     ],
 )
-def test_a_bad_plan_is_refused_with_its_place(tmp_path: Path, changes: dict[str, Any], field: str, remedy: str) -> None:
+def test_a_bad_plan_is_refused_with_its_place(
+    tmp_path: Path, changes: dict[str, Any], field: str, remedy: str
+) -> None:
     path = tmp_path / "plan.json"
     path.write_text(json.dumps({**GOOD, "faults": [KILL], **changes}))
     with pytest.raises(BadInput) as refused:
@@ -156,7 +180,9 @@ def test_a_bad_plan_is_refused_with_its_place(tmp_path: Path, changes: dict[str,
     assert remedy in refused.value.remedy
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"version": 1}', '{"version": NaN}', "\udcff"])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '{"version": 1}', '{"version": NaN}', "\udcff"]
+)
 def test_what_is_no_plan_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "plan.json"
     path.write_bytes(text.encode(errors="surrogateescape"))
@@ -184,9 +210,16 @@ def test_a_job_is_looked_up_beside_the_plan(tmp_path: Path) -> None:
 def test_every_run_leaves_its_plan(chaos: Chaos) -> None:
     """What is beside the journals is the experiment that was run."""
     faults = [Kill(rank=1, at_step=3, phase="reduce")]
-    outcome = chaos.run("../../jobs/wrong/unfaithful.py:faithful", nodes=2, steps=10, seed=5, faults=faults)
+    outcome = chaos.run(
+        "../../jobs/wrong/unfaithful.py:faithful", nodes=2, steps=10, seed=5, faults=faults
+    )
     read = load(Path(outcome.directory) / "plan.json")
-    assert (read.faults, read.steps, read.config.nodes, read.config.seed) == (tuple(faults), 10, 2, 5)
+    assert (read.faults, read.steps, read.config.nodes, read.config.seed) == (
+        tuple(faults),
+        10,
+        2,
+        5,
+    )
     again = chaos.harness.run_planned(read)
     assert (again.losses, again.weights_digest) == (outcome.losses, outcome.weights_digest)
     assert again.faults[0].state == "confirmed"

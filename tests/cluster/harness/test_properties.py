@@ -54,7 +54,9 @@ def vandal(message: Any) -> None:
     """Changes one byte of every copy that is offered."""
     if isinstance(message, Sealed):
         for snapshot in message.snapshots:
-            with Path(f"/proc/{snapshot.endpoint.pid}/fd/{snapshot.endpoint.arena_fd}").open("r+b", 0) as memory:
+            with Path(f"/proc/{snapshot.endpoint.pid}/fd/{snapshot.endpoint.arena_fd}").open(
+                "r+b", 0
+            ) as memory:
                 memory.seek(DATA_OFFSET + 5)
                 value = memory.read(1)[0]
                 memory.seek(DATA_OFFSET + 5)
@@ -81,20 +83,34 @@ _UNGUARDED = {"hash_every": 0, "state_hash_steps": 0}
 
 SABOTAGED = {
     "skips a shard": Sabotage(("1S",), "skips_a_shard"),
-    "leaves late": Sabotage(("1L",), "leaves_late", (KILL,), {"collective_timeout_s": 4.0, "outside_limit_s": 4.0}),
+    "leaves late": Sabotage(
+        ("1L",), "leaves_late", (KILL,), {"collective_timeout_s": 4.0, "outside_limit_s": 4.0}
+    ),
     "looks busy for ever": Sabotage(
-        ("2L",), "looks_busy_for_ever", (Deadlock(rank=1, at_step=AT),), {"deadline_s": 50.0, "nodes": 2}
+        ("2L",),
+        "looks_busy_for_ever",
+        (Deadlock(rank=1, at_step=AT),),
+        {"deadline_s": 50.0, "nodes": 2},
     ),
     "declares nothing": Sabotage(("3S",), "evaluates"),
-    "is slandered": Sabotage(("4S",), "is_slandered", (Straggle(rank=1, at_step=AT - 1, delay_ms=10, steps=2),)),
+    "is slandered": Sabotage(
+        ("4S",), "is_slandered", (Straggle(rank=1, at_step=AT - 1, delay_ms=10, steps=2),)
+    ),
     "spares the guilty": Sabotage(
-        ("6L",), "spares_the_guilty", (NaN(rank=1, at_step=AT, parameter=WEIGHT, where="weight"),), {"deadline_s": 20.0}
+        ("6L",),
+        "spares_the_guilty",
+        (NaN(rank=1, at_step=AT, parameter=WEIGHT, where="weight"),),
+        {"deadline_s": 20.0},
     ),
     "ignores new generations": Sabotage(("9S",), "ignores_new_generations", (KILL,)),
     "takes two steps": Sabotage(("10S",), "takes_two_steps", (), _UNGUARDED),
     "samples anew": Sabotage(("16S", "24S"), "samples_anew", (KILL,), twin=True),
     "trusts any copy": Sabotage(
-        ("19S",), "trusts_any_copy", (Kill(rank="all", at_step=AT, phase="reduce"),), {"nodes": 2}, watch=vandal
+        ("19S",),
+        "trusts_any_copy",
+        (Kill(rank="all", at_step=AT, phase="reduce"),),
+        {"nodes": 2},
+        watch=vandal,
     ),
     "does not compare": Sabotage(
         ("21L",),
@@ -116,14 +132,22 @@ SABOTAGED = {
     ),
     "commits what it likes": Sabotage(("22S",), "commits_what_it_likes"),
     "does not look at numbers": Sabotage(
-        ("23S",), "does_not_look_at_numbers", (NaN(rank=1, at_step=AT, parameter=WEIGHT),), _UNGUARDED
+        ("23S",),
+        "does_not_look_at_numbers",
+        (NaN(rank=1, at_step=AT, parameter=WEIGHT),),
+        _UNGUARDED,
     ),
     "seeds by process": Sabotage(("25S",), "seeds_by_process", (KILL,), twin=True),
-    "forgets momentum": Sabotage(("26S",), "forgets_momentum", (KILL,), _UNGUARDED | {"until": {"spares": 1}}),
+    "forgets momentum": Sabotage(
+        ("26S",), "forgets_momentum", (KILL,), _UNGUARDED | {"until": {"spares": 1}}
+    ),
     "deals half twice": Sabotage(("39S",), "deals_half_twice", (KILL,)),
     "shrinks the batch": Sabotage(("27S",), "shrinks_the_batch", (KILL,)),
     "believes the clock": Sabotage(
-        ("28S",), "believes_the_clock", (ClockJump(rank=1, at_step=AT, seconds=3600.0),), {"nodes": 2}
+        ("28S",),
+        "believes_the_clock",
+        (ClockJump(rank=1, at_step=AT, seconds=3600.0),),
+        {"nodes": 2},
     ),
     "skips the rehearsal": Sabotage(("32S",), "skips_the_rehearsal"),
     "computes otherwise": Sabotage(("37S",), "computes_otherwise"),
@@ -150,7 +174,9 @@ def verdicts(run: RawRun, outcome: Outcome | None = None) -> dict[str, Verdict]:
     """Label -> verdict, of the properties that apply."""
     history = History(run.records)
     timeline = Timeline(run, history)
-    recoveries = [one for incident in timeline.incidents()[0] if (one := timeline.recovery(incident))]
+    recoveries = [
+        one for incident in timeline.incidents()[0] if (one := timeline.recovery(incident))
+    ]
     found = check_properties(RunTrace(run, history, recoveries), outcome.checks if outcome else ())
     return {one.label: check.verdict for one, check in found}
 
@@ -159,7 +185,9 @@ def verdicts(run: RawRun, outcome: Outcome | None = None) -> dict[str, Verdict]:
     "No step is committed unless every shard came in exactly once, from a member of the generation.",
     name="skips a shard",
 )
-@pytest.mark.promise("Every step number is committed with one result, on all ranks.", name="takes two steps")
+@pytest.mark.promise(
+    "Every step number is committed with one result, on all ranks.", name="takes two steps"
+)
 @pytest.mark.promise(
     "The samples of the committed steps are those of the unbroken run, each once.",
     name="samples anew",
@@ -172,13 +200,17 @@ def verdicts(run: RawRun, outcome: Outcome | None = None) -> dict[str, Verdict]:
     "The reduced gradient has the same checksum on all ranks that commit it.",
     name="commits what it likes",
 )
-@pytest.mark.promise("Every step has the same number of samples at every world size", name="shrinks the batch")
+@pytest.mark.promise(
+    "Every step has the same number of samples at every world size", name="shrinks the batch"
+)
 @pytest.mark.parametrize("name", SABOTAGED)
 def test_sabotage_is_caught(chaos: Chaos, name: str) -> None:
     sabotage = SABOTAGED[name]
     run, outcome = execute(chaos, sabotage)
     found = verdicts(run, outcome)
-    assert {label: found.get(label) for label in sabotage.labels} == dict.fromkeys(sabotage.labels, Verdict.FAILED), (
+    assert {label: found.get(label) for label in sabotage.labels} == dict.fromkeys(
+        sabotage.labels, Verdict.FAILED
+    ), (
         outcome.reasons,
         run.directory,
     )
@@ -190,10 +222,14 @@ def test_sabotage_is_caught(chaos: Chaos, name: str) -> None:
     {sabotage.faults: None for sabotage in SABOTAGED.values()},
     ids=lambda faults: "+".join(map(_kind, faults)),
 )
-def test_the_same_faults_without_sabotage_violate_nothing(chaos: Chaos, faults: tuple[Fault, ...]) -> None:
+def test_the_same_faults_without_sabotage_violate_nothing(
+    chaos: Chaos, faults: tuple[Fault, ...]
+) -> None:
     """What was caught above is the sabotage, and not the fault."""
     plan = {"nodes": 2} if any(fault.rank == "all" for fault in faults) else {}
-    run, outcome = execute(chaos, Sabotage((), "none", faults, plan | {"state_hash_steps": 1}, twin=True))
+    run, outcome = execute(
+        chaos, Sabotage((), "none", faults, plan | {"state_hash_steps": 1}, twin=True)
+    )
     assert outcome.verdict == Verdict.PASSED, (outcome.reasons, run.directory)
     assert set(verdicts(run, outcome).values()) == {Verdict.PASSED}
 
@@ -202,7 +238,9 @@ def test_the_same_faults_without_sabotage_violate_nothing(chaos: Chaos, faults: 
 
 Doctor = Callable[[RawRun], RawRun]
 
-BLIND = Sabotage((), "none", (KillCoordinator(rank=0, at_step=AT),), {"nodes": 2, "spares": 0, "steps": 40})
+BLIND = Sabotage(
+    (), "none", (KillCoordinator(rank=0, at_step=AT),), {"nodes": 2, "spares": 0, "steps": 40}
+)
 COPIES = Sabotage((), "none", (Kill(rank="all", at_step=AT, phase="reduce"),), {"nodes": 2})
 CONVICTED = Sabotage(
     (),
@@ -211,7 +249,10 @@ CONVICTED = Sabotage(
     {"state_hash_steps": 1},
 )
 BAD_NODE = Sabotage(
-    (), "none", (CrashLoop(rank=1, at_step=AT, times=2),), {"spares": 0, "until": {"world": 3}, "strikes_max": 2}
+    (),
+    "none",
+    (CrashLoop(rank=1, at_step=AT, times=2),),
+    {"spares": 0, "until": {"world": 3}, "strikes_max": 2},
 )
 BAD_SPARE = Sabotage(
     (),
@@ -237,7 +278,9 @@ def edit(event: Event, change: Callable[[list[Record]], list[Record]]) -> Doctor
 
     def doctor(run: RawRun) -> RawRun:
         others = [record for record in run.records if record.event != event]
-        return rewritten(run, others + change([record for record in run.records if record.event == event]))
+        return rewritten(
+            run, others + change([record for record in run.records if record.event == event])
+        )
 
     return doctor
 
@@ -248,7 +291,9 @@ def late(first: Callable[[Record], bool], seconds: float) -> Doctor:
     def doctor(run: RawRun) -> RawRun:
         from_ns = next(record.t_ns for record in run.records if first(record))
         moved = [
-            msgspec.structs.replace(record, t_ns=record.t_ns + int(seconds * 1e9)) if record.t_ns > from_ns else record
+            msgspec.structs.replace(record, t_ns=record.t_ns + int(seconds * 1e9))
+            if record.t_ns > from_ns
+            else record
             for record in run.records
         ]
         return rewritten(run, moved)
@@ -274,13 +319,17 @@ def nobody_was_started_again(run: RawRun) -> RawRun:
     left = [r for r in run.records if r.event != Event.WORKER_STARTED or r.t_ns < failed_ns]
     ended = [r for r in left if r.event == Event.JOB_ENDED]
     others = [r for r in left if r.event != Event.JOB_ENDED]
-    return rewritten(run, [*others, *(msgspec.structs.replace(r, t_ns=r.t_ns + int(60e9)) for r in ended)])
+    return rewritten(
+        run, [*others, *(msgspec.structs.replace(r, t_ns=r.t_ns + int(60e9)) for r in ended)]
+    )
 
 
 def joiner_entered_too_early(run: RawRun) -> RawRun:
     grown = _grown(run)["generation"]
     first = min(record["step"] for record in _commits(run, grown))
-    moved = [changed(r, step=first - 1) if r in _commits(run, grown, first) else r for r in run.records]
+    moved = [
+        changed(r, step=first - 1) if r in _commits(run, grown, first) else r for r in run.records
+    ]
     return rewritten(run, moved)
 
 
@@ -313,7 +362,11 @@ DOCTORED: dict[str, tuple[str, Sabotage, Doctor]] = {
         late(lambda record: record.event == Event.INJECTED, 100.0),
     ),
     "copies of two steps": ("14S", COPIES, edit(Event.RESTORED, another_took_an_older_copy)),
-    "a recovery of minutes": ("16L", CONVICTED, late(lambda record: record.event == Event.CORRUPT, 200.0)),
+    "a recovery of minutes": (
+        "16L",
+        CONVICTED,
+        late(lambda record: record.event == Event.CORRUPT, 200.0),
+    ),
     "a bad node is not set aside": ("17L", BAD_NODE, edit(Event.SET_ASIDE, lambda records: [])),
     "more losses than allowed": ("17S", BAD_NODE, fewer_losses_were_allowed),
     "nobody is started again": ("32L", BAD_SPARE, nobody_was_started_again),
@@ -323,7 +376,11 @@ DOCTORED: dict[str, tuple[str, Sabotage, Doctor]] = {
         CONVICTED,
         late(lambda record: record.event == Event.PLAN and record["generation"] == 2, 100.0),
     ),
-    "ranks wait for the monitor": ("38S", BLIND, late(lambda record: record.event == Event.INJECTED, 100.0)),
+    "ranks wait for the monitor": (
+        "38S",
+        BLIND,
+        late(lambda record: record.event == Event.INJECTED, 100.0),
+    ),
 }
 
 _healthy: dict[int, RawRun] = {}
@@ -341,7 +398,9 @@ _healthy: dict[int, RawRun] = {}
     "A node that loses worker after worker is given no more of them.",
     name="a bad node is not set aside",
 )
-@pytest.mark.promise("A job that lost more workers than it may does not end well.", name="more losses than allowed")
+@pytest.mark.promise(
+    "A job that lost more workers than it may does not end well.", name="more losses than allowed"
+)
 @pytest.mark.parametrize("name", DOCTORED)
 def test_doctored_journals_are_caught(chaos: Chaos, name: str) -> None:
     label, sabotage, doctor = DOCTORED[name]
@@ -399,7 +458,14 @@ def page() -> str:
     for one in PROPERTIES:
         name = violations()[one.label]
         run = f"{name} (doctored)" if name in doctored else name
-        cells = [one.label, one.kind, one.sentence, one.shown_by or one.name, one.bound or "never", run]
+        cells = [
+            one.label,
+            one.kind,
+            one.sentence,
+            one.shown_by or one.name,
+            one.bound or "never",
+            run,
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "| # | shown by |", "|---|---|"]
     lines += [f"| {number} | {reason} |" for number, reason in LEFT_OUT.items()]

@@ -26,7 +26,13 @@ PROCESSES = {"harness", "coordinator", "agent", "keeper", "worker"}
 
 def run(chaos: Chaos, *faults: Fault, job: str = PLAIN, **plan: Any) -> Outcome:
     """A run of two nodes and a spare, which ends when its world is full again."""
-    settings: dict[str, Any] = {"nodes": 2, "spares": 1, "steps": 20, "options": {"step_s": 0.02}, "deadline_s": 120.0}
+    settings: dict[str, Any] = {
+        "nodes": 2,
+        "spares": 1,
+        "steps": 20,
+        "options": {"step_s": 0.02},
+        "deadline_s": 120.0,
+    }
     settings |= {"until": {"world": 2, "spares": 1}, "twin": False} | plan
     return chaos.run(job, faults=faults, **settings)
 
@@ -35,7 +41,15 @@ def run_command(chaos: Chaos, *faults: Fault, steps: int = 20, **plan: Any) -> O
     """A run of a script on one node, as rank 0."""
     command = ["sh", "-c", f"RANK=0 exec {sys.executable} {LOGGED} {steps} 0.02 0"]
     watch = LogPatterns(step=r"step (\d+)", loss=r"loss ([\d.eE+-]+)")
-    return chaos.run(command=command, watch=watch, faults=faults, twin=False, check=False, deadline_s=120.0, **plan)
+    return chaos.run(
+        command=command,
+        watch=watch,
+        faults=faults,
+        twin=False,
+        check=False,
+        deadline_s=120.0,
+        **plan,
+    )
 
 
 def journals(outcome: Outcome) -> Journals:
@@ -59,20 +73,26 @@ def test_every_process_says_what_it_is_and_why_it_ended(chaos: Chaos) -> None:
     assert {writer.role for _, writer in writers} == PROCESSES
     (struck,) = records(outcome, Event.INJECTED)
     assert [source for source, writer in writers if writer.closed is None] == [struck["worker"]]
-    assert {writer.closed["reason"] for _, writer in writers if writer.closed and writer.role != "harness"} == {
-        "the job ended"
-    }
+    assert {
+        writer.closed["reason"]
+        for _, writer in writers
+        if writer.closed and writer.role != "harness"
+    } == {"the job ended"}
     for source, writer in writers:
         assert writer.opened is not None
         assert writer.opened["version"] == 2
-        assert writer.node == ("" if writer.role in ("harness", "coordinator") else source.partition(".")[0])
+        assert writer.node == (
+            "" if writer.role in ("harness", "coordinator") else source.partition(".")[0]
+        )
         assert writer.opened["torch"] == torch.__version__ or writer.role != "worker"
 
 
 def test_the_process_that_runs_a_command_says_so_too(chaos: Chaos) -> None:
     outcome = run_command(chaos)
     found = journals(outcome).files
-    assert [(writer.role, writer.node) for writer in found["node0"].writers] == [("warden", "node0")]
+    assert [(writer.role, writer.node) for writer in found["node0"].writers] == [
+        ("warden", "node0")
+    ]
     assert [writer.role for writer in found["harness"].writers] == ["harness"]
     closed = [writer.closed for file in found.values() for writer in file.writers]
     assert None not in closed
@@ -85,9 +105,13 @@ def test_an_outcome_bears_the_time_of_the_start(chaos: Chaos) -> None:
     """To the millisecond, and not the time at which it was judged."""
     outcome = run(chaos)
     (started,) = records(outcome, Event.STARTED)
-    assert datetime.fromisoformat(outcome.started).timestamp() == pytest.approx(started["unix_ns"] / 1e9, abs=0.002)
+    assert datetime.fromisoformat(outcome.started).timestamp() == pytest.approx(
+        started["unix_ns"] / 1e9, abs=0.002
+    )
     outcome = run_command(chaos)
-    harness, warden = (journals(outcome).files[name].writers[0].opened for name in ("harness", "node0"))
+    harness, warden = (
+        journals(outcome).files[name].writers[0].opened for name in ("harness", "node0")
+    )
     assert harness is not None
     assert warden is not None
     began_s = datetime.fromisoformat(outcome.started).timestamp()
@@ -104,7 +128,12 @@ def test_versions_are_those_of_the_workers(chaos: Chaos) -> None:
 
 def test_a_job_that_finishes_no_step_has_not_completed(chaos: Chaos) -> None:
     outcome = chaos.run(
-        "../../jobs/failing/troubled.py:gives_up", nodes=2, spares=0, twin=False, check=False, deadline_s=120.0
+        "../../jobs/failing/troubled.py:gives_up",
+        nodes=2,
+        spares=0,
+        twin=False,
+        check=False,
+        deadline_s=120.0,
     )
     assert not records(outcome, Event.COMMIT)
     (check,) = [check for check in outcome.checks if check.name == "training completed"]
@@ -119,28 +148,47 @@ def test_all_of_an_act_is_written_down_and_where_the_worker_stood_by_itself(chao
     outcome = run(chaos, Kill(rank=1, at_step=6, phase="reduce"))
     (struck,) = records(outcome, Event.INJECTED)
     worker = struck["worker"]
-    (stopped,) = [record for record in records(outcome, Event.HOOK_STOPPED) if record.source == worker]
+    (stopped,) = [
+        record for record in records(outcome, Event.HOOK_STOPPED) if record.source == worker
+    ]
     place = {"step": 6, "generation": 1, "rank": 1, "phase": "reduce"}
     assert {name: struck[name] for name in place} == place
     assert stopped.fields == {"fault": "fault0", "peer": "", **place}
     assert stopped.t_ns < struck.t_ns
-    (started,) = [record for record in records(outcome, Event.WORKER_STARTED) if record["worker"] == worker]
-    (ended,) = [record for record in records(outcome, Event.WORKER_EXITED) if record["worker"] == worker]
+    (started,) = [
+        record for record in records(outcome, Event.WORKER_STARTED) if record["worker"] == worker
+    ]
+    (ended,) = [
+        record for record in records(outcome, Event.WORKER_EXITED) if record["worker"] == worker
+    ]
     assert (started.source, started["pid"]) == (struck["node"], struck["pid"])
     assert (struck["waiting"], struck["nodes"]) == (worker, [])
     (evidence,) = records(outcome, Event.EVIDENCE)  # only its parent knew, and told after the run
-    assert (evidence.t_ns, evidence["observed"]) == (ended.t_ns, f"pid {struck['pid']} was killed by SIGKILL")
+    assert (evidence.t_ns, evidence["observed"]) == (
+        ended.t_ns,
+        f"pid {struck['pid']} was killed by SIGKILL",
+    )
     assert records(outcome, Event.ACTED, Event.FAULT_MISSED) == []
 
 
 def test_every_further_act_of_a_fault_is_written_down(chaos: Chaos) -> None:
-    goal = happened(chaos, Event.ACTED)  # a spare has the rank before the replacement is there to be struck
+    goal = happened(
+        chaos, Event.ACTED
+    )  # a spare has the rank before the replacement is there to be struck
     outcome = run(chaos, CrashLoop(rank=1, at_step=6, times=2), until=goal.until, watch=goal)
     (struck,) = records(outcome, Event.INJECTED)
     (acted,) = records(outcome, Event.ACTED)
-    gone = {record["worker"]: record for record in records(outcome, Event.WORKER_EXITED) if record["how"] == "killed"}
+    gone = {
+        record["worker"]: record
+        for record in records(outcome, Event.WORKER_EXITED)
+        if record["how"] == "killed"
+    }
     assert acted["worker"] != struck["worker"]
-    assert (acted["fault"], acted["node"], acted["what"]) == ("fault0", struck["node"], struck["what"])
+    assert (acted["fault"], acted["node"], acted["what"]) == (
+        "fault0",
+        struck["node"],
+        struck["what"],
+    )
     assert acted["pid"] == gone[acted["worker"]]["pid"]
     assert struck.t_ns < acted.t_ns < gone[acted["worker"]].t_ns
     evidence = records(outcome, Event.EVIDENCE)[-1]
@@ -151,7 +199,11 @@ def test_a_fault_that_did_not_act_is_written_down_with_the_reason(chaos: Chaos) 
     outcome = run(chaos, Kill(rank=1, after_s=3600.0), check=False)
     (missed,) = records(outcome, Event.FAULT_MISSED)
     reason = "no rank 1 was there 3600 s after the first committed step"
-    assert (missed["fault"], missed["what"], missed["reason"]) == ("fault0", "Kill(rank=1, after_s=3600.0)", reason)
+    assert (missed["fault"], missed["what"], missed["reason"]) == (
+        "fault0",
+        "Kill(rank=1, after_s=3600.0)",
+        reason,
+    )
     assert records(outcome, Event.INJECTED, Event.EVIDENCE) == []
 
 
@@ -160,8 +212,15 @@ def test_a_fault_that_did_not_act_is_written_down_with_the_reason(chaos: Chaos) 
 
 def test_how_a_run_ended_is_its_last_record_but_one(chaos: Chaos) -> None:
     outcome = run(chaos)
-    (*_, ended, closed) = [record for record in journals(outcome).records if record.source == "harness"]
-    assert (ended.event, ended["reason"], ended["ok"], ended["exits"]) == ("run_ended", "ended", True, {})
+    (*_, ended, closed) = [
+        record for record in journals(outcome).records if record.source == "harness"
+    ]
+    assert (ended.event, ended["reason"], ended["ok"], ended["exits"]) == (
+        "run_ended",
+        "ended",
+        True,
+        {},
+    )
     assert [ended["detail"]] == [record["reason"] for record in records(outcome, Event.JOB_ENDED)]
     assert (closed.event, closed["reason"]) == ("closed", "ended")
 
@@ -177,7 +236,11 @@ def test_a_run_that_breaks_off_says_why(chaos: Chaos) -> None:
     with pytest.raises(BadInput):
         chaos.run("gpt", nodes=1, spares=0, steps=5, options={"size": "enormous"}, twin=False)
     directory = max(chaos.harness.directory.glob("[0-9]*-*"))
-    (ended,) = [record for record in load_journals(directory / "journal").records if record.event == Event.RUN_ENDED]
+    (ended,) = [
+        record
+        for record in load_journals(directory / "journal").records
+        if record.event == Event.RUN_ENDED
+    ]
     assert (ended["reason"], ended["ok"]) == ("harness", False)
     assert ended["detail"].startswith("BadInput: ")
 
@@ -188,4 +251,8 @@ def test_how_a_command_ended_is_written_down_for_each_node(chaos: Chaos) -> None
     (started,) = records(outcome, Event.COMMAND_STARTED)
     assert (struck["node"], struck["pid"], struck["generation"]) == ("node0", started["pid"], None)
     (ended,) = records(outcome, Event.RUN_ENDED)
-    assert (ended["reason"], ended["ok"], ended["exits"]) == ("ended", False, {"node0": ["killed", "SIGKILL"]})
+    assert (ended["reason"], ended["ok"], ended["exits"]) == (
+        "ended",
+        False,
+        {"node0": ["killed", "SIGKILL"]},
+    )

@@ -18,7 +18,13 @@ from chaoskit.experiment.judge.judge import judge
 from chaoskit.experiment.plan.plan import plan_experiment
 from chaoskit.experiment.plan.planfile import load, save
 from chaoskit.experiment.reference.plain_process import ask
-from chaoskit.experiment.reference.reference import NAME, STATE, Reference, check_reference, reference_of
+from chaoskit.experiment.reference.reference import (
+    NAME,
+    STATE,
+    Reference,
+    check_reference,
+    reference_of,
+)
 from chaoskit.experiment.twin.twin import Twin
 from chaoskit.job import JobSpec
 from chaoskit.journal import read_events
@@ -40,7 +46,9 @@ def of(outcome: Outcome, name: str) -> Check:
     return next(check for check in outcome.checks if check.name == name)
 
 
-@pytest.mark.parametrize("how", ["scales_wrongly", "drops_a_shard", "clips_twice", "seeds_by_step_only"])
+@pytest.mark.parametrize(
+    "how", ["scales_wrongly", "drops_a_shard", "clips_twice", "seeds_by_step_only"]
+)
 @pytest.mark.parametrize("reduction", ["exact", "fast"])
 def test_a_mistake_in_every_run_is_seen(chaos: Chaos, how: str, reduction: str) -> None:
     """The twin has it, too, and is equal."""
@@ -65,13 +73,21 @@ def test_a_sampler_that_is_wrong_in_every_run_is_seen(chaos: Chaos) -> None:
     ("job", "plan", "how"),
     [
         (JOB, {"nodes": 2, "shards": 3}, "8 losses of plain PyTorch, bit for bit"),
-        ("gpt", {"nodes": 3, "shards": 4, "reduction": "fast", "options": TINY}, "within what another order"),
+        (
+            "gpt",
+            {"nodes": 3, "shards": 4, "reduction": "fast", "options": TINY},
+            "within what another order",
+        ),
         ("fsdp", {"nodes": 2, "options": TINY}, "within what another order"),
     ],
     ids=["exact", "fast", "sharded"],
 )
-def test_a_faithful_run_equals_plain_pytorch(chaos: Chaos, job: str, plan: dict[str, Any], how: str) -> None:
-    outcome = chaos.run(job, steps=10, faults=[Kill(rank=1, at_step=4)], reference="required", twin=False, **plan)
+def test_a_faithful_run_equals_plain_pytorch(
+    chaos: Chaos, job: str, plan: dict[str, Any], how: str
+) -> None:
+    outcome = chaos.run(
+        job, steps=10, faults=[Kill(rank=1, at_step=4)], reference="required", twin=False, **plan
+    )
     assert how in of(outcome, NAME).detail
     assert of(outcome, STATE).verdict == Verdict.PASSED
     assert (Path(outcome.directory) / "reference.json").is_file()
@@ -87,13 +103,25 @@ def test_a_faithful_run_equals_plain_pytorch(chaos: Chaos, job: str, plan: dict[
     ],
     ids=["exact", "fast", "sharded"],
 )
-def test_a_rank_that_is_lost_where_states_are_told(chaos: Chaos, job: str, plan: dict[str, Any], at_step: int) -> None:
+def test_a_rank_that_is_lost_where_states_are_told(
+    chaos: Chaos, job: str, plan: dict[str, Any], at_step: int
+) -> None:
     """The step is told of again, by the ranks of the next generation, and their word counts."""
     outcome = chaos.run(
-        job, steps=11, nodes=2, faults=[Kill(rank=1, at_step=at_step)], reference="required", twin=False, **plan
+        job,
+        steps=11,
+        nodes=2,
+        faults=[Kill(rank=1, at_step=at_step)],
+        reference="required",
+        twin=False,
+        **plan,
     )
     assert of(outcome, STATE).verdict == Verdict.PASSED
-    told = [record for record in read_events(Path(outcome.directory) / "journal", Event.STATE) if record["step"] == 8]
+    told = [
+        record
+        for record in read_events(Path(outcome.directory) / "journal", Event.STATE)
+        if record["step"] == 8
+    ]
     assert told
     if job == "fsdp" and at_step == 8:  # whose ranks all begin anew
         assert len({record["generation"] for record in told}) == 2
@@ -101,7 +129,9 @@ def test_a_rank_that_is_lost_where_states_are_told(chaos: Chaos, job: str, plan:
 
 def test_a_state_that_no_rank_told_is_unknown(chaos: Chaos, tmp_path: Path) -> None:
     """Neither is it where the reference has lost its own."""
-    outcome = chaos.run(JOB, steps=10, nodes=2, shards=3, spares=0, reference="required", twin=False)
+    outcome = chaos.run(
+        JOB, steps=10, nodes=2, shards=3, spares=0, reference="required", twin=False
+    )
     silent = shutil.copytree(outcome.directory, tmp_path / "silent")
     journals = Journals(silent)
     journals.drop(lambda _, record: record["event"] == Event.STATE and record["step"] == 8)
@@ -134,14 +164,23 @@ def test_a_step_that_was_skipped_ends_what_is_compared(chaos: Chaos) -> None:
 def test_what_plain_pytorch_cannot_show_is_said(
     chaos: Chaos, target: str, options: dict[str, Any], reason: str, tmp_path: Path, undo: UndoLog
 ) -> None:
-    plan = {"steps": 4, "nodes": 1, "spares": 0, "options": options, "reference": "on", **chaos.limits}
+    plan = {
+        "steps": 4,
+        "nodes": 1,
+        "spares": 0,
+        "options": options,
+        "reference": "on",
+        **chaos.limits,
+    }
     experiment = plan_experiment(target, **plan)
     run = chaos.harness._execute(experiment, None, 0)
     reference = reference_of(experiment, History(run.records), tmp_path, undo)
     outcome = judge(run, None, "local", reference)
     assert reason in outcome.not_applied[NAME]
     assert NAME not in [check.name for check in outcome.checks]
-    required = dataclasses.replace(run, experiment=dataclasses.replace(experiment, reference="required"))
+    required = dataclasses.replace(
+        run, experiment=dataclasses.replace(experiment, reference="required")
+    )
     assert of(judge(required, None, "local", reference), NAME).verdict == Verdict.UNKNOWN
 
 
@@ -163,7 +202,9 @@ def train(trainer, *, steps):
 """
 
 
-def test_a_model_that_is_sharded_in_another_type_is_not_known(tmp_path: Path, undo: UndoLog) -> None:
+def test_a_model_that_is_sharded_in_another_type_is_not_known(
+    tmp_path: Path, undo: UndoLog
+) -> None:
     """Here it would compute in the type of its weights, with other rounding."""
     job = tmp_path / "mixed.py"
     job.write_text(MIXED)
@@ -240,10 +281,14 @@ def test_an_answer_that_came_too_late_is_asked_for_again(
     tmp_path: Path, undo: UndoLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A machine that was busy once would have turned the reference off for as long as the code stays the same."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # an earlier session had a job at the same path
+    monkeypatch.setenv(
+        "XDG_CACHE_HOME", str(tmp_path / "cache")
+    )  # an earlier session had a job at the same path
     job, hurry = tmp_path / "slow.py", tmp_path / "hurry"
     job.write_text(SLOW)
-    request = Request(JobSpec(str(job), options={"steps": 2, "hurry": str(hurry)}), 1, [[[0, 1], [2, 3]]] * 2)
+    request = Request(
+        JobSpec(str(job), options={"steps": 2, "hurry": str(hurry)}), 1, [[[0, 1], [2, 3]]] * 2
+    )
     assert "took longer than 5 s" in ask(request, tmp_path, "reference", undo, timeout_s=5.0).reason
     hurry.touch()
     assert len(ask(request, tmp_path, "reference", undo).losses) == 2
@@ -253,7 +298,9 @@ def test_losses_whose_rounding_is_not_known_are_not_compared(chaos: Chaos, tmp_p
     """The job trains with its own seed, and with none of those by which two orders of the sum are compared."""
     job = tmp_path / "one_seed.py"
     job.write_text(ONE_SEED)
-    outcome = chaos.run(str(job), steps=4, nodes=2, spares=0, shards=3, reduction="fast", reference="on", seed=0)
+    outcome = chaos.run(
+        str(job), steps=4, nodes=2, spares=0, shards=3, reduction="fast", reference="on", seed=0
+    )
     assert "there is one seed only" in outcome.not_applied[NAME]
 
 
@@ -274,7 +321,10 @@ def test_a_run_that_is_compared_with_itself_is_an_error(chaos: Chaos) -> None:
 def test_losses_are_compared_step_by_step() -> None:
     exact = Reference(losses=[1.0, 2.0], reason="")
     assert check_reference([1.0, 2.0, 3.0], exact).verdict == Verdict.PASSED
-    assert check_reference([1.0, 2.0000001], exact).detail == "step 1: 2.0000001 instead of 2.0 in plain PyTorch"
+    assert (
+        check_reference([1.0, 2.0000001], exact).detail
+        == "step 1: 2.0000001 instead of 2.0 in plain PyTorch"
+    )
     assert check_reference([1.0, None], exact).verdict == Verdict.FAILED
     rounded = Reference(losses=[1.0, 2.0], allowed=[1e-6, 1e-6])
     assert check_reference([1.0, 2.0000001], rounded).verdict == Verdict.PASSED
@@ -305,10 +355,19 @@ def test_both_statements_of_the_order_of_a_sum_agree(count: int) -> None:
     assert str(in_halves([_Term(f"{shard}") for shard in range(count)])) == held[Subtree(0, count)]
 
 
-@given(size=st.integers(1, 3000), seed=st.integers(0, 2**62), first=st.integers(0, 10_000), count=st.integers(0, 40))
-def test_both_statements_of_the_order_of_samples_agree(size: int, seed: int, first: int, count: int) -> None:
+@given(
+    size=st.integers(1, 3000),
+    seed=st.integers(0, 2**62),
+    first=st.integers(0, 10_000),
+    count=st.integers(0, 40),
+)
+def test_both_statements_of_the_order_of_samples_agree(
+    size: int, seed: int, first: int, count: int
+) -> None:
     """The runtime permutes arrays of NumPy; the reference one number at a time."""
-    wanted = [int(Positions(size, 1, seed).stretch(place, 1)[0]) for place in range(first, first + count)]
+    wanted = [
+        int(Positions(size, 1, seed).stretch(place, 1)[0]) for place in range(first, first + count)
+    ]
     assert dealt(size, seed, first, count) == wanted
 
 

@@ -67,14 +67,20 @@ def logs_of(directory: Path, *rules: dict[str, Any]) -> NodeLogs:
 def test_a_rule_is_switched_off_once_on_all_logs_of_the_node(tmp_path: Path) -> None:
     """The others go on, also on the line that was too much for it."""
     logs = logs_of(tmp_path, SLOW, LOSS)
-    standings = {worker: Standing(1, rank, 0, waits=False) for rank, worker in enumerate(("a.0", "a.1"))}
+    standings = {
+        worker: Standing(1, rank, 0, waits=False) for rank, worker in enumerate(("a.0", "a.1"))
+    }
     for worker in standings:
         (tmp_path / f"{worker}.log").write_text(f"{RIDDLE}\nloss 1\n{RIDDLE}\n")
     told: list[Message] = []
     with logs._budget:
         for look in range(1, 100):
             told += logs.look(standings, look * 0.05)
-    fired = [(one.worker, one.rule, one.verdict, one.action) for one in told if isinstance(one, RuleFired)]
+    fired = [
+        (one.worker, one.rule, one.verdict, one.action)
+        for one in told
+        if isinstance(one, RuleFired)
+    ]
     assert fired == [
         ("a.0", "riddle", "switched-off", "alert"),
         ("a.0", "loss", "faulted", "restart-process"),
@@ -112,7 +118,9 @@ def test_it_answers_from_a_process_of_its_own_and_its_end_is_told(tmp_path: Path
             if message.rule == "loss":
                 os.kill(pid, signal.SIGKILL)
 
-    asyncio.run(asyncio.wait_for(LogLine("a", rules, line, lambda: [("a.0", board)], tell).run(), LIMIT_S))
+    asyncio.run(
+        asyncio.wait_for(LogLine("a", rules, line, lambda: [("a.0", board)], tell).run(), LIMIT_S)
+    )
     os.waitpid(pid, 0)
     assert [(one.worker, one.rule, one.verdict) for one in told] == [
         ("a.0", "riddle", "switched-off"),
@@ -132,17 +140,35 @@ def test_it_ends_with_its_agent(tmp_path: Path) -> None:
 @pytest.mark.promise("is interrupted, and its rule is off on that node until the agent ends")
 def test_a_pattern_without_end_costs_a_run_nothing(chaos: Chaos) -> None:
     """Every rank prints what it cannot be matched with. Its node is not lost, and another rule still does its work."""
-    rules = [SLOW, {"name": "bad", "logPattern": r"step 9 (loss)", "faultOnMatch": True, "action": "alert"}]
+    rules = [
+        SLOW,
+        {"name": "bad", "logPattern": r"step 9 (loss)", "faultOnMatch": True, "action": "alert"},
+    ]
     goal = happened(chaos, Event.RULE_FIRED, 4)
-    plan: dict[str, Any] = {"nodes": 2, "steps": 20, "until": goal.until, "watch": goal, "twin": False}
-    outcome = chaos.run("../../jobs/logs/printing.py", options={"riddle_at": 5}, rules=rules, **plan)
+    plan: dict[str, Any] = {
+        "nodes": 2,
+        "steps": 20,
+        "until": goal.until,
+        "watch": goal,
+        "twin": False,
+    }
+    outcome = chaos.run(
+        "../../jobs/logs/printing.py", options={"riddle_at": 5}, rules=rules, **plan
+    )
     journal = read_journals(Path(outcome.directory) / "journal")
     assert [record for record in journal if record.event in (Event.DETECTED, Event.NODE_LOST)] == []
-    fired = [(one["rule"], one["verdict"], one["rank"]) for one in journal if one.event == Event.RULE_FIRED]
+    fired = [
+        (one["rule"], one["verdict"], one["rank"])
+        for one in journal
+        if one.event == Event.RULE_FIRED
+    ]
     assert sorted(fired) == sorted((rule, what, rank) for rank in (0, 1) for rule, what in (
         ("riddle", "switched-off"), ("bad", "faulted"),
     ))  # fmt: skip
-    assert {(one.rule, one.action) for one in outcome.rules_fired} == {("riddle", "alert"), ("bad", "alert")}
+    assert {(one.rule, one.action) for one in outcome.rules_fired} == {
+        ("riddle", "alert"),
+        ("bad", "alert"),
+    }
 
 
 def test_the_log_of_a_command_cannot_hold_up_the_harness(tmp_path: Path) -> None:
@@ -161,7 +187,9 @@ def test_the_log_of_a_command_cannot_hold_up_the_harness(tmp_path: Path) -> None
 def log(tmp_path: Path) -> Path:
     path = tmp_path / "train.log"
     lines = ["loss 1", RIDDLE, "loss 2", RIDDLE]
-    path.write_text("\n".join(f"2026-03-01 12:00:{number:02} {line}" for number, line in enumerate(lines)))
+    path.write_text(
+        "\n".join(f"2026-03-01 12:00:{number:02} {line}" for number, line in enumerate(lines))
+    )
     return path
 
 
@@ -187,23 +215,36 @@ def test_also_of_a_line_without_a_time(tmp_path: Path, place: int) -> None:
 
 def test_the_command_line_fails_and_names_the_line(log: Path, tmp_path: Path) -> None:
     rules = tmp_path / "rules.yaml"
-    rules.write_text(f"- name: riddle\n  logPattern: '{BEHIND['logPattern']}'\n  expectedStartCutOffInSeconds: 1\n")
+    rules.write_text(
+        f"- name: riddle\n  logPattern: '{BEHIND['logPattern']}'\n  expectedStartCutOffInSeconds: 1\n"
+    )
     command = [sys.executable, "-m", "chaoskit", "rules", "test", str(rules), str(log)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
     assert done.returncode == 1, done.stderr
     told = " ".join(done.stdout.split())
-    assert "riddle: switched-off, its pattern takes more than 0.1 s of CPU time for a line: line 2 -> alert" in told
+    assert (
+        "riddle: switched-off, its pattern takes more than 0.1 s of CPU time for a line: line 2 -> alert"
+        in told
+    )
     expected = [*command, "--expect", "riddle:switched-off"]
-    assert subprocess.run(expected, capture_output=True, check=False, timeout=LIMIT_S).returncode == 0
+    assert (
+        subprocess.run(expected, capture_output=True, check=False, timeout=LIMIT_S).returncode == 0
+    )
 
 
-@pytest.mark.parametrize("pattern", [ENDLESS, r"(?:a*)*", r"(\w+\s?)*x", r"((a+))+", r"([a-z]+)*?b", r"x(?=(b+)+)"])
+@pytest.mark.parametrize(
+    "pattern", [ENDLESS, r"(?:a*)*", r"(\w+\s?)*x", r"((a+))+", r"([a-z]+)*?b", r"x(?=(b+)+)"]
+)
 def test_a_repeat_within_a_repeat_is_warned_of(tmp_path: Path, pattern: str) -> None:
     rules, log = tmp_path / "rules.json", tmp_path / "train.log"
-    rules.write_bytes(msgspec.json.encode([{"name": "one", "logPattern": "x", "stopPattern": pattern}]))
+    rules.write_bytes(
+        msgspec.json.encode([{"name": "one", "logPattern": "x", "stopPattern": pattern}])
+    )
     log.write_text("2026-03-01 12:00:00 x\n")
     (found,) = replay_log(read_rules(rules), log)
-    assert [one.partition(" has ")[0] for one in found.warnings if "repeat" in one] == ["stopPattern"]
+    assert [one.partition(" has ")[0] for one in found.warnings if "repeat" in one] == [
+        "stopPattern"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,13 @@ from support.examples import examples
 from chaoskit.errors import BadInput
 from chaoskit.experiment.plan.plan import Experiment, plan_experiment
 from chaoskit.experiment.plan.planfile import encode, load, save
-from chaoskit.experiment.shrink.search import BudgetSpent, Symptoms, describe, shrink, shrink_to_file
+from chaoskit.experiment.shrink.search import (
+    BudgetSpent,
+    Symptoms,
+    describe,
+    shrink,
+    shrink_to_file,
+)
 from chaoskit.experiment.shrink.simpler import simpler
 from chaoskit.pytest_plugin import Chaos
 from chaoskit.vocabulary import Verdict
@@ -49,7 +55,9 @@ def oracle(fails: Callable[[Experiment], bool]) -> Callable[[Experiment, float],
 @settings(deadline=None, max_examples=examples(15))
 def test_what_is_simpler_is_valid_and_ends(data: st.DataObject, nodes: int) -> None:
     """Whatever candidate fails, the descent ends, and no plan that must be survived turns into one that need not be."""
-    faults = data.draw(fault_plans(nodes=nodes, steps=30, parameters=("0.weight",), most=3, sure=False))
+    faults = data.draw(
+        fault_plans(nodes=nodes, steps=30, parameters=("0.weight",), most=3, sure=False)
+    )
     chosen = {"spares": data.draw(st.integers(0, 2)), "shards": data.draw(st.sampled_from((0, 6)))}
     experiment, seen = planned(*faults, nodes=nodes, **chosen), set()
     for _ in range(200):
@@ -71,12 +79,23 @@ def test_the_simplest_experiments() -> None:
         Hang(rank=2, at_step=9, phase="reduce", how="gil"),
         Raise(rank=1, at_step=20, message="x"),
     ]
-    broken = planned(*faults, spares=2, shards=6, buckets=2, seed=9, transport="tcp", reduction="fast", deadline_s=9)
+    broken = planned(
+        *faults,
+        spares=2,
+        shards=6,
+        buckets=2,
+        seed=9,
+        transport="tcp",
+        reduction="fast",
+        deadline_s=9,
+    )
     nothing = shrink(broken, oracle(lambda one: True), budget_s=60).experiment
     assert (nothing.faults, nothing.config.nodes, nothing.steps) == ((), 1, 1)
     one = shrink(broken, oracle(lambda one: len(one.faults) > 0), budget_s=60)
     assert one.complete
-    assert one.experiment == planned(Kill(rank=0, at_step=0), nodes=2, steps=1, spares=0, deadline_s=9)
+    assert one.experiment == planned(
+        Kill(rank=0, at_step=0), nodes=2, steps=1, spares=0, deadline_s=9
+    )
 
 
 def test_what_strikes_together_is_moved_together() -> None:
@@ -107,7 +126,9 @@ class Clock:
 
 @given(budget_s=st.integers(0, 60), runs_max=st.integers(0, 60), run_s=st.integers(1, 3))
 @settings(deadline=None, max_examples=examples(40))
-def test_the_budget_is_kept_and_the_best_so_far_is_kept_too(budget_s: int, runs_max: int, run_s: int) -> None:
+def test_the_budget_is_kept_and_the_best_so_far_is_kept_too(
+    budget_s: int, runs_max: int, run_s: int
+) -> None:
     """Never a run that begins after the end, and what comes back did fail."""
     clock, begun_s, failed = Clock(), [], []
 
@@ -137,7 +158,9 @@ def test_a_run_that_is_broken_off_says_nothing() -> None:
             raise BudgetSpent
         return WRONG
 
-    shrunk = shrink(planned(Kill(rank=1, at_step=9), Kill(rank=2, at_step=9), seed=1), run, budget_s=math.inf)
+    shrunk = shrink(
+        planned(Kill(rank=1, at_step=9), Kill(rank=2, at_step=9), seed=1), run, budget_s=math.inf
+    )
     assert (shrunk.complete, shrunk.runs) == (False, 6)
     assert len(shrunk.experiment.faults) == 0
 
@@ -145,7 +168,12 @@ def test_a_run_that_is_broken_off_says_nothing() -> None:
 def test_what_does_not_fail_again_is_left_alone() -> None:
     broken = planned(Kill(rank=1, at_step=9))
     shrunk = shrink(broken, oracle(lambda one: False), budget_s=60)
-    assert (shrunk.experiment, shrunk.failures, shrunk.trials, shrunk.complete) == (broken, 0, 10, False)
+    assert (shrunk.experiment, shrunk.failures, shrunk.trials, shrunk.complete) == (
+        broken,
+        0,
+        10,
+        False,
+    )
 
 
 def test_another_failure_is_another_story() -> None:
@@ -168,7 +196,9 @@ def test_flaky_failures_are_shrunk_too(rate: float) -> None:
     exact = 0
     for seed in range(20):
         chance = random.Random(seed)
-        fails = oracle(lambda one: {1, 2} <= {f.at_step for f in one.faults} and chance.random() < rate)  # noqa: B023
+        fails = oracle(
+            lambda one: {1, 2} <= {f.at_step for f in one.faults} and chance.random() < rate
+        )  # noqa: B023
         broken = planned(*(Kill(rank=1, at_step=step) for step in (7, 1, 4, 2, 9)), nodes=2)
         shrunk = shrink(broken, fails, budget_s=60)
         steps = {fault.at_step for fault in shrunk.experiment.faults}
@@ -192,8 +222,21 @@ TWO_AT_ONCE = (
 def test_a_broken_job_is_shrunk_to_what_breaks_it(tmp_path: Path) -> None:
     """Of four faults, the two that strike in one step are left, and the minimal file fails again."""
     job = f"{UNFAITHFUL}:loses_two"
-    save(plan_experiment(job, steps=30, faults=TWO_AT_ONCE, nodes=4, spares=0, buckets=2), tmp_path / "plan.json")
-    done = _chaoskit("replay", "plan.json", "--shrink", "--budget-s", "240", "--json", "--report", "out", at=tmp_path)
+    save(
+        plan_experiment(job, steps=30, faults=TWO_AT_ONCE, nodes=4, spares=0, buckets=2),
+        tmp_path / "plan.json",
+    )
+    done = _chaoskit(
+        "replay",
+        "plan.json",
+        "--shrink",
+        "--budget-s",
+        "240",
+        "--json",
+        "--report",
+        "out",
+        at=tmp_path,
+    )
     assert done.returncode == Verdict.FAILED.exit_code, done.stderr
     said = json.loads(done.stdout)
     assert said["symptoms"] == ["losses equal the twin's"]
@@ -206,7 +249,9 @@ def test_a_broken_job_is_shrunk_to_what_breaks_it(tmp_path: Path) -> None:
     assert len({fault.rank for fault in minimal.faults}) == 2
     assert minimal.steps < 30
 
-    again = _chaoskit("replay", said["plan"], "--times", "3", "--json", "--report", "again", at=tmp_path)
+    again = _chaoskit(
+        "replay", said["plan"], "--times", "3", "--json", "--report", "again", at=tmp_path
+    )
     assert again.returncode == Verdict.FAILED.exit_code, again.stderr
     said = json.loads(again.stdout)
     assert said["failed"] >= 1
@@ -223,12 +268,18 @@ def _chaoskit(*arguments: str, at: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.promise("The budget is strict: a run that is under way when it ends is broken off.")
-def test_a_search_out_of_time_leaves_the_plan_and_nothing_running(chaos: Chaos, tmp_path: Path) -> None:
+def test_a_search_out_of_time_leaves_the_plan_and_nothing_running(
+    chaos: Chaos, tmp_path: Path
+) -> None:
     """A run that is broken off in the middle ends its processes; the next one works."""
-    endless = plan_experiment(f"{UNFAITHFUL}:never_ends", nodes=2, steps=10, faults=[Kill(rank=1, at_step=3)])
+    endless = plan_experiment(
+        f"{UNFAITHFUL}:never_ends", nodes=2, steps=10, faults=[Kill(rank=1, at_step=3)]
+    )
     told: list[str] = []
     path = tmp_path / "minimal.json"
-    shrunk = shrink_to_file(chaos.harness, endless, path, budget_s=3.0, twin=False, tell=told.append)
+    shrunk = shrink_to_file(
+        chaos.harness, endless, path, budget_s=3.0, twin=False, tell=told.append
+    )
     assert (shrunk.runs, shrunk.failures, shrunk.complete) == (1, 0, False)
     assert load(path) == endless
     chaos.run(JOB, nodes=2, steps=10, faults=[Kill(rank=1, at_step=3)])
@@ -242,4 +293,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_any_run(chaos: Chaos) -
 
 
 def test_an_experiment_in_words() -> None:
-    assert describe(planned(Kill(rank=1, at_step=9), spares=2)) == "1 fault, 4 nodes, 2 spares, 30 steps"
+    assert (
+        describe(planned(Kill(rank=1, at_step=9), spares=2))
+        == "1 fault, 4 nodes, 2 spares, 30 steps"
+    )

@@ -28,7 +28,9 @@ _TESTS = """
 
 
 @pytest.mark.parametrize("style", ["long", "short"])
-def test_the_traceback_of_an_assertion_ends_in_the_test(pytester: pytest.Pytester, style: str) -> None:
+def test_the_traceback_of_an_assertion_ends_in_the_test(
+    pytester: pytest.Pytester, style: str
+) -> None:
     """Each assertion is reported at the line of the test that calls it."""
     changed = passed()
     changed.twin_losses = [*changed.losses[:3], 0.0, *changed.losses[4:]]

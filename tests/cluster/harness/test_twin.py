@@ -59,7 +59,8 @@ class Assassin:
 
 def plan(job: str = f"{TROUBLED}:plain", **chosen: Any) -> Experiment:
     return plan_experiment(
-        job, **{"nodes": 2, "steps": STEPS, "options": {"step_s": 0.02}, "deadline_s": 60.0} | chosen
+        job,
+        **{"nodes": 2, "steps": STEPS, "options": {"step_s": 0.02}, "deadline_s": 60.0} | chosen,
     )
 
 
@@ -80,7 +81,9 @@ def test_a_twin_that_lost_a_rank_is_run_again(harness: Harness, twins: TwinCache
 
 
 def test_a_twin_that_breaks_again_is_an_error(harness: Harness, twins: TwinCache) -> None:
-    with pytest.raises(Interrupted, match=r"was broken by itself: detected node1\.0: exited .*run it again"):
+    with pytest.raises(
+        Interrupted, match=r"was broken by itself: detected node1\.0: exited .*run it again"
+    ):
         harness.twin(plan(), Assassin(runs=2))
     assert runs_of(harness) == 2
     assert twins.get(plan()) is None
@@ -127,7 +130,9 @@ def job(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("part", ["runtime/step/trainer.py", "runtime/injection/clock.py", "elastic/scaling.py"])
+@pytest.mark.parametrize(
+    "part", ["runtime/step/trainer.py", "runtime/injection/clock.py", "elastic/scaling.py"]
+)
 def test_an_edit_of_the_runtime_is_another_twin(tmp_path: Path, part: str) -> None:
     """Any module that the numbers of a run depend on, in whatever sub-folder it lies."""
     package = tmp_path / "chaoskit"
@@ -139,13 +144,20 @@ def test_an_edit_of_the_runtime_is_another_twin(tmp_path: Path, part: str) -> No
     assert numerics_digest(package) != before
 
 
-@pytest.mark.promise("their digests are kept with the twin, and compared before it is used", helper="parts/rates.py")
+@pytest.mark.promise(
+    "their digests are kept with the twin, and compared before it is used", helper="parts/rates.py"
+)
 @pytest.mark.parametrize(
     ("helper", "text"),
     # of another size: of the same size and second, Python would take the bytecode of before
-    [("parts/layers.py", LAYERS.replace("8)", "8, bias=False)")), ("parts/rates.py", "RATE = 0.25\n")],
+    [
+        ("parts/layers.py", LAYERS.replace("8)", "8, bias=False)")),
+        ("parts/rates.py", "RATE = 0.25\n"),
+    ],
 )
-def test_another_helper_is_another_twin(harness: Harness, job: Path, helper: str, text: str) -> None:
+def test_another_helper_is_another_twin(
+    harness: Harness, job: Path, helper: str, text: str
+) -> None:
     """Wherever it lies, and whenever it is imported."""
     experiment = plan(str(job), options={}, steps=10)
     first = harness.twin(experiment)
@@ -179,12 +191,17 @@ def test_jobs_of_one_folder_have_twins_of_their_own(twins: TwinCache) -> None:
 def test_only_the_users_files_count(harness: Harness, job: Path) -> None:
     """Not torch's thousands, nor ours: those are in the key, by their versions and as a whole."""
     twin = harness.twin(plan(str(job), options={}, steps=10))
-    assert set(twin.sources) == {str(job), *(str(job.parent / "parts" / name) for name in ("layers.py", "rates.py"))}
+    assert set(twin.sources) == {
+        str(job),
+        *(str(job.parent / "parts" / name) for name in ("layers.py", "rates.py")),
+    }
 
 
 def test_a_source_that_is_gone_is_no_reason_to_fail(twins: TwinCache, job: Path) -> None:
     experiment = plan(str(job), options={})
-    twins.put(experiment, Twin([1.0], "weights", "samples", {str(job.parent / "gone.py"): "digest"}))
+    twins.put(
+        experiment, Twin([1.0], "weights", "samples", {str(job.parent / "gone.py"): "digest"})
+    )
     assert twins.get(experiment) is None
 
 
@@ -198,7 +215,9 @@ def test_another_version_of_what_is_installed_is_another_twin(
     assert twins.get(plan()) is None
 
 
-def test_sources_are_noted_as_they_were_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sources_are_noted_as_they_were_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who edits a file after its import does not change what runs."""
     path = tmp_path / "imported_by_a_job.py"
     path.write_text("A = 1\n")

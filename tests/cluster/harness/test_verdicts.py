@@ -67,7 +67,9 @@ class Pretended(Kill):
 
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         target.release()
-        yield ProcessEnded(subject=target.rank_process, source="nothing", how="killed", status="SIGKILL")
+        yield ProcessEnded(
+            subject=target.rank_process, source="nothing", how="killed", status="SIGKILL"
+        )
 
 
 @pytest.mark.promise("A fault that must be felt, and was not, is *unknown*")
@@ -97,7 +99,11 @@ def test_unknown_fails_the_test_and_names_the_fault(chaos: Chaos) -> None:
 def test_another_loss_after_recovery_fails(chaos: Chaos) -> None:
     """A job whose numbers depend on the process is caught by comparison with its twin."""
     outcome = chaos.run(
-        f"{JOBS}:remembers_its_process", nodes=2, steps=20, faults=[Kill(rank=1, at_step=8)], check=False
+        f"{JOBS}:remembers_its_process",
+        nodes=2,
+        steps=20,
+        faults=[Kill(rank=1, at_step=8)],
+        check=False,
     )
     assert outcome.verdict == Verdict.FAILED
     assert check(outcome, "losses equal the twin's") == Verdict.FAILED
@@ -105,11 +111,17 @@ def test_another_loss_after_recovery_fails(chaos: Chaos) -> None:
         outcome.assert_same_losses_as_twin()
 
 
-@pytest.mark.promise("A run that computed committed steps again has failed, unless `max_lost_steps` allows so many.")
+@pytest.mark.promise(
+    "A run that computed committed steps again has failed, unless `max_lost_steps` allows so many."
+)
 def test_losing_committed_steps_fails_unless_it_may_cost_them(chaos: Chaos) -> None:
     """Rank 1 is gone and not replaced yet; then the node that has all the state is lost, its copies with it. What the
     other node kept of the worker that it had lost long ago is where the training goes on."""
-    faults = [FailLoad(rank=1, at_step=2, times=2), Kill(rank=1, at_step=4), KillNode(rank=0, at_step=12)]
+    faults = [
+        FailLoad(rank=1, at_step=2, times=2),
+        Kill(rank=1, at_step=4),
+        KillNode(rank=0, at_step=12),
+    ]
     plan = {"nodes": 2, "spares": 0, "steps": 40, "faults": faults}
     outcome = chaos.run(f"{JOBS}:faithful", **plan, check=False)
     assert outcome.lost_steps >= 5
@@ -120,7 +132,9 @@ def test_losing_committed_steps_fails_unless_it_may_cost_them(chaos: Chaos) -> N
 
 def test_a_job_that_fails_on_every_rank_fails(chaos: Chaos) -> None:
     """A bug that repeats on every rank ends the run with its reason instead of a loop."""
-    outcome = chaos.run(f"{JOBS}:fails_everywhere", nodes=2, steps=20, twin=False, max_failures=4, check=False)
+    outcome = chaos.run(
+        f"{JOBS}:fails_everywhere", nodes=2, steps=20, twin=False, max_failures=4, check=False
+    )
     assert outcome.verdict == Verdict.FAILED
     assert len(outcome.steps) == 5
 
@@ -134,7 +148,9 @@ def test_an_exception_of_the_job_is_its_own_failure_also_in_the_unbroken_run(cha
 
 def test_a_run_past_its_deadline_fails(chaos: Chaos) -> None:
     """Every run ends, and leaves nothing behind."""
-    outcome = chaos.run(f"{JOBS}:never_ends", nodes=2, steps=20, twin=False, deadline_s=4.0, check=False)
+    outcome = chaos.run(
+        f"{JOBS}:never_ends", nodes=2, steps=20, twin=False, deadline_s=4.0, check=False
+    )
     assert outcome.verdict == Verdict.FAILED
     assert "deadline of 4 s" in outcome.reasons[0]
 
@@ -163,8 +179,12 @@ def test_a_loss_that_no_fault_explains_is_a_false_alarm(chaos: Chaos, tmp_path: 
     outcome.assert_same_losses_as_twin()
 
 
-@pytest.mark.parametrize("fault", [Straggle(rank=1, at_step=8), DataStall(rank=1, at_step=8, stall_ms=20.0)])
-def test_the_death_of_a_slow_rank_is_not_explained_by_its_slowness(chaos: Chaos, tmp_path: Path, fault: Fault) -> None:
+@pytest.mark.parametrize(
+    "fault", [Straggle(rank=1, at_step=8), DataStall(rank=1, at_step=8, stall_ms=20.0)]
+)
+def test_the_death_of_a_slow_rank_is_not_explained_by_its_slowness(
+    chaos: Chaos, tmp_path: Path, fault: Fault
+) -> None:
     """A rank that was made slow, and is then killed from outside, is a false alarm: its slowness killed nothing."""
     pids: list[int] = []
     lost = workers_lost(tmp_path / "lost")
@@ -194,15 +214,23 @@ def test_a_dead_coordinator_is_a_harness_error(chaos: Chaos, tmp_path: Path) -> 
     def kill_coordinator(message: Any) -> None:
         if isinstance(message, Welcome):
             coordinators.append(message.pid)
-        if isinstance(message, Heartbeat) and any(beat.commits >= 3 for beat in message.beats) and coordinators:
+        if (
+            isinstance(message, Heartbeat)
+            and any(beat.commits >= 3 for beat in message.beats)
+            and coordinators
+        ):
             os.kill(coordinators.pop(), signal.SIGKILL)
 
     never = {"file": str(tmp_path / "never")}
     with pytest.raises(HarnessError, match="coordinator"):
-        chaos.run(f"{JOBS}:faithful", nodes=2, steps=20, until=never, twin=False, watch=kill_coordinator)
+        chaos.run(
+            f"{JOBS}:faithful", nodes=2, steps=20, until=never, twin=False, watch=kill_coordinator
+        )
 
 
-def test_every_start_puts_back_what_a_killed_harness_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_start_puts_back_what_a_killed_harness_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A process that a dead harness had stopped, whose guard is dead, too, goes on as soon as the next one starts."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     victim = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
@@ -238,7 +266,11 @@ def test_every_start_puts_back_what_a_killed_harness_left(tmp_path: Path, monkey
         ({"faults": [Kill(rank=0, at_step=20)]}, "at_step", "from 0 to 19"),
         ({"faults": [Kill(rank=0, at_step=1, phase="lunch")]}, "phase", "use one of"),
         ({"faults": [Hang(rank=0, at_step=1, how="softly")]}, "how", "use one of"),
-        ({"faults": [NaN(rank=0, at_step=1, parameter="0.weight", where="nowhere")]}, "where", "use one of"),
+        (
+            {"faults": [NaN(rank=0, at_step=1, parameter="0.weight", where="nowhere")]},
+            "where",
+            "use one of",
+        ),
         ({"deadline_s": -1.0}, "deadline_s", "above 0"),
         ({"max_lost_steps": -1}, "max_lost_steps", "0 or more"),
     ],
@@ -301,7 +333,9 @@ def test_error(chaos):
 
 
 @pytest.mark.slow
-@pytest.mark.promise("ends with 0 passed, 1 failed, 2 bad input, 10 unknown, 11 error", status=[1, 11])
+@pytest.mark.promise(
+    "ends with 0 passed, 1 failed, 2 bad input, 10 unknown, 11 error", status=[1, 11]
+)
 @pytest.mark.costly
 @pytest.mark.parametrize(
     ("tests", "status"),
@@ -312,14 +346,20 @@ def test_error(chaos):
         ("test_fails or test_error", 11),
     ],
 )
-def test_the_worst_verdict_is_the_exit_status(pytester: pytest.Pytester, tests: str, status: int) -> None:
+def test_the_worst_verdict_is_the_exit_status(
+    pytester: pytest.Pytester, tests: str, status: int
+) -> None:
     """Passed 0, failed 1, unknown 10, error 11: a script can tell them apart."""
     pytester.makeini(RELAXED)
     pytester.makepyfile(test_session=SESSION.format(job=str(Path(__file__).parent / JOBS)))
-    result = pytester.runpytest_subprocess("-k", tests, "--chaos-report", "report", "-p", "no:cacheprovider")
+    result = pytester.runpytest_subprocess(
+        "-k", tests, "--chaos-report", "report", "-p", "no:cacheprovider"
+    )
     assert result.ret == status
     report = pytester.path / "report"
-    assert len(list(report.glob("runs/*/outcome.json"))) == len([t for t in tests.split(" or ") if t != "test_error"])
+    assert len(list(report.glob("runs/*/outcome.json"))) == len(
+        [t for t in tests.split(" or ") if t != "test_error"]
+    )
     if tests != "test_error":
         assert (report / "report.html").is_file()
 
@@ -361,7 +401,8 @@ def test_an_error_of_chaoskit_is_one_line_with_its_cause(pytester: pytest.Pytest
     assert result.ret == 11
     lines = [line for line in result.outlines if line.startswith("chaoskit failed: ")]
     assert [
-        line.removeprefix("chaoskit failed: ").removesuffix(" (--chaos-traceback shows more)") for line in lines
+        line.removeprefix("chaoskit failed: ").removesuffix(" (--chaos-traceback shows more)")
+        for line in lines
     ] == [
         "the harness broke",
         "the driver ended; its last words: OSError: disk full",
@@ -374,15 +415,21 @@ def test_an_error_of_chaoskit_is_one_line_with_its_cause(pytester: pytest.Pytest
     assert len(result.outlines) < 30
 
 
-def test_the_traceback_of_an_error_of_chaoskit_is_shown_on_request(pytester: pytest.Pytester) -> None:
+def test_the_traceback_of_an_error_of_chaoskit_is_shown_on_request(
+    pytester: pytest.Pytester,
+) -> None:
     pytester.makepyfile(test_session=ERRORS)
-    result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--chaos-traceback", "-k", "log")
+    result = pytester.runpytest_subprocess(
+        "-p", "no:cacheprovider", "--chaos-traceback", "-k", "log"
+    )
     assert result.ret == 11
     assert "  line 1" in result.stdout.str()
     assert "def test_with_a_log" in result.stdout.str()
 
 
-def test_bad_input_fails_a_test_with_one_line_and_ends_the_session_with_2(pytester: pytest.Pytester) -> None:
+def test_bad_input_fails_a_test_with_one_line_and_ends_the_session_with_2(
+    pytester: pytest.Pytester,
+) -> None:
     """What is worse wins: a failed test beside it makes it 1."""
     pytester.makepyfile(
         test_session="""
@@ -401,7 +448,9 @@ def test_bad_input_fails_a_test_with_one_line_and_ends_the_session_with_2(pytest
 
 
 @pytest.mark.costly
-def test_a_test_that_fails_after_a_run_that_passed_is_no_pass_in_the_report(pytester: pytest.Pytester) -> None:
+def test_a_test_that_fails_after_a_run_that_passed_is_no_pass_in_the_report(
+    pytester: pytest.Pytester,
+) -> None:
     """The verdict stays, as the recovery probability counts it; what reports show is the worse of the two."""
     pytester.makeini(RELAXED)
     pytester.makepyfile(
@@ -411,7 +460,9 @@ def test_a_test_that_fails_after_a_run_that_passed_is_no_pass_in_the_report(pyte
             assert False, "too slow"
         """
     )
-    assert pytester.runpytest_subprocess("--chaos-report", "report", "-p", "no:cacheprovider").ret == 1
+    assert (
+        pytester.runpytest_subprocess("--chaos-report", "report", "-p", "no:cacheprovider").ret == 1
+    )
     (outcome,) = read_outcomes(pytester.path / "report")
     assert (outcome.verdict, outcome.result) == (Verdict.PASSED, Verdict.FAILED)
     assert outcome.test is not None
@@ -420,7 +471,10 @@ def test_a_test_that_fails_after_a_run_that_passed_is_no_pass_in_the_report(pyte
     assert "too slow" in (pytester.path / "report" / "report.html").read_text()
     for arguments, status in (((), 0), (("--check",), 1)):
         shown = [sys.executable, "-m", "chaoskit", "report", "report", *arguments]
-        assert subprocess.run(shown, cwd=pytester.path, capture_output=True, check=False).returncode == status
+        assert (
+            subprocess.run(shown, cwd=pytester.path, capture_output=True, check=False).returncode
+            == status
+        )
     write_junit([outcome], pytester.path / "junit.xml")
     assert 'failures="1"' in (pytester.path / "junit.xml").read_text()
 
@@ -434,7 +488,9 @@ def test_a_test_that_fails_after_a_run_that_passed_is_no_pass_in_the_report(pyte
         ("detection='lax'", "detection='lax': use one of "),
     ],
 )
-def test_a_marker_that_cannot_be_is_refused_at_collection(pytester: pytest.Pytester, marker: str, problem: str) -> None:
+def test_a_marker_that_cannot_be_is_refused_at_collection(
+    pytester: pytest.Pytester, marker: str, problem: str
+) -> None:
     pytester.makepyfile(
         test_session=f"""
         import pytest
@@ -460,7 +516,9 @@ def test_the_command_line_goes_before_the_marker(pytester: pytest.Pytester) -> N
             assert chaos.defaults["seed"] == 5
         """
     )
-    result = pytester.runpytest_subprocess("--chaos-repeats", "2", "--chaos-seed", "5", "-p", "no:cacheprovider")
+    result = pytester.runpytest_subprocess(
+        "--chaos-repeats", "2", "--chaos-seed", "5", "-p", "no:cacheprovider"
+    )
     result.assert_outcomes(passed=2)
 
 
@@ -530,8 +588,13 @@ def test_a_session_counts_its_own_runs(pytester: pytest.Pytester) -> None:
     assert len(set(sessions)) == 2
     command = [sys.executable, "-m", "chaoskit", "report", "report"]
     wide = os.environ | {"COLUMNS": "200"}
-    shown = subprocess.run(command, cwd=pytester.path, env=wide, capture_output=True, text=True, check=True).stdout
-    assert [f"session {session}: 1 experiment: 1 passed" in shown for session in sessions] == [True, True]
+    shown = subprocess.run(
+        command, cwd=pytester.path, env=wide, capture_output=True, text=True, check=True
+    ).stdout
+    assert [f"session {session}: 1 experiment: 1 passed" in shown for session in sessions] == [
+        True,
+        True,
+    ]
 
 
 def test_a_report_directory_that_cannot_be_written_is_refused(pytester: pytest.Pytester) -> None:

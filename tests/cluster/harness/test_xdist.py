@@ -67,9 +67,13 @@ def test_two_workers_make_one_report_and_one_status(
     """As without xdist: the worst verdict is the exit status, and every outcome is in the report."""
     pytester.makeini(RELAXED)
     pytester.makepyfile(test_session=SESSION)
-    result = pytester.runpytest_subprocess("-n", "2", "-k", tests, "--chaos-report", "report", "-p", "no:cacheprovider")
+    result = pytester.runpytest_subprocess(
+        "-n", "2", "-k", tests, "--chaos-report", "report", "-p", "no:cacheprovider"
+    )
     assert result.ret == status, result.stdout.str()
-    outcomes = [json.loads(path.read_bytes()) for path in pytester.path.glob("report/runs/*/*/outcome.json")]
+    outcomes = [
+        json.loads(path.read_bytes()) for path in pytester.path.glob("report/runs/*/*/outcome.json")
+    ]
     assert sorted(outcome["verdict"] for outcome in outcomes) == verdicts
     assert len({outcome["directory"] for outcome in outcomes}) == len(outcomes)
     assert len({outcome["session"] for outcome in outcomes}) == 1, "it is one session"
@@ -90,4 +94,7 @@ def test_each_worker_has_its_own_supervisor(pytester: pytest.Pytester) -> None:
     assert {worker for worker, _ in seen} == {"gw0", "gw1"}
     supervisors = [supervisor for _, supervisor in seen]
     assert len(supervisors) == len(set(supervisors)) == 2
-    wait_until(lambda: not any(Path(f"/proc/{supervisor}").exists() for supervisor in supervisors), "the end of both")
+    wait_until(
+        lambda: not any(Path(f"/proc/{supervisor}").exists() for supervisor in supervisors),
+        "the end of both",
+    )

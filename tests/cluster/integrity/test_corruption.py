@@ -27,7 +27,11 @@ Flipped = Callable[..., Outcome]
 
 
 def journal(outcome: Outcome, event: Event) -> list[Record]:
-    return [record for record in read_journals(Path(outcome.directory) / "journal") if record.event == event]
+    return [
+        record
+        for record in read_journals(Path(outcome.directory) / "journal")
+        if record.event == event
+    ]
 
 
 def named(outcome: Outcome) -> set[tuple[str, str]]:
@@ -63,10 +67,24 @@ def corrupted(chaos: Chaos, tmp_path: Path) -> Flipped:
     ) -> Outcome:
         marker = tmp_path / "flipped"
         marker.unlink(missing_ok=True)
-        options = {"where": where, "rank": rank, "at_step": at_step, "sticky": sticky, "pause": pause}
+        options = {
+            "where": where,
+            "rank": rank,
+            "at_step": at_step,
+            "sticky": sticky,
+            "pause": pause,
+        }
         options |= {"outside": outside, "meet": meet}
-        settings = {"nodes": 3, "spares": 1, "steps": STEPS, "deadline_s": 60.0, "state_hash_steps": 1} | plan
-        outcome = chaos.run(JOB, options=options | {"marker": str(marker)}, twin=False, check=False, **settings)
+        settings = {
+            "nodes": 3,
+            "spares": 1,
+            "steps": STEPS,
+            "deadline_s": 60.0,
+            "state_hash_steps": 1,
+        } | plan
+        outcome = chaos.run(
+            JOB, options=options | {"marker": str(marker)}, twin=False, check=False, **settings
+        )
         assert marker.exists() or where in ("", "end"), "no bit was flipped"
         return outcome
 
@@ -76,12 +94,18 @@ def corrupted(chaos: Chaos, tmp_path: Path) -> Flipped:
 @pytest.fixture
 def clean(chaos: Chaos) -> Callable[[int], Outcome]:
     """The same training without flips, for as many shards."""
-    return lambda nodes: chaos.run(JOB, nodes=nodes, spares=0, steps=STEPS, deadline_s=60.0, twin=False)
+    return lambda nodes: chaos.run(
+        JOB, nodes=nodes, spares=0, steps=STEPS, deadline_s=60.0, twin=False
+    )
 
 
 def assert_unharmed(outcome: Outcome, expected: Outcome) -> None:
     """Everything but the alarms, which have no fault to belong to, is as in a run without flips."""
-    odd = [check for check in outcome.checks if check.verdict != Verdict.PASSED and check.name != "no false alarm"]
+    odd = [
+        check
+        for check in outcome.checks
+        if check.verdict != Verdict.PASSED and check.name != "no false alarm"
+    ]
     assert not odd, (odd, outcome.directory)
     assert outcome.losses == expected.losses
     assert outcome.weights_digest == expected.weights_digest
@@ -97,7 +121,9 @@ def assert_unharmed(outcome: Outcome, expected: Outcome) -> None:
 )
 @pytest.mark.parametrize("nodes", [3, 4])
 @pytest.mark.parametrize("where", ["weight", "frozen", "optimizer", "rate"])
-def test_state_that_differs_convicts_the_minority(corrupted: Flipped, clean: Any, where: str, nodes: int) -> None:
+def test_state_that_differs_convicts_the_minority(
+    corrupted: Flipped, clean: Any, where: str, nodes: int
+) -> None:
     outcome = corrupted(where, nodes=nodes)
     assert named(outcome) == {(culprit(outcome), "corrupt")}
     assert_unharmed(outcome, clean(nodes))
@@ -111,7 +137,9 @@ def test_a_buffer_counts_as_it_was_before_the_forward_pass(corrupted: Flipped, c
 
 
 @pytest.mark.parametrize("where", ["weight", "optimizer"])
-def test_of_two_ranks_the_one_that_contradicts_itself_is_guilty(corrupted: Flipped, clean: Any, where: str) -> None:
+def test_of_two_ranks_the_one_that_contradicts_itself_is_guilty(
+    corrupted: Flipped, clean: Any, where: str
+) -> None:
     """Two have no majority; but the guilty one remembers what it had after the last commit."""
     outcome = corrupted(where, nodes=2, outside=where == "weight")
     assert named(outcome) == {(culprit(outcome), "corrupt")}
@@ -119,7 +147,9 @@ def test_of_two_ranks_the_one_that_contradicts_itself_is_guilty(corrupted: Flipp
 
 
 @pytest.mark.parametrize("where", ["weight", "optimizer"])
-def test_of_two_ranks_it_is_found_guilty_when_the_slice_is_compared(corrupted: Flipped, where: str) -> None:
+def test_of_two_ranks_it_is_found_guilty_when_the_slice_is_compared(
+    corrupted: Flipped, where: str
+) -> None:
     """The flip is in none of the slices that all compare in that step: the guilty one remembers it until then."""
     outcome = corrupted(where, nodes=2, outside=where == "weight", state_hash_steps=16, steps=30)
     assert named(outcome) == {(culprit(outcome), "corrupt")}
@@ -142,7 +172,9 @@ def test_slices_find_it_a_little_later(corrupted: Flipped, reduction: str) -> No
     assert 6 <= min(record["step"] for record in journal(outcome, Event.CORRUPT)) < 10
 
 
-def test_a_newcomer_that_copied_corrupt_state_is_no_witness_for_it(corrupted: Flipped, tmp_path: Path) -> None:
+def test_a_newcomer_that_copied_corrupt_state_is_no_witness_for_it(
+    corrupted: Flipped, tmp_path: Path
+) -> None:
     """The weight is flipped long before its slice is compared; meanwhile a newcomer copies it: two against two.
 
     The rank that dies does so when all others have committed as many steps, and a spare is ready: then the newcomer,
@@ -156,24 +188,39 @@ def test_a_newcomer_that_copied_corrupt_state_is_no_witness_for_it(corrupted: Fl
 
     flag = Flag(tmp_path / "flipped.ready", all_are_ready)
     kill: list[Fault] = [Kill(rank=2, at_step=5)]
-    plan = {"nodes": 4, "spares": 2, "rank": 3, "at_step": 3, "state_hash_steps": 8, "steps": 40, "faults": kill}
+    plan = {
+        "nodes": 4,
+        "spares": 2,
+        "rank": 3,
+        "at_step": 3,
+        "state_hash_steps": 8,
+        "steps": 40,
+        "faults": kill,
+    }
     outcome = corrupted("weight", meet=5, watch=flag, **plan)
     found_ns = min(record.t_ns for record in journal(outcome, Event.CORRUPT))
     guilty = culprit(outcome, 3)
     (copy,) = [record for record in journal(outcome, Event.RESTORED) if record.t_ns < found_ns]
     assert copy["source"] == guilty, outcome.directory
-    assert {worker for worker, cause in named(outcome) if cause == "corrupt"} == {guilty, copy.source}
+    assert {worker for worker, cause in named(outcome) if cause == "corrupt"} == {
+        guilty,
+        copy.source,
+    }
     assert len({record["weights_digest"] for record in journal(outcome, Event.FINISHED)}) == 1
 
 
-def test_without_the_state_hash_a_flipped_weight_ends_the_job_only_at_the_end(corrupted: Flipped) -> None:
+def test_without_the_state_hash_a_flipped_weight_ends_the_job_only_at_the_end(
+    corrupted: Flipped,
+) -> None:
     outcome = corrupted("weight", state_hash_steps=0)
     assert len(outcome.steps) == STEPS
     assert "ranks ended with different weights" in outcome.reasons[0]
     assert named(outcome) == verdicts(outcome) == set()
 
 
-@pytest.mark.promise("the coordinator compares the digests with which they finish, and fails the job")
+@pytest.mark.promise(
+    "the coordinator compares the digests with which they finish, and fails the job"
+)
 def test_a_flip_after_the_last_step_is_noticed(corrupted: Flipped) -> None:
     outcome = corrupted("end")
     assert len(outcome.steps) == STEPS
@@ -185,7 +232,9 @@ def test_a_flip_after_the_last_step_is_noticed(corrupted: Flipped) -> None:
 
 @pytest.mark.parametrize("nodes", [2, 3, 4])
 @pytest.mark.parametrize("where", ["received", "own segment"])
-def test_a_damaged_result_is_reduced_again(corrupted: Flipped, clean: Any, where: str, nodes: int) -> None:
+def test_a_damaged_result_is_reduced_again(
+    corrupted: Flipped, clean: Any, where: str, nodes: int
+) -> None:
     """Who received it damaged takes the step from those who did not; nobody is replaced for one flip."""
     outcome = corrupted(where, nodes=nodes, buckets=2)
     assert verdicts(outcome) == {(culprit(outcome), "transfer")}
@@ -193,14 +242,18 @@ def test_a_damaged_result_is_reduced_again(corrupted: Flipped, clean: Any, where
     assert_unharmed(outcome, clean(nodes))
 
 
-def test_a_damaged_result_of_the_last_step_is_taken_from_who_finished(corrupted: Flipped, clean: Any) -> None:
+def test_a_damaged_result_of_the_last_step_is_taken_from_who_finished(
+    corrupted: Flipped, clean: Any
+) -> None:
     outcome = corrupted("received", at_step=STEPS - 1)
     assert verdicts(outcome) == {(culprit(outcome), "transfer")}
     assert_unharmed(outcome, clean(3))
 
 
 @pytest.mark.parametrize("where", ["received", "own segment"])
-def test_a_rank_that_damages_every_result_is_replaced(corrupted: Flipped, clean: Any, where: str) -> None:
+def test_a_rank_that_damages_every_result_is_replaced(
+    corrupted: Flipped, clean: Any, where: str
+) -> None:
     outcome = corrupted(where, sticky=True)
     assert named(outcome) == {(culprit(outcome), "corrupt")}
     assert_unharmed(outcome, clean(3))
@@ -217,7 +270,9 @@ def test_of_two_the_one_that_damages_what_it_receives_takes_every_step_from_the_
     assert_unharmed(outcome, clean(2))
 
 
-def test_of_two_the_one_whose_own_segment_changes_is_replaced(corrupted: Flipped, clean: Any) -> None:
+def test_of_two_the_one_whose_own_segment_changes_is_replaced(
+    corrupted: Flipped, clean: Any
+) -> None:
     outcome = corrupted("own segment", nodes=2, sticky=True)
     assert named(outcome) == {(culprit(outcome), "corrupt")}
     assert_unharmed(outcome, clean(2))
@@ -239,7 +294,9 @@ def test_damaged_news_are_not_believed(corrupted: Flipped, reduction: str) -> No
 
 
 @pytest.mark.parametrize("nodes", [2, 3])
-def test_a_rank_that_receives_no_number_from_every_all_reduce_is_replaced(corrupted: Flipped, nodes: int) -> None:
+def test_a_rank_that_receives_no_number_from_every_all_reduce_is_replaced(
+    corrupted: Flipped, nodes: int
+) -> None:
     """``fast``: the others found the same sums finite."""
     outcome = corrupted("no number", reduction="fast", nodes=nodes, sticky=True)
     assert verdicts(outcome) == {(culprit(outcome), "transfer"), (culprit(outcome), "rank")}
@@ -248,7 +305,9 @@ def test_a_rank_that_receives_no_number_from_every_all_reduce_is_replaced(corrup
     assert len({record["weights_digest"] for record in journal(outcome, Event.FINISHED)}) == 1
 
 
-@pytest.mark.promise("checksums of the result ride in the next step's reduction, and are put to the vote")
+@pytest.mark.promise(
+    "checksums of the result ride in the next step's reduction, and are put to the vote"
+)
 def test_a_damaged_all_reduce_is_outvoted_in_the_next_step(corrupted: Flipped) -> None:
     """``fast`` has no one maker of a sum to compare with: ranks compare theirs one step later, before they commit."""
     outcome = corrupted("received", reduction="fast", state_hash_steps=0)
@@ -257,7 +316,9 @@ def test_a_damaged_all_reduce_is_outvoted_in_the_next_step(corrupted: Flipped) -
 
 
 @pytest.mark.parametrize("reduction", ["exact", "fast"])
-def test_without_the_gradient_hash_a_damaged_result_is_committed(corrupted: Flipped, reduction: str) -> None:
+def test_without_the_gradient_hash_a_damaged_result_is_committed(
+    corrupted: Flipped, reduction: str
+) -> None:
     outcome = corrupted("received", hash_every=0, state_hash_steps=0, reduction=reduction)
     assert named(outcome) == verdicts(outcome) == set()
     assert "ranks ended with different weights" in outcome.reasons[0]
@@ -273,7 +334,9 @@ def audited(nodes: int) -> int:
 
 @pytest.mark.promise("a result that was wrong only once is only written down", nodes=3)
 @pytest.mark.parametrize("nodes", [2, 3, 4])
-def test_a_gradient_that_was_wrong_once_is_computed_again(corrupted: Flipped, clean: Any, nodes: int) -> None:
+def test_a_gradient_that_was_wrong_once_is_computed_again(
+    corrupted: Flipped, clean: Any, nodes: int
+) -> None:
     outcome = corrupted("gradient", nodes=nodes, at_step=audited(nodes), audit_every=1, buckets=2)
     assert verdicts(outcome) == {(culprit(outcome), "transient")}
     assert named(outcome) == set()
@@ -281,11 +344,22 @@ def test_a_gradient_that_was_wrong_once_is_computed_again(corrupted: Flipped, cl
 
 
 @pytest.mark.parametrize(("pause", "convicted"), [(102, False), (99, True)])
-def test_gradients_that_were_wrong_long_ago_are_forgotten(corrupted: Flipped, pause: int, convicted: bool) -> None:
+def test_gradients_that_were_wrong_long_ago_are_forgotten(
+    corrupted: Flipped, pause: int, convicted: bool
+) -> None:
     """Three mistakes are too many, unless a hundred clean steps lie between."""
-    plan = {"at_step": audited(3), "sticky": True, "pause": pause, "steps": audited(3) + 2 * pause + 3}
+    plan = {
+        "at_step": audited(3),
+        "sticky": True,
+        "pause": pause,
+        "steps": audited(3) + 2 * pause + 3,
+    }
     outcome = corrupted("gradient", audit_every=1, state_hash_steps=16, **plan)
-    assert {record["step"] for record in journal(outcome, Event.CORRUPT)} == {7, 7 + pause, 7 + 2 * pause}
+    assert {record["step"] for record in journal(outcome, Event.CORRUPT)} == {
+        7,
+        7 + pause,
+        7 + 2 * pause,
+    }
     assert verdicts(outcome) == {(culprit(outcome), "transient")}
     assert named(outcome) == ({(culprit(outcome), "corrupt")} if convicted else set())
 
@@ -293,7 +367,9 @@ def test_gradients_that_were_wrong_long_ago_are_forgotten(corrupted: Flipped, pa
 @pytest.mark.promise("if bits differ a third one decides", where="gradient", nodes=3)
 @pytest.mark.parametrize("where", ["gradient", "noise"])
 @pytest.mark.parametrize("nodes", [3, 4])
-def test_a_third_rank_convicts_who_computes_wrongly(corrupted: Flipped, clean: Any, nodes: int, where: str) -> None:
+def test_a_third_rank_convicts_who_computes_wrongly(
+    corrupted: Flipped, clean: Any, nodes: int, where: str
+) -> None:
     outcome = corrupted(where, nodes=nodes, at_step=audited(nodes), audit_every=1, sticky=True)
     assert verdicts(outcome) == {(culprit(outcome), "rank")}
     assert named(outcome) == {(culprit(outcome), "corrupt")}
@@ -301,22 +377,35 @@ def test_a_third_rank_convicts_who_computes_wrongly(corrupted: Flipped, clean: A
 
 
 @pytest.mark.parametrize("nodes", [3, 4])
-def test_an_auditor_that_computes_wrongly_is_convicted(corrupted: Flipped, clean: Any, nodes: int) -> None:
+def test_an_auditor_that_computes_wrongly_is_convicted(
+    corrupted: Flipped, clean: Any, nodes: int
+) -> None:
     pair = audit_at(audited(nodes), 1, [[rank] for rank in range(nodes)])
     assert pair is not None
-    outcome = corrupted("gradient", nodes=nodes, rank=pair.auditor, at_step=audited(nodes), audit_every=1, sticky=True)
+    outcome = corrupted(
+        "gradient",
+        nodes=nodes,
+        rank=pair.auditor,
+        at_step=audited(nodes),
+        audit_every=1,
+        sticky=True,
+    )
     assert named(outcome) == {(culprit(outcome, pair.auditor), "corrupt")}
     assert_unharmed(outcome, clean(nodes))
 
 
-def test_without_a_spare_the_others_take_over_the_shards_of_the_convict(corrupted: Flipped, clean: Any) -> None:
+def test_without_a_spare_the_others_take_over_the_shards_of_the_convict(
+    corrupted: Flipped, clean: Any
+) -> None:
     outcome = corrupted("gradient", spares=0, at_step=audited(3), audit_every=1, sticky=True)
     assert named(outcome) == {(culprit(outcome), "corrupt")}
     assert min(point.world for point in outcome.steps) == 2
     assert_unharmed(outcome, clean(3))
 
 
-def test_of_two_ranks_the_one_that_computes_differently_each_time_is_guilty(corrupted: Flipped, clean: Any) -> None:
+def test_of_two_ranks_the_one_that_computes_differently_each_time_is_guilty(
+    corrupted: Flipped, clean: Any
+) -> None:
     outcome = corrupted("noise", nodes=2, at_step=5, audit_every=1, sticky=True)
     assert named(outcome) == {(culprit(outcome), "corrupt")}
     assert_unharmed(outcome, clean(2))
@@ -338,7 +427,9 @@ def test_without_audits_a_wrong_gradient_is_trained(corrupted: Flipped, clean: A
 def test_a_flip_while_another_rank_dies(chaos: Chaos, corrupted: Flipped, clean: Any) -> None:
     """The round is over before it is concluded; what it was about is found again."""
     kill = Kill(rank=2, at_step=audited(4), phase="backward")
-    outcome = corrupted("gradient", nodes=4, spares=2, at_step=audited(4), audit_every=1, sticky=True, faults=[kill])
+    outcome = corrupted(
+        "gradient", nodes=4, spares=2, at_step=audited(4), audit_every=1, sticky=True, faults=[kill]
+    )
     assert (culprit(outcome), "corrupt") in named(outcome)
     assert len(named(outcome)) == 2
     assert_unharmed(outcome, clean(4))
@@ -356,7 +447,9 @@ class Announced(Fault):
     async def inject(self, target: Target) -> AsyncIterator[Evidence]:
         target.release()
         await target.seen(self.marker.exists)
-        yield ReadBack(subject=target.rank_process, source="the job's sign", value="a bit was flipped")
+        yield ReadBack(
+            subject=target.rank_process, source="the job's sign", value="a bit was flipped"
+        )
 
 
 @pytest.mark.parametrize(
@@ -397,7 +490,9 @@ PLANS = pytest.mark.parametrize(
 def test_a_healthy_run_with_resizes_raises_no_alarm(chaos: Chaos, plan: dict[str, Any]) -> None:
     """With every check on, ranks lost, ranks joining, and other shards for each of them."""
     kills: list[Fault] = [Kill(rank=3, at_step=5), Kill(rank=0, at_step=9, phase="optimizer")]
-    outcome = chaos.run("gpt", nodes=4, spares=0, steps=60, options={"size": "tiny"}, faults=kills, **CHECKS, **plan)
+    outcome = chaos.run(
+        "gpt", nodes=4, spares=0, steps=60, options={"size": "tiny"}, faults=kills, **CHECKS, **plan
+    )
     assert journal(outcome, Event.CORRUPT) == []
     assert outcome.false_alarms == 0
     assert {cause for _, cause in named(outcome)} == {"exited"}
@@ -405,7 +500,9 @@ def test_a_healthy_run_with_resizes_raises_no_alarm(chaos: Chaos, plan: dict[str
 
 @PLANS
 @pytest.mark.parametrize("where", ["weight", "received"])
-def test_the_same_checks_find_one_flip(corrupted: Flipped, where: str, plan: dict[str, Any]) -> None:
+def test_the_same_checks_find_one_flip(
+    corrupted: Flipped, where: str, plan: dict[str, Any]
+) -> None:
     """What raises no alarm in a healthy run is on: one flipped bit is found, and on the right rank."""
     outcome = corrupted(where, nodes=4, **CHECKS | plan)
     assert {worker for worker, _ in verdicts(outcome)} == {culprit(outcome)}
@@ -414,7 +511,8 @@ def test_the_same_checks_find_one_flip(corrupted: Flipped, where: str, plan: dic
 def test_an_audited_run_trains_the_same(chaos: Chaos) -> None:
     """The auditor's extra shard does not disturb the randomness, the sums or the samples."""
     plain, audited = (
-        chaos.run("gpt", nodes=4, steps=10, options={"size": "tiny"}, twin=False, audit_every=every) for every in (0, 1)
+        chaos.run("gpt", nodes=4, steps=10, options={"size": "tiny"}, twin=False, audit_every=every)
+        for every in (0, 1)
     )
     assert plain.losses == audited.losses
     assert plain.weights_digest == audited.weights_digest

@@ -48,7 +48,9 @@ def test_training_on_one_gpu(chaos: Chaos, job: str, reduction: str) -> None:
     [Kill(rank=0, at_step=10), Hang(rank=0, at_step=10), Raise(rank=0, at_step=10)],
     ids=["kill", "stop", "raise"],
 )
-def test_a_lost_rank_goes_on_from_the_copy_of_its_state(chaos: Chaos, fault: Kill | Hang | Raise) -> None:
+def test_a_lost_rank_goes_on_from_the_copy_of_its_state(
+    chaos: Chaos, fault: Kill | Hang | Raise
+) -> None:
     """The copy was made by the device itself, on a stream of its own."""
     outcome = chaos.run("fsdp", nodes=1, spares=1, steps=20, faults=[fault])
     assert outcome.lost_steps <= 1
@@ -58,13 +60,16 @@ def test_a_lost_rank_goes_on_from_the_copy_of_its_state(chaos: Chaos, fault: Kil
 @pytest.mark.parametrize("job", ["gpt", "fsdp"])
 def test_a_nan_on_one_gpu_is_never_committed(chaos: Chaos, job: str) -> None:
     """It is found and traced on the device."""
-    chaos.run(job, nodes=1, spares=1, steps=20, faults=[NaN(rank=0, at_step=10, parameter="head.weight")])
+    chaos.run(
+        job, nodes=1, spares=1, steps=20, faults=[NaN(rank=0, at_step=10, parameter="head.weight")]
+    )
 
 
 def test_snapshots_hold_the_values_of_their_step() -> None:
     """Every element tells the step: a copy that the next update overtook would show."""
     tensors = [
-        HeldTensor(f"t{number}", torch.zeros(size, device="cuda")) for number, size in enumerate((7, 0, 30_000_000))
+        HeldTensor(f"t{number}", torch.zeros(size, device="cuda"))
+        for number, size in enumerate((7, 0, 30_000_000))
     ]
     step = 0
     snapshotter = Snapshotter(Slots(), tensors, lambda: str(step).encode())
@@ -77,7 +82,9 @@ def test_snapshots_hold_the_values_of_their_step() -> None:
     with stored(snapshotter.slots.paths) as copies:
         assert {copy.seal.step for copy in copies} == {19, 20}
         for copy in copies:
-            targets = [HeldTensor(held.path, torch.full_like(held.tensor, -1.0)) for held in tensors]
+            targets = [
+                HeldTensor(held.path, torch.full_like(held.tensor, -1.0)) for held in tensors
+            ]
             assert copy.read_into(targets) == str(copy.seal.step).encode()
             for target in targets:
                 assert bool((target.tensor == float(copy.seal.step)).all()), target.path
@@ -102,7 +109,9 @@ def compare(slots: Slots, tensors: list[HeldTensor]) -> None:
         assert torch.equal(held.tensor, target.tensor), held.path
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool]
+)
 def test_every_type_comes_back_from_the_device(dtype: torch.dtype) -> None:
     plain = (torch.randn(900, 800, device="cuda") * 100).to(dtype)
     tensors = [
@@ -115,13 +124,26 @@ def test_every_type_comes_back_from_the_device(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_a_state_on_the_device_that_is_not_finite_is_not_sealed(dtype: torch.dtype, value: float) -> None:
+def test_a_state_on_the_device_that_is_not_finite_is_not_sealed(
+    dtype: torch.dtype, value: float
+) -> None:
     """The reason names the tensor. What is finite, however large, is sealed, and so is a state of whole numbers."""
     bad = torch.full((300, 700), torch.finfo(dtype).max, dtype=dtype, device="cuda")
-    others = [torch.randn(2**20, device="cuda"), torch.tensor(3, device="cuda"), torch.zeros(0, device="cuda")]
-    tensors = [HeldTensor(f"t{number}", tensor) for number, tensor in enumerate([*others, bad.t(), bad[0, 0].clone()])]
-    dropped: SimpleQueue[str] = SimpleQueue()  # told behind the settling, on the snapshotter's own thread
-    told = Snapshotter(Slots(), tensors, check_finite=True, dropped=lambda step, reason: dropped.put(reason))
+    others = [
+        torch.randn(2**20, device="cuda"),
+        torch.tensor(3, device="cuda"),
+        torch.zeros(0, device="cuda"),
+    ]
+    tensors = [
+        HeldTensor(f"t{number}", tensor)
+        for number, tensor in enumerate([*others, bad.t(), bad[0, 0].clone()])
+    ]
+    dropped: SimpleQueue[str] = (
+        SimpleQueue()
+    )  # told behind the settling, on the snapshotter's own thread
+    told = Snapshotter(
+        Slots(), tensors, check_finite=True, dropped=lambda step, reason: dropped.put(reason)
+    )
     told.begin(1)
     assert (seal := told.settle()) is not None
     assert seal.step == 1
@@ -171,7 +193,10 @@ def test_memory_that_cannot_be_registered_is_copied_all_the_same() -> None:
     image = slots.take()
     slots.give_back(image)
     runtime = torch.cuda.cudart()
-    assert runtime.cudaHostRegister(image.address, image.capacity_bytes, 0) == runtime.cudaError.success
+    assert (
+        runtime.cudaHostRegister(image.address, image.capacity_bytes, 0)
+        == runtime.cudaError.success
+    )
     tensors = [HeldTensor("w", torch.randn(1_000_000, device="cuda"))]
     snapshot_of(tensors, slots)
     assert float(torch.ones(3, device="cuda").sum()) == 3.0
@@ -180,8 +205,16 @@ def test_memory_that_cannot_be_registered_is_copied_all_the_same() -> None:
 
 def test_a_state_on_the_device_is_stored_and_read_into_it(tmp_path: Path) -> None:
     """Through torch's own checkpoints, with the storage of chaoskit."""
-    state = {"weight": torch.randn(1000, 300, device="cuda"), "moment": torch.randn(70, device="cuda").bfloat16()}
-    dcp.save(state, checkpoint_id="step-1", storage_writer=SnapshotWriter(DiskTier(tmp_path)), no_dist=True)
+    state = {
+        "weight": torch.randn(1000, 300, device="cuda"),
+        "moment": torch.randn(70, device="cuda").bfloat16(),
+    }
+    dcp.save(
+        state,
+        checkpoint_id="step-1",
+        storage_writer=SnapshotWriter(DiskTier(tmp_path)),
+        no_dist=True,
+    )
     read = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
     dcp.load(read, storage_reader=SnapshotReader(tmp_path), no_dist=True)
     assert all(torch.equal(read[name], tensor) for name, tensor in state.items())
@@ -191,7 +224,9 @@ def test_a_state_on_the_device_is_stored_and_read_into_it(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("job", ["gpt", "fsdp"])
-@pytest.mark.parametrize("fault", [Kill(rank=1, at_step=10), Hang(rank=1, at_step=10)], ids=["kill", "stop"])
+@pytest.mark.parametrize(
+    "fault", [Kill(rank=1, at_step=10), Hang(rank=1, at_step=10)], ids=["kill", "stop"]
+)
 def test_losing_a_rank(chaos: Chaos, fault: Kill | Hang, job: str) -> None:
     """NCCL's own abort frees the survivors; the replacement pulls its state."""
     require_two()
@@ -203,4 +238,10 @@ def test_losing_a_rank(chaos: Chaos, fault: Kill | Hang, job: str) -> None:
 def test_a_nan_is_never_committed(chaos: Chaos) -> None:
     """Non-finite gradients are traced on GPUs, too."""
     require_two()
-    chaos.run("gpt", nodes=2, spares=2, steps=20, faults=[NaN(rank=1, at_step=10, parameter="head.weight")])
+    chaos.run(
+        "gpt",
+        nodes=2,
+        spares=2,
+        steps=20,
+        faults=[NaN(rank=1, at_step=10, parameter="head.weight")],
+    )

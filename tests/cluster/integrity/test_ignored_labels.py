@@ -26,7 +26,10 @@ STEPS = 10
         ({"9": [0]}, {}),
         ({"9": [0, 1, 2, 3]}, {}),
         ({"4": [1], "9": [2]}, {"reduction": "fast"}),
-        ({"5": [1], "6": [0, 3]}, {"faults": [Kill(rank=1, at_step=6, phase="reduce")], "spares": 1}),
+        (
+            {"5": [1], "6": [0, 3]},
+            {"faults": [Kill(rank=1, at_step=6, phase="reduce")], "spares": 1},
+        ),
     ],
 )
 def test_a_shard_whose_labels_are_all_ignored_costs_nothing(
@@ -35,7 +38,9 @@ def test_a_shard_whose_labels_are_all_ignored_costs_nothing(
     plan = {"nodes": 2, "shards": 4, "spares": 0, "steps": STEPS, **settings}
     outcome = chaos.run(JOB, options={"ignored": ignored}, **plan)
     losses = outcome.losses
-    assert [step for step, loss in enumerate(losses) if loss is None or math.isnan(loss)] == list(map(int, ignored))
+    assert [step for step, loss in enumerate(losses) if loss is None or math.isnan(loss)] == list(
+        map(int, ignored)
+    )
     assert outcome.ledger is not None
     assert outcome.ledger.skipped == []
 
@@ -44,7 +49,11 @@ def test_a_shard_whose_labels_are_all_ignored_costs_nothing(
 def test_a_sharded_job_commits_it_too(chaos: Chaos) -> None:
     ignored = {"4": [1], "9": [2]}
     outcome = chaos.run(
-        "../../jobs/training/ignored.py:sharded", nodes=2, shards=4, steps=STEPS, options={"ignored": ignored}
+        "../../jobs/training/ignored.py:sharded",
+        nodes=2,
+        shards=4,
+        steps=STEPS,
+        options={"ignored": ignored},
     )
     assert len(outcome.losses) == STEPS
 
@@ -84,7 +93,14 @@ def test_what_shows_that_the_gradient_was_finite(
 
 @pytest.mark.parametrize(
     ("mine", "other", "is_same"),
-    [(math.nan, math.nan, True), (math.inf, math.inf, True), (math.nan, 1.0, False), (math.inf, -math.inf, False)],
+    [
+        (math.nan, math.nan, True),
+        (math.inf, math.inf, True),
+        (math.nan, 1.0, False),
+        (math.inf, -math.inf, False),
+    ],
 )
-def test_losses_that_are_no_numbers_are_compared_as_they_are(mine: float, other: float, is_same: bool) -> None:
+def test_losses_that_are_no_numbers_are_compared_as_they_are(
+    mine: float, other: float, is_same: bool
+) -> None:
     assert (drift([mine], [other]) == []) is is_same

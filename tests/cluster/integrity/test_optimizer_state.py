@@ -129,7 +129,9 @@ def test_tensors_that_a_step_writes_in_place_are_refused() -> None:
         rehearse(replica)
 
 
-@pytest.mark.parametrize("generator", [torch.Generator(), np.random.default_rng(3)], ids=["torch", "numpy"])
+@pytest.mark.parametrize(
+    "generator", [torch.Generator(), np.random.default_rng(3)], ids=["torch", "numpy"]
+)
 def test_a_generator_of_the_optimizer_is_refused(generator: Any) -> None:
     """A rank that joins would draw other numbers."""
 
@@ -253,7 +255,9 @@ def test_nested_state_is_taken_apart_and_put_together(value: Any) -> None:
     order = [tensor for _, tensor in tensors_in(state, "")]
     assemble(state, "key", encoded)
     assert _described(state["key"]) == _described(value)
-    assert all(map(lambda one, other: one is other, order, [tensor for _, tensor in tensors_in(state, "")]))
+    assert all(
+        map(lambda one, other: one is other, order, [tensor for _, tensor in tensors_in(state, "")])
+    )
     assert _described(decode(encode([1, (2,)], "x"), {})) == _described([1, (2,)])
 
 

@@ -117,7 +117,17 @@ def test_of_a_tied_weight_the_module_that_writes_is_named() -> None:
         lambda model: nn.init.normal_(model.linear.weight),
         lambda model: model.linear.load_state_dict(model.linear.state_dict()),
     ],
-    ids=["clamp", "data", "numpy", "replaced_data", "same_data", "order", "order_data", "init", "load"],
+    ids=[
+        "clamp",
+        "data",
+        "numpy",
+        "replaced_data",
+        "same_data",
+        "order",
+        "order_data",
+        "init",
+        "load",
+    ],
 )
 def test_every_way_to_write_is_found(act: Callable[[Body], Any]) -> None:
     error = refusal(Body(act))
@@ -236,7 +246,9 @@ def test_the_optimizer_and_a_restore_between_shards_are_no_writes() -> None:
         work.replica.load_scalars(work.replica.scalars(), work.replica.step)
 
 
-@pytest.mark.parametrize("read", [bits_digest, lambda values: ordered_sum(values.view(torch.uint8))])
+@pytest.mark.parametrize(
+    "read", [bits_digest, lambda values: ordered_sum(values.view(torch.uint8))]
+)
 @pytest.mark.parametrize("size", [1, 7, 64, 2**21 + 3])
 def test_a_digest_sees_bits_and_their_order(read: Callable[[Tensor], Any], size: int) -> None:
     values = torch.randn(size, generator=torch.Generator().manual_seed(2))
@@ -326,7 +338,9 @@ def test_a_job_with_max_norm_is_refused_before_its_first_step(chaos: Chaos) -> N
     """The message names parameter, module and remedy."""
     with pytest.raises(BadInput, match="without max_norm") as refused:
         chaos.run(f"{JOB}:limited", nodes=2, spares=0, steps=10, twin=False)
-    assert str(refused.value).startswith("model='embedding.weight': build module embedding (Embedding)")
+    assert str(refused.value).startswith(
+        "model='embedding.weight': build module embedding (Embedding)"
+    )
 
 
 def test_a_late_write_into_a_whole_parameter_of_a_sharded_job_is_refused(chaos: Chaos) -> None:

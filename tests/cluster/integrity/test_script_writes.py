@@ -27,20 +27,34 @@ TRAINED = {"how", "first", "ranks"}  # options that say what is trained, not whi
 
 
 def run(
-    chaos: Chaos, tmp_path: Path, *, most_lost: int = 0, most_detected: int = 0, sharded: bool = False, **plan: Any
+    chaos: Chaos,
+    tmp_path: Path,
+    *,
+    most_lost: int = 0,
+    most_detected: int = 0,
+    sharded: bool = False,
+    **plan: Any,
 ) -> Outcome:
     """A run that must end with the bits of its twin, although ranks end themselves between two steps."""
     options = {"marks": str(tmp_path)} | plan.pop("options", {})
     settings = {"nodes": 3, "spares": 1, "steps": STEPS, "deadline_s": 90.0} | plan
     job = f"{JOB}:train_sharded" if sharded else JOB
-    outcome = chaos.run(job, twin=False, check=False, options=options, max_lost_steps=most_lost, **settings)
-    problems = [check for check in outcome.checks if check.verdict != Verdict.PASSED and check.name != "no false alarm"]
+    outcome = chaos.run(
+        job, twin=False, check=False, options=options, max_lost_steps=most_lost, **settings
+    )
+    problems = [
+        check
+        for check in outcome.checks
+        if check.verdict != Verdict.PASSED and check.name != "no false alarm"
+    ]
     assert not problems, outcome.directory
     assert not outcome.records("corrupt"), outcome.directory
     ended = sum(len(ranks) for ranks in options.get("fatal", {}).values()) + most_detected
     assert len(outcome.records("detected")) <= ended, outcome.directory
     same = {"nodes": settings["nodes"], "steps": len(outcome.steps)}
-    unbroken = plan_experiment(job, options={name: options[name] for name in TRAINED & {*options}}, **same)
+    unbroken = plan_experiment(
+        job, options={name: options[name] for name in TRAINED & {*options}}, **same
+    )
     twin = chaos.harness.twin(unbroken)
     assert [point.loss for point in outcome.steps] == twin.losses, outcome.directory
     assert outcome.weights_digest == twin.weights_digest, outcome.directory
@@ -49,17 +63,23 @@ def run(
 
 
 @pytest.mark.promise(
-    "the state of a step is what is registered when the next transaction is entered", sharded=False, place="written"
+    "the state of a step is what is registered when the next transaction is entered",
+    sharded=False,
+    place="written",
 )
 @pytest.mark.slow(sharded=True)
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("place", PLACES)
-def test_a_rank_ends_while_the_script_writes(chaos: Chaos, tmp_path: Path, place: str, sharded: bool) -> None:
+def test_a_rank_ends_while_the_script_writes(
+    chaos: Chaos, tmp_path: Path, place: str, sharded: bool
+) -> None:
     options = {"fatal": {"7": [1], "13": [0]}, "place": place}
     run(chaos, tmp_path, sharded=sharded, most_lost=2 if sharded else 0, options=options)
 
 
-@pytest.mark.parametrize("how", ["hook", "statistics", "data", "replaced", "rate", "mask", "nothing"])
+@pytest.mark.parametrize(
+    "how", ["hook", "statistics", "data", "replaced", "rate", "mask", "nothing"]
+)
 def test_every_kind_of_write_survives_a_loss(chaos: Chaos, tmp_path: Path, how: str) -> None:
     run(chaos, tmp_path, options={"how": how, "fatal": {"8": [1]}, "place": "written"})
 
@@ -84,11 +104,24 @@ def test_a_collective_finds_the_state_of_its_own_place(chaos: Chaos, tmp_path: P
 
 def test_a_rank_ends_in_the_code_behind_a_restored_step(chaos: Chaos, tmp_path: Path) -> None:
     options = {"fatal": {"9": [0, 1, 2]}, "revisited": {"8": [2], "9": [1]}, "place": "within"}
-    run(chaos, tmp_path, spares=0, copies="every_step", options=options, most_detected=2, most_lost=1)
+    run(
+        chaos,
+        tmp_path,
+        spares=0,
+        copies="every_step",
+        options=options,
+        most_detected=2,
+        most_lost=1,
+    )
 
 
 def test_every_rank_ends_behind_the_last_step(chaos: Chaos, tmp_path: Path) -> None:
-    run(chaos, tmp_path, copies="every_step", options={"fatal": {str(STEPS): [0, 1]}, "place": "within"})
+    run(
+        chaos,
+        tmp_path,
+        copies="every_step",
+        options={"fatal": {str(STEPS): [0, 1]}, "place": "within"},
+    )
 
 
 def test_a_script_that_catches_an_exception_of_its_loop(chaos: Chaos, tmp_path: Path) -> None:
@@ -99,16 +132,26 @@ def test_the_same_bits_on_one_rank_only(chaos: Chaos, tmp_path: Path) -> None:
     run(chaos, tmp_path, options={"how": "swapped", "ranks": [0], "first": 5})
 
 
-@pytest.mark.promise("at the end of the update, behind the schedulers, once for each committed step")
+@pytest.mark.promise(
+    "at the end of the update, behind the schedulers, once for each committed step"
+)
 def test_plain_pytorch_changes_the_same(chaos: Chaos) -> None:
     options = {"how": "hook"}
     chaos.run(
-        JOB, nodes=2, steps=10, twin=False, reference="required", options=options, faults=[Kill(rank=1, at_step=4)]
+        JOB,
+        nodes=2,
+        steps=10,
+        twin=False,
+        reference="required",
+        options=options,
+        faults=[Kill(rank=1, at_step=4)],
     )
 
 
 def test_a_function_that_comes_too_late_is_refused(chaos: Chaos) -> None:
-    with pytest.raises(BadInput, match="after_update='change': call it before the first transaction"):
+    with pytest.raises(
+        BadInput, match="after_update='change': call it before the first transaction"
+    ):
         chaos.run(JOB, nodes=1, spares=0, steps=4, twin=False, check=False, options={"how": "late"})
 
 
@@ -125,7 +168,15 @@ def test_a_hang_and_a_kill(chaos: Chaos, tmp_path: Path) -> None:
 def test_a_resized_world(chaos: Chaos, tmp_path: Path) -> None:
     elastic = ElasticPolicy(min_replicas=1, max_replicas=3, scaling_timeout_s=0.0)
     faults = [Scale(to=2, at_step=5), Scale(to=3, at_step=12)]
-    run(chaos, tmp_path, spares=0, elastic=elastic, faults=faults, options={"step_s": 0.05}, steps=40)
+    run(
+        chaos,
+        tmp_path,
+        spares=0,
+        elastic=elastic,
+        faults=faults,
+        options={"step_s": 0.05},
+        steps=40,
+    )
 
 
 def test_only_the_disk_has_it(chaos: Chaos, tmp_path: Path) -> None:
@@ -142,8 +193,13 @@ def test_writes_on_some_ranks_only_are_refused(chaos: Chaos, tmp_path: Path) -> 
 
 
 def test_writes_that_differ_are_refused(chaos: Chaos, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"changed to other values on each of the ranks \[0, 1\] between steps 0 and 1"):
-        chaos.run(JOB, nodes=2, steps=STEPS, twin=False, check=False, options={"how": "differently"})
+    with pytest.raises(
+        BadInput,
+        match=r"changed to other values on each of the ranks \[0, 1\] between steps 0 and 1",
+    ):
+        chaos.run(
+            JOB, nodes=2, steps=STEPS, twin=False, check=False, options={"how": "differently"}
+        )
 
 
 # -- without processes ------------------------------------------------------------------------------------------------
@@ -171,8 +227,12 @@ WRITES: dict[str, Callable[[Any, Any], object]] = {
     "in place": lambda model, optimizer: model[0].weight.detach().add_(1),
     "through .data": lambda model, optimizer: model[0].weight.data.add_(1),
     "through NumPy": write_through_numpy,
-    "by a new tensor": lambda model, optimizer: setattr(model[0].weight, "data", model[0].weight.data + 1),
-    "into the state of the optimizer": lambda model, optimizer: next(iter(optimizer.state.values()))["exp_avg"].zero_(),
+    "by a new tensor": lambda model, optimizer: setattr(
+        model[0].weight, "data", model[0].weight.data + 1
+    ),
+    "into the state of the optimizer": lambda model, optimizer: next(
+        iter(optimizer.state.values())
+    )["exp_avg"].zero_(),
     "by a rate": lambda model, optimizer: optimizer.param_groups[0].update(lr=0.5),
 }
 
@@ -257,7 +317,12 @@ def test_a_second_look_at_one_step_keeps_what_the_first_found() -> None:
         ([5, 7, 5], [9, 9, 9], [0, 1, 2], []),
         ([5, 5, 5], [9, 8, 9], [0, 1, 2], []),
         ([5, 5, 5], [9, 0, 9], None, []),  # the second rank has shown its state before
-        ([4, 0, 0], [9, 0, 0], None, []),  # possible: damage, which the vote about corrupt ranks finds
+        (
+            [4, 0, 0],
+            [9, 0, 0],
+            None,
+            [],
+        ),  # possible: damage, which the vote about corrupt ranks finds
     ],
 )
 def test_writes_that_are_not_alike(
@@ -277,5 +342,7 @@ def test_writes_that_are_not_alike(
         ([], [b"a", b"b", b"c"], True),
     ],
 )
-def test_a_script_is_blamed_for_what_it_wrote(silent: list[int], states: list[bytes], refused: bool) -> None:
+def test_a_script_is_blamed_for_what_it_wrote(
+    silent: list[int], states: list[bytes], refused: bool
+) -> None:
     assert Writes([0], silent).is_refused(states) is refused

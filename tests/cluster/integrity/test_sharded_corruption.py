@@ -30,7 +30,13 @@ WEIGHT = "head.weight"
 def run(chaos: Any, fault: Fault, *, replicas: int = 2, **plan: Any) -> Outcome:
     """HSDP over two shards, each held by so many ranks."""
     options = TINY | {"replicas": replicas, "batch": 12}
-    settings = {"nodes": 2 * replicas, "spares": 1, "steps": 20, "options": options, "shards": 2 * replicas} | plan
+    settings = {
+        "nodes": 2 * replicas,
+        "spares": 1,
+        "steps": 20,
+        "options": options,
+        "shards": 2 * replicas,
+    } | plan
     return chaos.run("fsdp", faults=[fault], **settings)  # type: ignore[no-any-return]
 
 
@@ -55,8 +61,14 @@ def verdicts(outcome: Outcome) -> set[tuple[str, str]]:
     where="optimizer",
 )
 @pytest.mark.parametrize("where", ["weight", "optimizer"])
-def test_of_two_replicas_the_one_that_contradicts_itself_is_replaced(chaos: Any, where: str) -> None:
-    outcome = run(chaos, BitFlip(rank=2, at_step=AT, parameter=WEIGHT, bit=23, where=where), state_hash_steps=4)
+def test_of_two_replicas_the_one_that_contradicts_itself_is_replaced(
+    chaos: Any, where: str
+) -> None:
+    outcome = run(
+        chaos,
+        BitFlip(rank=2, at_step=AT, parameter=WEIGHT, bit=23, where=where),
+        state_hash_steps=4,
+    )
     outcome.assert_same_losses_as_twin()
     assert given_up(outcome) == {(first_worker(outcome, 2), "corrupt")}
     assert {record["step"] for record in outcome.records("corrupt")} == {AT}
@@ -77,7 +89,9 @@ def test_the_copies_of_an_outvoted_rank_are_not_taken(chaos: Any) -> None:
     outcome.assert_same_losses_as_twin()
     guilty = first_worker(outcome, 0)
     assert given_up(outcome) == {(guilty, "corrupt")}
-    copies = {record["checksum"] for record in outcome.records("sealed") if record["worker"] == guilty}
+    copies = {
+        record["checksum"] for record in outcome.records("sealed") if record["worker"] == guilty
+    }
     assert copies, "its copies were there"
     assert not copies & {record["checksum"] for record in outcome.records("restored")}
 
@@ -87,7 +101,9 @@ def test_two_replicas_that_cannot_tell_end_the_job(chaos: Any) -> None:
     """The flip came between the comparison and the update: what is committed differs, and no rank had another state."""
     fault = BitFlip(rank=2, at_step=AT, phase="optimizer", parameter=WEIGHT, bit=23)
     outcome = run(chaos, fault, check=False, twin=False)
-    assert any(f"silent corruption at step {AT + 1}" in reason for reason in outcome.reasons), outcome.reasons
+    assert any(f"silent corruption at step {AT + 1}" in reason for reason in outcome.reasons), (
+        outcome.reasons
+    )
     assert any("no vote can decide" in reason for reason in outcome.reasons)
     assert verdicts(outcome) == {(first_worker(outcome, rank), "undecided") for rank in (0, 2)}
     assert len(outcome.steps) == AT + 1
@@ -98,20 +114,31 @@ def test_two_replicas_that_cannot_tell_end_the_job(chaos: Any) -> None:
 def test_without_replicas_no_check_expects_that_it_is_found(chaos: Any) -> None:
     """What is not promised counts neither for the run nor against it."""
     flip = BitFlip(rank=1, at_step=4, parameter=WEIGHT, bit=20)
-    plan: dict[str, Any] = {"nodes": 2, "spares": 0, "steps": 20, "options": TINY, "check": False, "twin": False}
+    plan: dict[str, Any] = {
+        "nodes": 2,
+        "spares": 0,
+        "steps": 20,
+        "options": TINY,
+        "check": False,
+        "twin": False,
+    }
     outcome = chaos.run("fsdp", faults=[flip], state_hash_steps=4, **plan)
     assert len(outcome.steps) == 20
     assert not outcome.records("corrupt")
     assert not [check.name for check in outcome.checks if check.verdict != Verdict.PASSED]
     (line,) = [check.detail for check in outcome.checks if check.name == "properties"]
-    assert line.endswith("not compared, as each rank alone holds its shard: weights, optimizer state and gradients")
+    assert line.endswith(
+        "not compared, as each rank alone holds its shard: weights, optimizer state and gradients"
+    )
 
 
 # -- gradients ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("replicas", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_a_gradient_that_one_replica_received_damaged_is_computed_again(chaos: Any, replicas: int) -> None:
+def test_a_gradient_that_one_replica_received_damaged_is_computed_again(
+    chaos: Any, replicas: int
+) -> None:
     fault = BitFlip(rank=2, at_step=AT, parameter=WEIGHT, bit=23, where="received")
     outcome = run(chaos, fault, replicas=replicas)
     outcome.assert_same_losses_as_twin()
@@ -126,7 +153,9 @@ def test_a_gradient_that_one_replica_received_damaged_is_computed_again(chaos: A
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plan", [{"shards": 6}, {"shards": 12}, {"nodes": 2, "shards": 4}], ids=str)
+@pytest.mark.parametrize(
+    "plan", [{"shards": 6}, {"shards": 12}, {"nodes": 2, "shards": 4}], ids=str
+)
 def test_replicas_agree_whatever_breaks(chaos: Any, plan: dict[str, Any]) -> None:
     """Ranks with several shards, with fewer than others, and with a whole state each; and one that takes over."""
     outcome = run(chaos, Kill(rank=1, at_step=AT, phase="optimizer"), state_hash_steps=1, **plan)

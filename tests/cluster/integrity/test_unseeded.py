@@ -12,7 +12,9 @@ JOB = "../../jobs/training/writing.py"
 
 @pytest.mark.parametrize("nodes", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("job", ["unseeded", "unseeded_head"])
-def test_a_model_that_is_not_seeded_is_named_before_the_first_step(chaos: Chaos, job: str, nodes: int) -> None:
+def test_a_model_that_is_not_seeded_is_named_before_the_first_step(
+    chaos: Chaos, job: str, nodes: int
+) -> None:
     """Also where the first tensors, which are compared first, are alike."""
     with pytest.raises(BadInput, match=r"torch\.manual_seed\(trainer\.seed\)") as refused:
         chaos.run(f"{JOB}:{job}", nodes=nodes, spares=0, steps=10, twin=False)

@@ -53,9 +53,13 @@ def scores(noted: dict[str, dict[int, Noted]], last: int) -> list[str]:
     return [found[step].score for step in range(1, last + 1)]
 
 
-@pytest.mark.promise("A reduction over shards has the same bits at every world size", where="between")
+@pytest.mark.promise(
+    "A reduction over shards has the same bits at every world size", where="between"
+)
 @pytest.mark.promise("One call has one result on every rank, whatever breaks")
-@pytest.mark.promise("a rank that joins is given the results since the last commit", where="between")
+@pytest.mark.promise(
+    "a rank that joins is given the results since the last commit", where="between"
+)
 @pytest.mark.parametrize("where", ["before", "evaluation", "between"])
 def test_a_rank_that_is_killed_around_a_call(chaos: Chaos, tmp_path: Path, where: str) -> None:
     """Before any call, in the middle of one, and between two: its successor takes part from there on.
@@ -85,7 +89,9 @@ def test_the_world_shrinks_in_the_middle_of_a_call(chaos: Chaos, tmp_path: Path)
     """There is no spare: the ranks that are left compute the shards of the lost one, and the evaluation is whole."""
     _, unbroken = run(chaos, tmp_path / "unbroken", nodes=4, spares=0)
     options = {"where": "evaluation"}
-    outcome, noted = run(chaos, tmp_path / "broken", spares=0, check=False, options=options, until={"world": 3})
+    outcome, noted = run(
+        chaos, tmp_path / "broken", spares=0, check=False, options=options, until={"world": 3}
+    )
     assert 2 in {point.world for point in outcome.steps}
     assert scores(noted, 20) == scores(unbroken, 20)
 
@@ -93,7 +99,9 @@ def test_the_world_shrinks_in_the_middle_of_a_call(chaos: Chaos, tmp_path: Path)
 @pytest.mark.parametrize("phase", ["reduce", "optimizer"])
 def test_a_rank_that_is_killed_within_the_step(chaos: Chaos, tmp_path: Path, phase: str) -> None:
     """Ranks that have committed the step call, and wait for those that take it over."""
-    _, noted = run(chaos, tmp_path / "notes", Kill(rank=1, at_step=6, phase=phase), until={"world": 3})
+    _, noted = run(
+        chaos, tmp_path / "notes", Kill(rank=1, at_step=6, phase=phase), until={"world": 3}
+    )
     agreed(noted)
 
 
@@ -117,7 +125,9 @@ def test_a_world_that_shrinks_and_grows(chaos: Chaos, tmp_path: Path) -> None:
 
 def test_a_rank_that_is_slow_in_a_call_is_waited_for(chaos: Chaos, tmp_path: Path) -> None:
     """It is slower than any phase of a step may be, and those that wait are not taken for ranks that hang."""
-    outcome, noted = run(chaos, tmp_path / "notes", spares=0, options={"where": "evaluation", "act": "slow"})
+    outcome, noted = run(
+        chaos, tmp_path / "notes", spares=0, options={"where": "evaluation", "act": "slow"}
+    )
     assert not outcome.records("detected")
     assert len(outcome.records("plan")) == 1
     assert len(agreed(noted)) == 20
@@ -126,7 +136,9 @@ def test_a_rank_that_is_slow_in_a_call_is_waited_for(chaos: Chaos, tmp_path: Pat
 def test_a_rank_that_hangs_in_a_call_is_found(chaos: Chaos, tmp_path: Path) -> None:
     """By the limit for user code between two steps."""
     options, until = {"where": "evaluation", "act": "hang"}, {"world": 3, "spares": 1}
-    outcome, noted = run(chaos, tmp_path / "notes", check=False, outside_limit_s=3.0, options=options, until=until)
+    outcome, noted = run(
+        chaos, tmp_path / "notes", check=False, outside_limit_s=3.0, options=options, until=until
+    )
     assert [record["cause"] for record in outcome.records("detected")] == ["hung"]
     assert len(agreed(noted)) == len(outcome.steps)
 
@@ -135,7 +147,9 @@ def test_a_rank_that_hangs_in_a_call_is_found(chaos: Chaos, tmp_path: Path) -> N
 def test_a_sharded_job(chaos: Chaos, tmp_path: Path, where: str) -> None:
     """Its evaluation needs all ranks for each shard. After a fault all make the calls of a step again, or none."""
     options = {"where": where}
-    outcome, noted = run(chaos, tmp_path / "notes", job=f"{JOB}:sharded", check=not where, options=options)
+    outcome, noted = run(
+        chaos, tmp_path / "notes", job=f"{JOB}:sharded", check=not where, options=options
+    )
     assert bool(outcome.records("detected")) == bool(where)
     agreed(noted)
     assert max(step for of_worker in noted.values() for step in of_worker) == 20
@@ -146,7 +160,12 @@ def test_a_final_evaluation_of_a_sharded_job(chaos: Chaos, tmp_path: Path, where
     """Ranks that enter again with the last step take no other one, and make the calls behind the loop."""
     options = {"where": where}
     outcome, noted = run(
-        chaos, tmp_path / "notes", job=f"{JOB}:sharded_final", steps=FAULT_STEP, check=not where, options=options
+        chaos,
+        tmp_path / "notes",
+        job=f"{JOB}:sharded_final",
+        steps=FAULT_STEP,
+        check=not where,
+        options=options,
     )
     assert outcome.records("job_ended")[0]["ok"], outcome.reasons
     assert bool(outcome.records("detected")) == bool(where)
@@ -154,7 +173,9 @@ def test_a_final_evaluation_of_a_sharded_job(chaos: Chaos, tmp_path: Path, where
 
 
 @pytest.mark.parametrize("job", ["wrongly", "sharded_wrongly"])
-@pytest.mark.parametrize("how", ["before a transaction", "before the loop", "in the loop", "in a call"])
+@pytest.mark.parametrize(
+    "how", ["before a transaction", "before the loop", "in the loop", "in a call"]
+)
 def test_a_call_that_is_not_between_two_steps_is_refused(chaos: Chaos, job: str, how: str) -> None:
     with pytest.raises(BadInput, match=r"behind the loop over step\.shards") as refused:
         chaos.run(f"{JOB}:{job}", nodes=2, spares=0, steps=10, options={"how": how}, twin=False)
@@ -171,14 +192,27 @@ def test_ranks_that_call_different_things_are_refused(chaos: Chaos, job: str, ho
 def test_a_call_on_one_rank_is_refused(chaos: Chaos) -> None:
     """The others wait in the next step for that one: the world is formed anew, and they say so there."""
     with pytest.raises(BadInput, match="rank 1 has gone on without this one"):
-        chaos.run(f"{JOB}:wrongly", nodes=2, spares=0, steps=10, options={"how": "on one rank"}, twin=False)
+        chaos.run(
+            f"{JOB}:wrongly",
+            nodes=2,
+            spares=0,
+            steps=10,
+            options={"how": "on one rank"},
+            twin=False,
+        )
 
 
 @pytest.mark.promise("`torch.distributed` has no process group in a job that is not sharded")
-@pytest.mark.parametrize(("job", "how"), [("wrongly", "without a group"), ("sharded_wrongly", "before the mesh")])
-def test_torch_distributed_without_a_group_is_a_failure_of_the_job(chaos: Chaos, job: str, how: str) -> None:
+@pytest.mark.parametrize(
+    ("job", "how"), [("wrongly", "without a group"), ("sharded_wrongly", "before the mesh")]
+)
+def test_torch_distributed_without_a_group_is_a_failure_of_the_job(
+    chaos: Chaos, job: str, how: str
+) -> None:
     """``failed``, with the methods to call in its last line, also in the unbroken run; never ``error``."""
-    outcome = chaos.run(f"{JOB}:{job}", nodes=2, spares=0, steps=10, options={"how": how}, check=False)
+    outcome = chaos.run(
+        f"{JOB}:{job}", nodes=2, spares=0, steps=10, options={"how": how}, check=False
+    )
     assert outcome.verdict == Verdict.FAILED
     names = ("trainer.all_reduce", "trainer.broadcast", "trainer.barrier")
     assert any(all(name in reason for name in names) for reason in outcome.reasons), outcome.reasons

@@ -57,7 +57,9 @@ class PlainTrainer:
         self._found: list[list[Tensor | None]] = []
         self._loss = 0.0
         yield self
-        for parameter, gradients in zip(self._parameters, zip(*self._found, strict=True), strict=True):
+        for parameter, gradients in zip(
+            self._parameters, zip(*self._found, strict=True), strict=True
+        ):
             parameter.grad = _mean(gradients, parameter)
         for one in [*self._optimizers, *self._schedulers]:
             one.step()
@@ -70,7 +72,9 @@ class PlainTrainer:
             for parameter in self._parameters:
                 parameter.grad = None
             seed_everything(self.seed, self.step, shard)
-            yield SimpleNamespace(batch=fetch(dataset, sampler.samples(self.step, shard), torch.device("cpu")))
+            yield SimpleNamespace(
+                batch=fetch(dataset, sampler.samples(self.step, shard), torch.device("cpu"))
+            )
             self._found.append([parameter.grad for parameter in self._parameters])
 
     def backward(self, loss: Tensor) -> None:
@@ -82,7 +86,9 @@ def _mean(gradients: tuple[Tensor | None, ...], parameter: Tensor) -> Tensor | N
     """Of the four shards, in the order in which ranks add them: pairs, then their sums."""
     if all(one is None for one in gradients):
         return None
-    first, second, third, fourth = (torch.zeros_like(parameter) if one is None else one.float() for one in gradients)
+    first, second, third, fourth = (
+        torch.zeros_like(parameter) if one is None else one.float() for one in gradients
+    )
     return (((first + second) + (third + fourth)) / SHARDS).to(parameter.dtype)
 
 
@@ -96,7 +102,9 @@ def plain_losses(job: str, directory: Path) -> list[float]:
 def resized(chaos: Chaos, job: str, **plan: Any) -> Outcome:
     """3 ranks, then 2, then 3: every loss and every weight must be that of the unbroken run."""
     settings = RUN | {"until": {"world": 3}} | plan
-    outcome = chaos.run(f"{JOBS}:{job}", faults=[Kill(rank=1, at_step=6, phase="backward")], **settings)
+    outcome = chaos.run(
+        f"{JOBS}:{job}", faults=[Kill(rank=1, at_step=6, phase="backward")], **settings
+    )
     outcome.assert_same_losses_as_twin()
     worlds = [point.world for point in outcome.steps]
     assert min(worlds) == 2
@@ -127,18 +135,24 @@ def test_a_feature_survives_a_resize(chaos: Chaos, tmp_path: Path, job: str) -> 
     same numbers, learns the same from them."""
     outcome = resized(chaos, job)
     if job != "batchnorm":  # plain torch has no mean over shards of what buffers become
-        assert outcome.losses[: RUN["steps"]] == pytest.approx(plain_losses(job, tmp_path), rel=1e-6)
+        assert outcome.losses[: RUN["steps"]] == pytest.approx(
+            plain_losses(job, tmp_path), rel=1e-6
+        )
 
 
 @pytest.mark.parametrize(
-    "plan", [{"buckets": 3, "transport": "tcp"}, {"reduction": "fast"}], ids=["overlapped, over TCP", "fast"]
+    "plan",
+    [{"buckets": 3, "transport": "tcp"}, {"reduction": "fast"}],
+    ids=["overlapped, over TCP", "fast"],
 )
 def test_moving_buffers_travel_every_way(chaos: Chaos, plan: dict[str, Any]) -> None:
     """In several buckets, from a peer over TCP, and by plain all-reduce, which promises no bits.
 
     ``test_overlap.py`` shows that buckets travel while the backward pass runs.
     """
-    outcome = chaos.run(f"{JOBS}:batchnorm", faults=[Kill(rank=2, at_step=6, phase="optimizer")], **RUN | plan)
+    outcome = chaos.run(
+        f"{JOBS}:batchnorm", faults=[Kill(rank=2, at_step=6, phase="optimizer")], **RUN | plan
+    )
     assert outcome.lost_steps == 0
 
 

@@ -28,12 +28,20 @@ JOB = str(Path(__file__).parents[2] / "jobs" / "training" / "hooked.py")
 POLICY = ElasticPolicy(min_replicas=2, max_replicas=4, scaling_timeout_s=0)
 
 
-def run(chaos: Any, *faults: Fault, job: str = JOB, goal: JournalFlag | None = None, **plan: Any) -> Outcome:
+def run(
+    chaos: Any, *faults: Fault, job: str = JOB, goal: JournalFlag | None = None, **plan: Any
+) -> Outcome:
     """A run that goes on until ``goal`` is reached, if there is one."""
     options = plan.pop("options", {})
     if goal is not None:
         plan |= {"steps": 20, "until": goal.until, "watch": goal, "deadline_s": 150.0} | plan
-    settings = {"nodes": 4, "spares": 0, "steps": 60, "elastic": POLICY, "options": {"step_s": 0.01} | options} | plan
+    settings = {
+        "nodes": 4,
+        "spares": 0,
+        "steps": 60,
+        "elastic": POLICY,
+        "options": {"step_s": 0.01} | options,
+    } | plan
     return chaos.run(job, faults=faults, **settings)  # type: ignore[no-any-return]
 
 
@@ -46,14 +54,18 @@ def logs(outcome: Outcome) -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 def told(outcome: Outcome, what: str) -> dict[str, list[dict[str, Any]]]:
     """Worker -> what it told of ``what``; workers that told nothing of it are left out."""
-    found = {worker: [line for line in lines if line["what"] == what] for worker, lines in logs(outcome)}
+    found = {
+        worker: [line for line in lines if line["what"] == what] for worker, lines in logs(outcome)
+    }
     return {worker: lines for worker, lines in found.items() if lines}
 
 
 def calls(outcome: Outcome, hook: str) -> list[Any]:
     """What the journals tell of the calls of a hook."""
     records = read_journals(Path(outcome.directory) / "journal")
-    return [record for record in records if record.event == Event.HOOK_CALLED and record["hook"] == hook]
+    return [
+        record for record in records if record.event == Event.HOOK_CALLED and record["hook"] == hook
+    ]
 
 
 def next_step(lines: list[dict[str, Any]], after: dict[str, Any]) -> dict[str, Any]:
@@ -72,7 +84,9 @@ def test_hooks_of_a_rank_that_leaves_show_a_phase_without_a_limit(tmp_path: Path
     assert shown == [Phase.UNTIMED] * 2
 
 
-@pytest.mark.promise("every rank of the new world, those that join included | before a step is committed in it")
+@pytest.mark.promise(
+    "every rank of the new world, those that join included | before a step is committed in it"
+)
 def test_a_resize_is_told_on_every_rank_before_the_first_step_in_the_new_world(chaos: Any) -> None:
     """Ranks that stay and a rank that joins are told of the same steps."""
     goal = worlds_seen(chaos, 4, 2, 3)
@@ -85,7 +99,9 @@ def test_a_resize_is_told_on_every_rank_before_the_first_step_in_the_new_world(c
             assert "asked for" in event["reason"]
             first = next_step(lines, event)
             assert (first["world"], first["at"]) == (event["new_world"], event["step"] + 1)
-    sizes = sorted([(event["old_world"], event["new_world"]) for event in lines] for lines in resizes.values())
+    sizes = sorted(
+        [(event["old_world"], event["new_world"]) for event in lines] for lines in resizes.values()
+    )
     assert sizes == [[(2, 3)], [(4, 2), (2, 3)], [(4, 2), (2, 3)]]
     steps = {(event["new_world"], event["step"]) for lines in resizes.values() for event in lines}
     assert len(steps) == 2  # all are told of the same steps
@@ -98,14 +114,22 @@ def test_a_resize_is_told_on_every_rank_before_the_first_step_in_the_new_world(c
 def test_a_rank_that_leaves_is_told_how_long_it_has_and_no_rank_waits_for_it(chaos: Any) -> None:
     """Its hook waits until the others have taken a step without it."""
     outcome = run(
-        chaos, Scale(to=3, at_step=10), goal=happened(chaos, Event.WORKER_EXITED), options={"awaits_world": 3}
+        chaos,
+        Scale(to=3, at_step=10),
+        goal=happened(chaos, Event.WORKER_EXITED),
+        options={"awaits_world": 3},
     )
     ((worker, (event,)),) = told(outcome, "on_preempt").items()
     assert event["seconds_left"] <= 600
     assert "asked for 3 nodes, so the world changes from 4 nodes to 3" in event["reason"]
     lines = dict(logs(outcome))[worker]
     order = [line["what"] for line in lines[-4:]]
-    assert order == ["step", "on_preempt", "said goodbye", "left the function"]  # and no step after it
+    assert order == [
+        "step",
+        "on_preempt",
+        "said goodbye",
+        "left the function",
+    ]  # and no step after it
     assert lines[-4]["at"] == event["step"]
     assert (Path(outcome.directory) / "disk" / worker.partition(".")[0] / "mine.pt").exists()
     (goodbye,) = told(outcome, "said goodbye")[worker]
@@ -117,7 +141,9 @@ def test_a_rank_that_leaves_is_told_how_long_it_has_and_no_rank_waits_for_it(cha
 
 def test_a_notice_gives_the_rank_less_time_than_the_machine_has(chaos: Any) -> None:
     """Its hook is over before the node is taken away."""
-    outcome = run(chaos, TakeSpot(rank=2, at_step=10, grace_s=5.0), goal=happened(chaos, Event.NODE_LOST))
+    outcome = run(
+        chaos, TakeSpot(rank=2, at_step=10, grace_s=5.0), goal=happened(chaos, Event.NODE_LOST)
+    )
     ((worker, (event,)),) = told(outcome, "on_preempt").items()
     assert worker.startswith("node2.")
     assert event["seconds_left"] <= 4.0  # the last fifth is kept for making it go
@@ -149,7 +175,9 @@ def test_an_agent_that_is_told_to_end_waits_for_the_hooks_of_its_rank(chaos: Any
     assert goodbye["others_went_on"]
     resizes = told(outcome, "on_resize")
     assert {other.partition(".")[0] for other in resizes} == {"node0", "node1", "node3"}
-    assert {(e["old_world"], e["new_world"]) for lines in resizes.values() for e in lines} == {(4, 3)}
+    assert {(e["old_world"], e["new_world"]) for lines in resizes.values() for e in lines} == {
+        (4, 3)
+    }
     records = list(read_journals(Path(outcome.directory) / "journal"))
     assert not [record for record in records if record.event == Event.DETECTED]
     (gone,) = [record for record in records if record.event == Event.NODE_LOST]
@@ -164,7 +192,11 @@ def test_a_slow_rank_that_is_replaced_is_told_and_has_time(chaos: Any) -> None:
     fault = Straggle(rank=1, at_step=6, delay_ms=100.0, steps=1000)
     slow = {"slow_limit": 3.0, "slow_steps": 10, "balance": False, "spares": 1, "elastic": None}
     outcome = run(
-        chaos, fault, goal=happened(chaos, Event.WORKER_EXITED), options={"takes_s": 0.3, "step_s": 0.02}, **slow
+        chaos,
+        fault,
+        goal=happened(chaos, Event.WORKER_EXITED),
+        options={"takes_s": 0.3, "step_s": 0.02},
+        **slow,
     )
     ((worker, (event,)),) = told(outcome, "on_preempt").items()
     assert worker == "node1.0"
@@ -178,9 +210,13 @@ def test_a_slow_rank_that_is_replaced_is_told_and_has_time(chaos: Any) -> None:
 
 
 def test_a_hook_that_takes_too_long_ends_with_its_process(chaos: Any) -> None:
-    policy = ElasticPolicy(min_replicas=2, max_replicas=4, scaling_timeout_s=0, graceful_shutdown_timeout_s=1.0)
+    policy = ElasticPolicy(
+        min_replicas=2, max_replicas=4, scaling_timeout_s=0, graceful_shutdown_timeout_s=1.0
+    )
     goal = happened(chaos, Event.WORKER_EXITED)
-    outcome = run(chaos, Scale(to=3, at_step=10), elastic=policy, goal=goal, options={"takes_s": 60.0})
+    outcome = run(
+        chaos, Scale(to=3, at_step=10), elastic=policy, goal=goal, options={"takes_s": 60.0}
+    )
     assert len(told(outcome, "on_preempt")) == 1
     assert told(outcome, "said goodbye") == {}
     records = list(read_journals(Path(outcome.directory) / "journal"))
@@ -195,7 +231,9 @@ def test_a_hook_that_takes_too_long_ends_with_its_process(chaos: Any) -> None:
 @pytest.mark.promise(
     "the ranks that go on after a loss, once for each lost rank | with the next world, before `on_resize`"
 )
-def test_those_who_live_through_a_loss_are_told_of_it_and_then_of_the_smaller_world(chaos: Any) -> None:
+def test_those_who_live_through_a_loss_are_told_of_it_and_then_of_the_smaller_world(
+    chaos: Any,
+) -> None:
     """First of the fault, then of the smaller world; later of the larger one, as the replacement is."""
     outcome = run(chaos, Kill(rank=2, at_step=10), elastic=None, goal=worlds_seen(chaos, 3, 4))
     faults = told(outcome, "on_fault")
@@ -208,7 +246,12 @@ def test_those_who_live_through_a_loss_are_told_of_it_and_then_of_the_smaller_wo
         after = lines[lines.index(event) + 1]
         assert (after["what"], after["old_world"], after["new_world"]) == ("on_resize", 4, 3)
         assert next_step(lines, after)["world"] == 3
-    grown = [line for lines in told(outcome, "on_resize").values() for line in lines if line["new_world"] == 4]
+    grown = [
+        line
+        for lines in told(outcome, "on_resize").values()
+        for line in lines
+        if line["new_world"] == 4
+    ]
     assert len(grown) == 4
     assert {(line["old_world"], line["reason"]) for line in grown} == {(3, "a worker is ready")}
 
@@ -228,12 +271,19 @@ def test_a_replacement_at_once_is_a_fault_and_no_resize(chaos: Any) -> None:
 )
 @pytest.mark.parametrize("hook", ["on_resize", "on_preempt", "on_preempt!"])
 def test_what_a_hook_raises_is_told_and_costs_no_training(chaos: Any, hook: str) -> None:
-    outcome = run(chaos, Scale(to=3, at_step=10), goal=happened(chaos, Event.WORKER_EXITED), options={"fails": hook})
+    outcome = run(
+        chaos,
+        Scale(to=3, at_step=10),
+        goal=happened(chaos, Event.WORKER_EXITED),
+        options={"fails": hook},
+    )
     name = hook.removesuffix("!")
     errors = {call["error"] for call in calls(outcome, name)}
     assert len(calls(outcome, name)) == (3 if name == "on_resize" else 1)
     assert all(("the hook is wrong" in error) or ("mend it" in error) for error in errors)
-    text = "".join(path.read_text() for path in (Path(outcome.directory) / "log").glob("node*.*.log"))
+    text = "".join(
+        path.read_text() for path in (Path(outcome.directory) / "log").glob("node*.*.log")
+    )
     assert f"a hook of {name} failed" in text
     outcome.assert_same_losses_as_twin()
 
@@ -245,7 +295,9 @@ def test_bad_input_in_a_hook_ends_the_run(chaos: Any) -> None:
 
 
 @pytest.mark.promise("A script that returns then ends the run, at that step on every rank")
-def test_a_script_that_leaves_by_itself_does_so_at_the_same_step_everywhere(chaos: Any, tmp_path: Path) -> None:
+def test_a_script_that_leaves_by_itself_does_so_at_the_same_step_everywhere(
+    chaos: Any, tmp_path: Path
+) -> None:
     """It trains until the resize is asked for, however late that is. The rank that leaves has time to save, too."""
     outcome = chaos.harness.run(
         JOB,
@@ -265,7 +317,9 @@ def test_a_script_that_leaves_by_itself_does_so_at_the_same_step_everywhere(chao
     (step,) = {line["at"] for line in lasts.values()}
     assert 10 <= len(outcome.steps) == step  # not before the resize was asked for
     assert len(list((Path(outcome.directory) / "disk").glob("*/left.pt"))) == 4
-    (ended,) = [r for r in read_journals(Path(outcome.directory) / "journal") if r.event == Event.JOB_ENDED]
+    (ended,) = [
+        r for r in read_journals(Path(outcome.directory) / "journal") if r.event == Event.JOB_ENDED
+    ]
     assert ended["ok"]
 
 
@@ -276,12 +330,18 @@ def test_a_script_that_leaves_by_itself_does_so_at_the_same_step_everywhere(chao
 @pytest.mark.promise(
     "names its hooks again in each entry of the train function, and those of the entry before are dropped"
 )
-def test_a_sharded_job_names_its_hooks_again_in_every_entry_and_each_is_called_once(chaos: Any) -> None:
+def test_a_sharded_job_names_its_hooks_again_in_every_entry_and_each_is_called_once(
+    chaos: Any,
+) -> None:
     """A loss is told once to each rank that lives through it."""
     job = f"{JOB}:train_sharded"
     plan: dict[str, Any] = {"job": job, "elastic": None, "spares": 2, "until": {"spares": 2}}
     outcome = run(chaos, Kill(rank=1, at_step=10), Kill(rank=2, at_step=20), **plan)
-    found = [(event["lost"], event["world"]) for lines in told(outcome, "on_fault").values() for event in lines]
+    found = [
+        (event["lost"], event["world"])
+        for lines in told(outcome, "on_fault").values()
+        for event in lines
+    ]
     assert sorted(found) == [(1, 4)] * 3 + [(2, 4)] * 3
     assert told(outcome, "on_resize") == {}
 
@@ -290,9 +350,13 @@ def test_a_sharded_job_that_shrinks_tells_who_goes_and_who_stays(chaos: Any) -> 
     job = f"{JOB}:train_sharded"
     options = {"takes_s": 0.3}
     plan = {"job": job, "options": options, "max_lost_steps": 2, "shards": 4}
-    outcome = run(chaos, Scale(to=2, at_step=10), goal=happened(chaos, Event.WORKER_EXITED, 2), **plan)
+    outcome = run(
+        chaos, Scale(to=2, at_step=10), goal=happened(chaos, Event.WORKER_EXITED, 2), **plan
+    )
     assert len(told(outcome, "on_preempt")) == 2
     assert len(told(outcome, "said goodbye")) == 2
     resizes = told(outcome, "on_resize")
-    assert [[(line["old_world"], line["new_world"]) for line in lines] for lines in resizes.values()] == [[(4, 2)]] * 2
+    assert [
+        [(line["old_world"], line["new_world"]) for line in lines] for lines in resizes.values()
+    ] == [[(4, 2)]] * 2
     assert told(outcome, "on_fault") == {}

@@ -74,7 +74,9 @@ def test_a_module_is_found_from_the_working_directory_and_not_imported(
     monkeypatch.chdir(tmp_path)
     job = resolve_job("research.jobs.small", {"how": ""})
     path = tmp_path / "research" / "jobs" / "small.py"
-    assert job == JobSpec(str(path), "train", "research.jobs.small", {"how": ""}, root=str(tmp_path))
+    assert job == JobSpec(
+        str(path), "train", "research.jobs.small", {"how": ""}, root=str(tmp_path)
+    )
     assert job.name == "research.jobs.small"
     assert "research" not in sys.modules
     monkeypatch.chdir("/")
@@ -83,21 +85,31 @@ def test_a_module_is_found_from_the_working_directory_and_not_imported(
         resolve_job("research.jobs.small")
 
 
-def test_a_package_stands_for_its_main_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_stands_for_its_main_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_package(tmp_path)
-    (tmp_path / "research" / "__main__.py").write_text(TRAIN.format(imports="from .settings import RATE"))
+    (tmp_path / "research" / "__main__.py").write_text(
+        TRAIN.format(imports="from .settings import RATE")
+    )
     monkeypatch.chdir(tmp_path)
     assert resolve_job("research:train").module == "research.__main__"
     with pytest.raises(BadInput, match="define a function other"):
         resolve_job("research.jobs.small:other")
 
 
-def test_a_plan_keeps_the_module_of_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_keeps_the_module_of_its_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_package(tmp_path)
     monkeypatch.chdir(tmp_path)
     experiment = plan_experiment("research.jobs.small", nodes=1, spares=0, steps=8)
     recalled: Any = recall(save(experiment, tmp_path / "plan.json"), sharded=False)
-    assert recalled.config.job.target == experiment.config.job.target == f"{tmp_path}/research.jobs.small"
+    assert (
+        recalled.config.job.target
+        == experiment.config.job.target
+        == f"{tmp_path}/research.jobs.small"
+    )
     assert recalled.config.job.module == "research.jobs.small"
     moved = experiment.config.job.moved_to(Path("/elsewhere"))
     assert (moved.path, moved.root) == ("/elsewhere/research/jobs/small.py", "/elsewhere")
@@ -109,14 +121,21 @@ def test_a_plan_keeps_the_module_of_its_job(tmp_path: Path, monkeypatch: pytest.
         ("job.py", "job"),
         ("my-job.py", "my-job"),
         ("job.v2.py", "chaoskit_job_job.v2"),  # its name would be that of a package
-        ("typing.py", "chaoskit_job_typing"),  # and this one that of a module which is imported already
+        (
+            "typing.py",
+            "chaoskit_job_typing",
+        ),  # and this one that of a module which is imported already
     ],
 )
-def test_a_file_is_imported_under_its_own_name_where_that_finds_it(tmp_path: Path, name: str, module: str) -> None:
+def test_a_file_is_imported_under_its_own_name_where_that_finds_it(
+    tmp_path: Path, name: str, module: str
+) -> None:
     (tmp_path / name).write_text("def train(trainer):\n    pass\n")
     code = "import sys; from chaoskit.job import JobSpec, import_job; print(import_job(JobSpec(sys.argv[1])).__name__)"
     command = [sys.executable, "-c", code, str(tmp_path / name)]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == module
+    assert (
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == module
+    )
 
 
 def test_a_helper_that_imports_the_job_gets_the_same_module(tmp_path: Path) -> None:
@@ -128,7 +147,10 @@ def test_a_helper_that_imports_the_job_gets_the_same_module(tmp_path: Path) -> N
         "print(job.Model is job.helper.Model, import_job(JobSpec(sys.argv[1])) is job)"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "job.py")]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "True True"
+    assert (
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        == "True True"
+    )
 
 
 def test_a_package_of_chaoskit_that_has_the_name_of_the_job_is_named(tmp_path: Path) -> None:
@@ -138,7 +160,9 @@ def test_a_package_of_chaoskit_that_has_the_name_of_the_job_is_named(tmp_path: P
         "import sys; from chaoskit.job import JobSpec, import_job;"
         "import_job(JobSpec(sys.argv[1] + '/chaoskit/job.py', module='chaoskit.job', root=sys.argv[1]))"
     )
-    ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
+    )
     assert "BadInput: job=" in ended.stderr
     assert "rename it" in ended.stderr
 
@@ -166,7 +190,13 @@ def test_what_a_job_starts_can_import_it_and_leaves_nothing_behind(
     monkeypatch.setenv("TRAINED_BY", mark)
     job = tmp_path / "job.py"
     job.write_text(TRAIN.format(imports="RATE = 1e-3"))
-    plan: dict[str, Any] = {"nodes": 2, "spares": 1, "steps": 8, "twin": False, "options": {"how": how}}
+    plan: dict[str, Any] = {
+        "nodes": 2,
+        "spares": 1,
+        "steps": 8,
+        "twin": False,
+        "options": {"how": how},
+    }
     outcome = chaos.run(str(job), faults=[Kill(rank=1, at_step=6)], **plan)
     logs = "".join(path.read_text() for path in Path(outcome.directory, "log").glob("*.log"))
     assert ("evaluated 16" in logs) == (how in ("spawn", "forkserver", "fork"))
@@ -188,4 +218,6 @@ def _is_of_job(process: psutil.Process, mark: str) -> bool:
         is_marked = process.environ().get("TRAINED_BY") == mark
     except psutil.Error:
         return False
-    return is_marked and ("3600" in command or "multiprocessing" in command or "pt_data" in process.name())
+    return is_marked and (
+        "3600" in command or "multiprocessing" in command or "pt_data" in process.name()
+    )

@@ -63,7 +63,9 @@ def test_digits_are_all_there_and_held_out_ones_apart() -> None:
     ],
     ids=["autocast, tied, dropout", "frozen"],
 )
-def test_llama_is_the_same_run_whatever_happens(chaos: Chaos, fault: Fault, options: dict[str, Any]) -> None:
+def test_llama_is_the_same_run_whatever_happens(
+    chaos: Chaos, fault: Fault, options: dict[str, Any]
+) -> None:
     """Importing and building take seconds and are no hang; standing still for a few steps is one."""
     outcome = broken(chaos, "llama", [fault], steps=20, options=options)
     losses = [point.loss for point in outcome.steps if point.loss is not None]
@@ -76,8 +78,14 @@ def test_tying_and_freezing_do_what_they_say() -> None:
 
     shape = llama.SIZES["tiny"]
     torch.manual_seed(0)
-    tied, apart = llama.build(shape, tied=True, dropout=0.0), llama.build(shape, tied=False, dropout=0.0)
-    assert sum(p.numel() for p in apart.parameters()) - sum(p.numel() for p in tied.parameters()) == 256 * 48
+    tied, apart = (
+        llama.build(shape, tied=True, dropout=0.0),
+        llama.build(shape, tied=False, dropout=0.0),
+    )
+    assert (
+        sum(p.numel() for p in apart.parameters()) - sum(p.numel() for p in tied.parameters())
+        == 256 * 48
+    )
     llama._freeze(apart, 1)
     still = {name for name, weight in apart.named_parameters() if not weight.requires_grad}
     assert "model.embed_tokens.weight" in still
@@ -85,7 +93,9 @@ def test_tying_and_freezing_do_what_they_say() -> None:
     assert not any(name.startswith("model.layers.1.") for name in still)
 
 
-def test_a_missing_package_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_package_is_named_with_its_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from chaoskit.fixtures.jobs import llama  # while the package is there
 
     for name in [name for name in sys.modules if name.split(".")[0] == "transformers"]:
@@ -166,8 +176,16 @@ def test_a_batch_that_is_known_at_run_time_only_is_not_guessed(tmp_path: Path, s
     [
         ("gpt", {"nodes": 3}, "batch_size=8: use a multiple of the number of shards, 3"),
         ("gpt", {"nodes": 3, "options": {"batch": 9}}, ""),
-        ("gpt", {"nodes": 2, "options": {"batch": 3}}, "batch_size=3: use a multiple of the number of shards, 2"),
-        ("gpt", {"nodes": 2, "shards": 3, "options": {"size": "tiny"}}, "batch_size=8: use a multiple"),
+        (
+            "gpt",
+            {"nodes": 2, "options": {"batch": 3}},
+            "batch_size=3: use a multiple of the number of shards, 2",
+        ),
+        (
+            "gpt",
+            {"nodes": 2, "shards": 3, "options": {"size": "tiny"}},
+            "batch_size=8: use a multiple",
+        ),
         ("paced", {"nodes": 2, "options": {"batch_size": 7}}, "batch_size=7: use a multiple"),
         ("paced", {"nodes": 2, "options": {"batch_size": 0}}, "batch_size=0: use a multiple"),
         ("paced", {"nodes": 2}, ""),

@@ -27,7 +27,10 @@ def file(tmp_path: Path) -> Path:
     path = tmp_path / "corpus.tokens"
     np.random.default_rng(0).integers(0, 50_000, SIZE // 2).astype(np.uint16).tofile(path)
     command = ["stat", "--file-system", "--format=%T", str(path)]
-    if subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() in ("tmpfs", "ramfs"):
+    if subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() in (
+        "tmpfs",
+        "ramfs",
+    ):
         pytest.skip("temporary files lie in memory here")
     wait_until(lambda: is_dropped(path), "the end of the pages of a file that nothing maps")
     return path
@@ -47,19 +50,36 @@ def drop(path: Path) -> None:
         os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-@pytest.mark.promise("Which samples belong to a step is computed, so there is no sampler to fast-forward")
-def test_the_replacement_of_a_killed_rank_waits_for_no_disk(chaos: Chaos, file: Path, tmp_path: Path) -> None:
+@pytest.mark.promise(
+    "Which samples belong to a step is computed, so there is no sampler to fast-forward"
+)
+def test_the_replacement_of_a_killed_rank_waits_for_no_disk(
+    chaos: Chaos, file: Path, tmp_path: Path
+) -> None:
     """It has the samples of the step at which it joins, in a world of 2 that was one of 1 meanwhile."""
     notes = tmp_path / "notes"
     options = {"path": str(file), "notes": str(notes)}
     kill = Kill(rank=1, at_step=4)
     outcome = chaos.run(
-        "../../jobs/training/mapped.py", options=options, nodes=2, spares=0, steps=20, until={"world": 2}, faults=[kill]
+        "../../jobs/training/mapped.py",
+        options=options,
+        nodes=2,
+        spares=0,
+        steps=20,
+        until={"world": 2},
+        faults=[kill],
     )
     outcome.assert_same_losses_as_twin()
     assert {point.world for point in outcome.steps} == {1, 2}
-    read = {int(pid): int(size) for pid, size in (line.split() for line in notes.read_text().splitlines())}
-    ready = [one for one in read_journals(Path(outcome.directory) / "journal") if one.event == Event.READY]
+    read = {
+        int(pid): int(size)
+        for pid, size in (line.split() for line in notes.read_text().splitlines())
+    }
+    ready = [
+        one
+        for one in read_journals(Path(outcome.directory) / "journal")
+        if one.event == Event.READY
+    ]
     begun = [read[record["pid"]] for record in ready]
     assert sum(begun[:2]) > MOST, "the first world reads the file from the disk"
     assert begun[2:], "a replacement"

@@ -68,7 +68,9 @@ def test_no_rank_begins_step_1_before_the_spares_are_ready(tmp_path: Path) -> No
 def test_a_goal_that_is_never_reached_fails_the_run(chaos: Chaos, tmp_path: Path) -> None:
     """The harness keeps the deadline; no twin is trained for such a run."""
     until = {"file": str(tmp_path / "never")}
-    outcome = chaos.run(STEADY, nodes=1, spares=0, steps=5, until=until, deadline_s=8.0, check=False)
+    outcome = chaos.run(
+        STEADY, nodes=1, spares=0, steps=5, until=until, deadline_s=8.0, check=False
+    )
     assert outcome.verdict == Verdict.FAILED
     assert "did not end within its deadline" in outcome.reasons[0]
     assert outcome.twin_losses is None

@@ -22,7 +22,9 @@ def test_buckets_change_no_bit(chaos: Chaos) -> None:
 @pytest.mark.parametrize("reduction", ["exact", "fast"])
 def test_buckets_travel_while_the_backward_pass_runs(chaos: Chaos, reduction: str) -> None:
     """No rank gets on with its backward pass before the kernel has sent a part of the last layer's gradient."""
-    outcome = chaos.run("../../jobs/training/overlapping.py", steps=10, buckets=2, reduction=reduction, twin=False)
+    outcome = chaos.run(
+        "../../jobs/training/overlapping.py", steps=10, buckets=2, reduction=reduction, twin=False
+    )
     assert len(outcome.steps) == 10
 
 
@@ -30,7 +32,11 @@ def test_buckets_travel_while_the_backward_pass_runs(chaos: Chaos, reduction: st
 def test_buckets_travel_so_after_a_recovery_too(chaos: Chaos) -> None:
     """The first bucket of a world that has just been formed waits for its group; those of later steps do not."""
     outcome = chaos.run(
-        "../../jobs/training/overlapping.py", steps=20, buckets=2, faults=[Kill(rank=1, at_step=6)], twin=False
+        "../../jobs/training/overlapping.py",
+        steps=20,
+        buckets=2,
+        faults=[Kill(rank=1, at_step=6)],
+        twin=False,
     )
     assert len(outcome.recoveries) == 1
 

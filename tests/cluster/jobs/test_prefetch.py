@@ -109,23 +109,38 @@ def test_an_error_is_raised_where_the_batch_is_asked_for(prefetcher: Prefetcher)
         (np.random.random, "numpy.random"),
     ],
 )
-def test_a_dataset_that_draws_from_a_global_generator_is_refused(draw: Callable[[], Any], generator: str) -> None:
+def test_a_dataset_that_draws_from_a_global_generator_is_refused(
+    draw: Callable[[], Any], generator: str
+) -> None:
     """A generator of its own is none of them."""
     with pytest.raises(BadInput, match="a generator of its own") as refused:
         require_no_draws(draw)
     assert (refused.value.field, refused.value.value) == ("prefetch", generator)
-    assert require_no_draws(lambda: torch.rand((), generator=torch.Generator().manual_seed(3))) is not None
+    assert (
+        require_no_draws(lambda: torch.rand((), generator=torch.Generator().manual_seed(3)))
+        is not None
+    )
 
 
 # -- trainings ------------------------------------------------------------------------------------------------------
 
 
 def records(outcome: Outcome, event: Event) -> list[Record]:
-    return [record for record in read_journals(Path(outcome.directory) / "journal") if record.event == event]
+    return [
+        record
+        for record in read_journals(Path(outcome.directory) / "journal")
+        if record.event == event
+    ]
 
 
 def train(chaos: Chaos, job: str, *faults: Any, options: dict[str, Any], **plan: Any) -> Outcome:
-    settings: dict[str, Any] = {"nodes": 2, "spares": 0, "shards": 4, "steps": 10, "twin": False} | plan
+    settings: dict[str, Any] = {
+        "nodes": 2,
+        "spares": 0,
+        "shards": 4,
+        "steps": 10,
+        "twin": False,
+    } | plan
     return chaos.run(f"{JOBS}:{job}", options=options, faults=faults, **settings)
 
 
@@ -138,7 +153,12 @@ def digests(outcome: Outcome) -> set[str]:
 @pytest.mark.parametrize("job", ["replicas", pytest.param("pieces", marks=pytest.mark.slow)])
 def test_the_next_batch_is_fetched_while_a_shard_is_computed(chaos: Chaos, job: str) -> None:
     """No shard ends before the batch of the next one was begun, that of the next step included."""
-    train(chaos, job, options={"prefetch": True, "waits": True}, **({"shards": 2} if job == "pieces" else {}))
+    train(
+        chaos,
+        job,
+        options={"prefetch": True, "waits": True},
+        **({"shards": 2} if job == "pieces" else {}),
+    )
 
 
 @pytest.mark.promise("no bit changes with `prefetch=True`", job="replicas")

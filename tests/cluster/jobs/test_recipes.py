@@ -17,12 +17,23 @@ from faults import Kill, Scale
 
 HERE = Path(recipes.__file__).parent
 GPT = {"layers": 1, "heads": 2, "channels": 16, "context": 16, "batch": 8, "evaluate_every": 10}
-LLAMA = {"layers": 1, "heads": 2, "groups": 1, "channels": 16, "hidden": 32, "context": 16, "batch": 8, "mixed": False}
+LLAMA = {
+    "layers": 1,
+    "heads": 2,
+    "groups": 1,
+    "channels": 16,
+    "hidden": 32,
+    "context": 16,
+    "batch": 8,
+    "mixed": False,
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("recipe", "options"), [("gpt", GPT), ("llama", LLAMA)])
-def test_a_recipe_goes_on_after_a_resize_and_a_loss(chaos: Any, tmp_path: Path, recipe: str, options: Any) -> None:
+def test_a_recipe_goes_on_after_a_resize_and_a_loss(
+    chaos: Any, tmp_path: Path, recipe: str, options: Any
+) -> None:
     if recipe == "llama":
         pytest.importorskip("transformers", reason="pip install 'chaoskit[jobs]'")
     policy = read_policy((HERE / "elastic.yaml").read_bytes())
@@ -50,7 +61,9 @@ def test_a_recipe_goes_on_after_a_resize_and_a_loss(chaos: Any, tmp_path: Path, 
         assert "evaluation at step 10" in whole
         outcome.assert_same_losses_as_twin()
     assert list((tmp_path / "store").rglob("*.distcp"))
-    told = max(texts, key=lambda worker: texts[worker].count(" step "))  # whichever was ready first has rank 0
+    told = max(
+        texts, key=lambda worker: texts[worker].count(" step ")
+    )  # whichever was ready first has rank 0
     _rules_leave_it_alone_until_it_breaks(directory / "log" / f"{told}.log", tmp_path)
 
 
@@ -61,4 +74,6 @@ def _rules_leave_it_alone_until_it_breaks(log: Path, directory: Path) -> None:
     assert not [alarm for replay in replays for alarm in replay.alarms]
     broken = directory / "broken.log"
     broken.write_text(re.sub(r"loss \S+", "loss nan", log.read_text()))
-    assert {alarm.verdict for alarm in check_log_rules(HERE / "rules.yaml", broken)} == {RuleVerdict.NOT_A_NUMBER}
+    assert {alarm.verdict for alarm in check_log_rules(HERE / "rules.yaml", broken)} == {
+        RuleVerdict.NOT_A_NUMBER
+    }

@@ -14,23 +14,34 @@ from faults import Fault, Kill, NaN
 JOB = "../../jobs/training/user_code.py"
 
 
-def run(chaos: Chaos, notes: Path, *faults: Fault, job: str = JOB, **plan: Any) -> tuple[Outcome, dict[str, list[int]]]:
+def run(
+    chaos: Chaos, notes: Path, *faults: Fault, job: str = JOB, **plan: Any
+) -> tuple[Outcome, dict[str, list[int]]]:
     """The outcome, and the steps that each worker had committed when the code after its transactions ran."""
     notes.mkdir(exist_ok=True)
     options = {"notes": str(notes)} | plan.pop("options", {})
     outcome = chaos.run(
-        job, faults=faults, options=options, **{"nodes": 3, "spares": 1, "shards": 4, "steps": 20} | plan
+        job,
+        faults=faults,
+        options=options,
+        **{"nodes": 3, "spares": 1, "shards": 4, "steps": 20} | plan,
     )
-    return outcome, {file.name: [int(line) for line in file.read_text().split()] for file in notes.iterdir()}
+    return outcome, {
+        file.name: [int(line) for line in file.read_text().split()] for file in notes.iterdir()
+    }
 
 
 def victims(outcome: Outcome) -> set[str]:
     return {record["worker"] for record in outcome.records("detected")}
 
 
-@pytest.mark.promise("Code after the transaction runs once a committed step on each rank", phase="optimizer")
+@pytest.mark.promise(
+    "Code after the transaction runs once a committed step on each rank", phase="optimizer"
+)
 @pytest.mark.parametrize("phase", ["forward", "reduce", "optimizer"])
-def test_code_after_a_transaction_runs_once_a_step(chaos: Chaos, tmp_path: Path, phase: str) -> None:
+def test_code_after_a_transaction_runs_once_a_step(
+    chaos: Chaos, tmp_path: Path, phase: str
+) -> None:
     """In the optimizer's phase some ranks have committed the step, and the others take their state over."""
     fault = Kill(rank=1, at_step=6, phase=phase)
     outcome, steps = run(chaos, tmp_path / "notes", fault, twin=False, until={"world": 3})
@@ -52,20 +63,35 @@ def test_a_step_that_is_computed_again_counts_once(chaos: Chaos, tmp_path: Path)
     """A NaN leads to rounds in which shards are computed by other ranks."""
     fault = NaN(rank=1, at_step=6, parameter="2.weight", where="activation")
     outcome, steps = run(chaos, tmp_path / "notes", fault, twin=False)
-    assert {tuple(found) for worker, found in steps.items() if worker not in victims(outcome)} >= {tuple(range(1, 21))}
-    assert all(later == earlier + 1 for found in steps.values() for earlier, later in pairwise(found))
+    assert {tuple(found) for worker, found in steps.items() if worker not in victims(outcome)} >= {
+        tuple(range(1, 21))
+    }
+    assert all(
+        later == earlier + 1 for found in steps.values() for earlier, later in pairwise(found)
+    )
 
 
 @pytest.mark.parametrize("buckets", [1, 2])
 @pytest.mark.parametrize("caught", ["pass", "block"])
-def test_a_backward_pass_that_fails_can_be_repeated(chaos: Chaos, caught: str, buckets: int) -> None:
+def test_a_backward_pass_that_fails_can_be_repeated(
+    chaos: Chaos, caught: str, buckets: int
+) -> None:
     """Also where a part of the gradient was folded, and was under way to the others, when it failed.
 
     The code that catches the exception is shown as what it is, and has the time of such code.
     """
-    job, settings = f"{JOB}:fails_in_backward", {"nodes": 2, "spares": 0, "shards": 4, "steps": 12, "twin": False}
+    job, settings = (
+        f"{JOB}:fails_in_backward",
+        {"nodes": 2, "spares": 0, "shards": 4, "steps": 12, "twin": False},
+    )
     failing, clean = (
-        chaos.run(job, options={"at_step": at_step, "caught": caught}, buckets=buckets, check=False, **settings)
+        chaos.run(
+            job,
+            options={"at_step": at_step, "caught": caught},
+            buckets=buckets,
+            check=False,
+            **settings,
+        )
         for at_step in (5, -1)
     )
     assert not failing.records("failed")

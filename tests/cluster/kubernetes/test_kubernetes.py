@@ -32,7 +32,15 @@ from chaoskit.plaintext import tell_on_stderr
 from chaoskit.substrate.kubernetes.driver_pod import DriverPod
 from chaoskit.substrate.kubernetes.installation import ACCOUNT, installation
 from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions
-from chaoskit.substrate.kubernetes.pods.manifests import GENERATION, RANKS, RUN, SESSION, STATION, TEST, TTL_S
+from chaoskit.substrate.kubernetes.pods.manifests import (
+    GENERATION,
+    RANKS,
+    RUN,
+    SESSION,
+    STATION,
+    TEST,
+    TTL_S,
+)
 from chaoskit.substrate.kubernetes.substrate import KubernetesSubstrate
 from chaoskit.substrate.supervisor.client import SupervisorLink
 from chaoskit.substrate.supervisor.messages import CrashContainer
@@ -76,7 +84,9 @@ class Namespace:
         return set(pods.everything()) - self._before
 
     def await_nothing_left(self, limit_s: float = GONE_S) -> None:
-        wait_until(lambda: not self.made(), f"the end of {self.made()}", limit_s=limit_s, poll_s=0.5)
+        wait_until(
+            lambda: not self.made(), f"the end of {self.made()}", limit_s=limit_s, poll_s=0.5
+        )
 
 
 @pytest.fixture
@@ -92,7 +102,9 @@ def kubeconfig() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def substrate(kubeconfig: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubernetesSubstrate]:
+def substrate(
+    kubeconfig: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[KubernetesSubstrate]:
     made, there = KubernetesSubstrate(pods.options(tmp_path_factory.mktemp("pods"))), Namespace()
     yield made
     made.close()
@@ -119,7 +131,15 @@ def job(tmp_path: Path) -> Path:
 def run(harness: Harness, fault: Fault, job: Path) -> Any:
     options = {"step_s": 0.02}
     target = f"{job}:plain"
-    return harness.run(target, nodes=2, steps=40, options=options, faults=[fault], twin=False, **DETECTION["relaxed"])
+    return harness.run(
+        target,
+        nodes=2,
+        steps=40,
+        options=options,
+        faults=[fault],
+        twin=False,
+        **DETECTION["relaxed"],
+    )
 
 
 def assert_annotated(outcome: Any, test: str) -> str:
@@ -130,7 +150,9 @@ def assert_annotated(outcome: Any, test: str) -> str:
         found = pods.pods(f"{GENERATION}={last}").values()
         return [one for one in found if one["metadata"].get("annotations", {}).get(TEST) == test]
 
-    nodes = wait_until(lambda: found if len(found := annotated()) == 2 else [], "the annotations of both pods")
+    nodes = wait_until(
+        lambda: found if len(found := annotated()) == 2 else [], "the annotations of both pods"
+    )
     for pod in nodes:
         annotations, labels = pod["metadata"]["annotations"], pod["metadata"]["labels"]
         assert annotations[RUN] == Path(outcome.directory).name
@@ -147,14 +169,24 @@ def assert_told_of_kill(outcome: Any, session: str, test: str) -> None:
 
     def told() -> dict[str, Any]:
         events = pods.events(session)
-        return {one["reason"]: one for one in events if run in one["message"] and test in one["message"]}
+        return {
+            one["reason"]: one for one in events if run in one["message"] and test in one["message"]
+        }
 
-    events = wait_until(lambda: found if (found := told()).keys() >= reasons else {}, f"the Events {reasons}")
+    events = wait_until(
+        lambda: found if (found := told()).keys() >= reasons else {}, f"the Events {reasons}"
+    )
     assert events.keys() == reasons
-    assert {one["reason"] for one in events.values() if one["type"] == "Warning"} == {"FaultInjected", "WorkerLost"}
+    assert {one["reason"] for one in events.values() if one["type"] == "Warning"} == {
+        "FaultInjected",
+        "WorkerLost",
+    }
     assert {one["involvedObject"]["kind"] for one in events.values()} == {"Job"}
     last = max(outcome.records(Event.PLAN), key=lambda one: one["generation"])
-    assert f"{len(last['members'])} ranks, generation {last['generation']}" in events["Recovered"]["message"]
+    assert (
+        f"{len(last['members'])} ranks, generation {last['generation']}"
+        in events["Recovered"]["message"]
+    )
     times = [events[reason]["eventTime"] for reason in ("FaultInjected", "WorkerLost", "Recovered")]
     assert times == sorted(times)
 
@@ -164,7 +196,9 @@ def assert_told_of_kill(outcome: Any, session: str, test: str) -> None:
 
 @pytest.mark.costly
 @pytest.mark.promise("**A rank that dies is replaced inside its pod**")
-def test_a_killed_rank_is_replaced_in_its_pod(harness: Harness, job: Path, request: pytest.FixtureRequest) -> None:
+def test_a_killed_rank_is_replaced_in_its_pod(
+    harness: Harness, job: Path, request: pytest.FixtureRequest
+) -> None:
     """No pod is made anew, no container starts again; and the journals of all pods are here."""
     warm = run(harness, NaN(rank=1, at_step=8), job)
     assert warm.verdict.value == "passed", warm.reasons
@@ -186,8 +220,14 @@ def test_a_killed_rank_is_replaced_in_its_pod(harness: Harness, job: Path, reque
         return {label: found.get(label, "") for label in world}
 
     wait_until(lambda: labels() == world, f"the labels {world}")
-    assert_told_of_kill(outcome, assert_annotated(outcome, request.node.nodeid), request.node.nodeid)
-    assert not [one for one in read_journals(Path(outcome.directory) / "journal") if one.event == Event.NODE_LOST]
+    assert_told_of_kill(
+        outcome, assert_annotated(outcome, request.node.nodeid), request.node.nodeid
+    )
+    assert not [
+        one
+        for one in read_journals(Path(outcome.directory) / "journal")
+        if one.event == Event.NODE_LOST
+    ]
     journals = {path.stem for path in (Path(outcome.directory) / "journal").iterdir()}
     assert {"harness", "coordinator", "node0", "node1", "node0.0", "node1.0", "node1.1"} <= journals
 
@@ -196,7 +236,11 @@ def test_a_killed_rank_is_replaced_in_its_pod(harness: Harness, job: Path, reque
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
-    [Hang(rank=1, at_step=8, how="stop"), Hang(rank=1, at_step=8, how="gil"), KillCoordinator(at_step=8)],
+    [
+        Hang(rank=1, at_step=8, how="stop"),
+        Hang(rank=1, at_step=8, how="gil"),
+        KillCoordinator(at_step=8),
+    ],
     ids=str,
 )
 def test_faults_inside_a_pod_are_proven(harness: Harness, fault: Fault, job: Path) -> None:
@@ -210,7 +254,11 @@ def test_faults_inside_a_pod_are_proven(harness: Harness, fault: Fault, job: Pat
 def test_a_lost_pod_is_replaced_by_another_one(harness: Harness, job: Path) -> None:
     outcome = run(harness, ReplaceNode(rank=1, at_step=8), job)
     assert outcome.verdict.value == "passed", outcome.reasons
-    assert {one["metadata"]["labels"][STATION] for one in pods.pods().values()} >= {"node0", "node1", "coordinator"}
+    assert {one["metadata"]["labels"][STATION] for one in pods.pods().values()} >= {
+        "node0",
+        "node1",
+        "coordinator",
+    }
 
 
 @pytest.mark.costly
@@ -232,8 +280,12 @@ def test_a_pod_is_taken_away(harness: Harness, fault: Fault, job: Path) -> None:
 
 @pytest.mark.costly
 @pytest.mark.slow
-@pytest.mark.parametrize(("value", "reason"), [(-1, "its priority would be -1"), (None, "no PriorityClass with name")])
-def test_a_pod_that_would_preempt_none_is_not_made(harness: Harness, job: Path, value: int | None, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("value", "reason"), [(-1, "its priority would be -1"), (None, "no PriorityClass with name")]
+)
+def test_a_pod_that_would_preempt_none_is_not_made(
+    harness: Harness, job: Path, value: int | None, reason: str
+) -> None:
     with pods.priority_class(value) as name, pytest.raises(HarnessError, match=reason):
         run(harness, PreemptPod(rank=1, at_step=8, priority_class=name), job)
     assert not pods.pods(f"{STATION}=preemptor")
@@ -241,7 +293,9 @@ def test_a_pod_that_would_preempt_none_is_not_made(harness: Harness, job: Path, 
 
 @pytest.mark.costly
 @pytest.mark.slow
-def test_a_pod_that_is_gone_before_it_is_preempted_proves_nothing(harness: Harness, job: Path) -> None:
+def test_a_pod_that_is_gone_before_it_is_preempted_proves_nothing(
+    harness: Harness, job: Path
+) -> None:
     """The scheduler has a reason of its own not to: no machine is left for the other pod. Then the pod is deleted."""
 
     def delete(message: Any) -> None:
@@ -267,9 +321,13 @@ def test_a_pod_that_is_gone_before_it_is_preempted_proves_nothing(harness: Harne
 @pytest.mark.slow
 @pytest.mark.promise("**A pod that is lost is replaced by another one**")
 @pytest.mark.parametrize(
-    ("fault", "stays"), [(DeletePod(rank=1, at_step=8), False), (KillNode(rank=1, at_step=8), True)], ids=str
+    ("fault", "stays"),
+    [(DeletePod(rank=1, at_step=8), False), (KillNode(rank=1, at_step=8), True)],
+    ids=str,
 )
-def test_a_lost_node_is_replaced_without_a_fault(harness: Harness, fault: Fault, stays: bool, job: Path) -> None:
+def test_a_lost_node_is_replaced_without_a_fault(
+    harness: Harness, fault: Fault, stays: bool, job: Path
+) -> None:
     """Where its pod is there still, in that: it takes no other one to start an agent."""
     run(harness, NaN(rank=1, at_step=8), job)  # pods are warm
     (before,) = pods.pods(f"{STATION}=node1")
@@ -285,14 +343,18 @@ def test_a_lost_node_is_replaced_without_a_fault(harness: Harness, fault: Fault,
 
 @pytest.mark.costly
 @pytest.mark.slow
-def test_a_run_that_ends_before_its_node_is_replaced_leaves_no_pod(harness: Harness, job: Path) -> None:
+def test_a_run_that_ends_before_its_node_is_replaced_leaves_no_pod(
+    harness: Harness, job: Path
+) -> None:
     outcome = harness.run(
         f"{job}:plain", nodes=2, spares=0, steps=60, options={"step_s": 0.02}, faults=[DeletePod(rank=1, at_step=40)],
         twin=False, node_replacements=1, **DETECTION["relaxed"],
     )  # fmt: skip
     assert outcome.verdict.value == "passed", outcome.reasons
     assert outcome.records(Event.NODE_REPLACED) == []
-    wait_until(lambda: not pods.pods(f"{STATION}=node1"), "the end of the pod that was not needed any more")
+    wait_until(
+        lambda: not pods.pods(f"{STATION}=node1"), "the end of the pod that was not needed any more"
+    )
 
 
 @pytest.mark.costly
@@ -348,7 +410,11 @@ def test_a_pod_that_something_else_takes_makes_a_run_unknown(
         twin=False, watch=take_once, node_replacements=1, **DETECTION["relaxed"],
     )  # fmt: skip
     assert outcome.verdict.value == "unknown", outcome.reasons
-    assert [reason for reason in outcome.reasons if f"the pod of node1 ({taken[0]}) was {cause}" in reason]
+    assert [
+        reason
+        for reason in outcome.reasons
+        if f"the pod of node1 ({taken[0]}) was {cause}" in reason
+    ]
     assert outcome.false_alarms == 0
     assert [record.state for record in outcome.faults] == ["confirmed"]
     assert len(outcome.records(Event.NODE_REPLACED)) == 1
@@ -360,7 +426,13 @@ def test_a_container_ends_at_once(harness: Harness, job: Path) -> None:
     """The API server says so too, some time later; and nothing that was written down is lost."""
     faults, options = [KillContainer(rank=1, at_step=8)], {"step_s": 0.02}
     outcome = harness.run(
-        f"{job}:plain", nodes=2, steps=300, options=options, faults=faults, twin=False, **DETECTION["relaxed"]
+        f"{job}:plain",
+        nodes=2,
+        steps=300,
+        options=options,
+        faults=faults,
+        twin=False,
+        **DETECTION["relaxed"],
     )
     assert outcome.verdict.value == "passed", outcome.reasons
     assert [record.state for record in outcome.faults] == ["confirmed"]
@@ -382,7 +454,11 @@ def test_a_pod_that_is_told_to_go_leaves_without_a_loss(harness: Harness, job: P
     )  # fmt: skip
     assert outcome.verdict.value == "passed", outcome.reasons
     assert outcome.lost_steps == 0
-    assert not [one for one in read_journals(Path(outcome.directory) / "journal") if one.event == Event.DETECTED]
+    assert not [
+        one
+        for one in read_journals(Path(outcome.directory) / "journal")
+        if one.event == Event.DETECTED
+    ]
 
 
 @pytest.mark.costly
@@ -397,7 +473,9 @@ def test_an_eviction_that_a_budget_forbids_is_unknown(harness: Harness, job: Pat
 
 @pytest.mark.costly
 @pytest.mark.slow
-def test_a_container_that_does_not_end_is_unknown(harness: Harness, job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_container_that_does_not_end_is_unknown(
+    harness: Harness, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its first process is told, and stays."""
     tell = SupervisorLink.tell
     monkeypatch.setattr(
@@ -411,7 +489,9 @@ def test_a_container_that_does_not_end_is_unknown(harness: Harness, job: Path, m
 
 @pytest.mark.costly
 @pytest.mark.slow
-def test_pods_of_the_session_are_hardened_and_belong_to_its_job(harness: Harness, job: Path) -> None:
+def test_pods_of_the_session_are_hardened_and_belong_to_its_job(
+    harness: Harness, job: Path
+) -> None:
     """As the cluster has them, behind its own defaults and those of a template."""
     run(harness, NaN(rank=1, at_step=8), job)
     found = pods.pods()
@@ -421,7 +501,9 @@ def test_pods_of_the_session_are_hardened_and_belong_to_its_job(harness: Harness
         assert one["spec"]["securityContext"]["runAsNonRoot"]
         (container,) = one["spec"]["containers"]
         assert container["securityContext"]["readOnlyRootFilesystem"]
-        assert not any("serviceaccount" in mount["mountPath"] for mount in container["volumeMounts"])
+        assert not any(
+            "serviceaccount" in mount["mountPath"] for mount in container["volumeMounts"]
+        )
     assert len({one["metadata"]["labels"][SESSION] for one in found.values()}) == 1
 
 
@@ -429,10 +511,15 @@ def test_pods_of_the_session_are_hardened_and_belong_to_its_job(harness: Harness
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "reason"),
-    [(LimitCpu(rank=1, at_step=8), "not writable"), (Cut(rank=1, at_step=8), "NETWORK_FAULTS=allow")],
+    [
+        (LimitCpu(rank=1, at_step=8), "not writable"),
+        (Cut(rank=1, at_step=8), "NETWORK_FAULTS=allow"),
+    ],
     ids=["a limit", "a cut"],
 )
-def test_what_cannot_be_done_in_a_pod_is_refused(harness: Harness, job: Path, fault: Fault, reason: str) -> None:
+def test_what_cannot_be_done_in_a_pod_is_refused(
+    harness: Harness, job: Path, fault: Fault, reason: str
+) -> None:
     with pytest.raises(BadInput, match=reason):
         run(harness, fault, job)
 
@@ -444,16 +531,33 @@ def test_the_first_test_of_the_page_passes(tmp_path: Path) -> None:
     page = (pods.ROOT / "docs" / "kubernetes.md").read_text()
     (example,) = re.findall(r"^   ```python\n(.*?)^   ```", page, re.DOTALL | re.MULTILINE)
     (tmp_path / "test_it.py").write_text(textwrap.dedent(example))
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--chaos-substrate", "kubernetes", "."]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--chaos-substrate",
+        "kubernetes",
+        ".",
+    ]
     done = subprocess.run(
-        command, cwd=tmp_path, env=pods.environment(tmp_path), capture_output=True, text=True, check=False
+        command,
+        cwd=tmp_path,
+        env=pods.environment(tmp_path),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout[-5000:]
 
 
 @pytest.mark.costly
 @pytest.mark.slow
-@pytest.mark.parametrize("suite", ["smoke", *sorted(path.stem for path in CLUSTER.glob("test_*.py"))])
+@pytest.mark.parametrize(
+    "suite", ["smoke", *sorted(path.stem for path in CLUSTER.glob("test_*.py"))]
+)
 def test_a_suite_is_green_in_pods(suite: str, tmp_path: Path) -> None:
     """As users run it, with the limits of a machine that is shared, and all that they may allow."""
     if suite == "test_machines" and pods.no_tool():
@@ -465,7 +569,8 @@ def test_a_suite_is_green_in_pods(suite: str, tmp_path: Path) -> None:
         allowed["LEVERS"] = pods.levers(tmp_path)
     done = subprocess.run(
         [*command, "--chaos-substrate", "kubernetes"],
-        env=pods.environment(tmp_path) | {f"{VARIABLE}{name}": value for name, value in allowed.items()},
+        env=pods.environment(tmp_path)
+        | {f"{VARIABLE}{name}": value for name, value in allowed.items()},
         capture_output=True,
         text=True,
         check=False,
@@ -494,22 +599,32 @@ def driven(driver: RemoteHost, tmp_path_factory: pytest.TempPathFactory) -> Harn
 
 @pytest.mark.costly
 @pytest.mark.promise("**What drives a run is a pod of its own, the *driver***")
-def test_a_run_is_driven_by_a_pod_of_its_own(driven: Harness, job: Path, request: pytest.FixtureRequest) -> None:
+def test_a_run_is_driven_by_a_pod_of_its_own(
+    driven: Harness, job: Path, request: pytest.FixtureRequest
+) -> None:
     """It alone may ask the API server, and only for pods. Records of all pods are here."""
     outcome = run(driven, Kill(rank=1, at_step=8), job)
     assert outcome.verdict.value == "passed", outcome.reasons
     journals = {path.stem for path in (Path(outcome.directory) / "journal").iterdir()}
     assert {"harness", "coordinator", "node0", "node1", "node0.0", "node1.0", "node1.1"} <= journals
-    (session,) = {one["metadata"]["labels"][SESSION] for one in pods.pods(f"{STATION}=driver").values()}
+    (session,) = {
+        one["metadata"]["labels"][SESSION] for one in pods.pods(f"{STATION}=driver").values()
+    }
     found = pods.pods(f"{SESSION}={session}").values()
-    asks = {one["metadata"]["labels"][STATION]: one["spec"]["automountServiceAccountToken"] for one in found}
+    asks = {
+        one["metadata"]["labels"][STATION]: one["spec"]["automountServiceAccountToken"]
+        for one in found
+    }
     assert asks == {"driver": True, "coordinator": False, "node0": False, "node1": False}
     assert {one["metadata"]["ownerReferences"][0]["name"] for one in found} == {session}
     assert assert_annotated(outcome, request.node.nodeid) == session
     assert_told_of_kill(outcome, session, request.node.nodeid)
     (driver,) = pods.pods(f"{STATION}=driver")
     name = Path(outcome.directory).name
-    wait_until(lambda: f"chaoskit driver: run {name} ends after" in pods.log(driver), "the driver's log of the run")
+    wait_until(
+        lambda: f"chaoskit driver: run {name} ends after" in pods.log(driver),
+        "the driver's log of the run",
+    )
     assert f"chaoskit driver: run {name} begins" in pods.log(driver)
 
 
@@ -528,8 +643,13 @@ def test_every_gpu_of_a_cluster_is_for_nodes(there: Namespace, job: Path, tmp_pa
             (driver,) = drivers.keys() - drivers_of_others
             session = drivers[driver]["metadata"]["labels"][SESSION]
             found = pods.pods(f"{SESSION}={session}").values()
-    asked = {one["metadata"]["labels"][STATION]: one["spec"]["containers"][0]["resources"] for one in found}
-    assert {station for station, resources in asked.items() if "nvidia.com/gpu" in resources["limits"]} == {
+    asked = {
+        one["metadata"]["labels"][STATION]: one["spec"]["containers"][0]["resources"]
+        for one in found
+    }
+    assert {
+        station for station, resources in asked.items() if "nvidia.com/gpu" in resources["limits"]
+    } == {
         "node0",
         "node1",
     }
@@ -539,18 +659,24 @@ def test_every_gpu_of_a_cluster_is_for_nodes(there: Namespace, job: Path, tmp_pa
 
 @pytest.mark.costly
 @pytest.mark.slow
-def test_two_deletions_of_the_coordinators_pod_in_one_step_are_one(driven: Harness, job: Path) -> None:
+def test_two_deletions_of_the_coordinators_pod_in_one_step_are_one(
+    driven: Harness, job: Path
+) -> None:
     """The second one finds a pod that goes already, and has done nothing."""
     faults = [DeleteCoordinatorPod(at_step=8), DeleteCoordinatorPod(at_step=8)]
     options = {"step_s": 0.02}
-    outcome = driven.run(f"{job}:plain", nodes=2, steps=200, options=options, faults=faults, twin=False)
+    outcome = driven.run(
+        f"{job}:plain", nodes=2, steps=200, options=options, faults=faults, twin=False
+    )
     assert sorted(record.state for record in outcome.faults) == ["confirmed", "not fired"]
     assert outcome.verdict.value == "unknown", outcome.reasons
 
 
 def coordinators_pod() -> str:
     """The name of the coordinator's pod of the session that has a driver."""
-    (session,) = {one["metadata"]["labels"][SESSION] for one in pods.pods(f"{STATION}=driver").values()}
+    (session,) = {
+        one["metadata"]["labels"][SESSION] for one in pods.pods(f"{STATION}=driver").values()
+    }
     (name,) = pods.pods(f"{SESSION}={session},{STATION}=coordinator")
     return name
 
@@ -577,31 +703,53 @@ def test_a_run_goes_on_with_a_coordinator_in_another_pod(driven: Harness, job: P
     lost = DeleteCoordinatorPod(at_step=8)
     options = {"step_s": 0.02}
     faults = [lost, Kill(rank=1, at_step=150)]
-    outcome = driven.run(f"{job}:plain", nodes=2, steps=200, options=options, faults=faults, twin=False)
+    outcome = driven.run(
+        f"{job}:plain", nodes=2, steps=200, options=options, faults=faults, twin=False
+    )
     assert outcome.verdict.value == "passed", outcome.reasons
-    resumed = [one for one in read_journals(Path(outcome.directory) / "journal") if one.event == Event.RESUMED]
+    resumed = [
+        one
+        for one in read_journals(Path(outcome.directory) / "journal")
+        if one.event == Event.RESUMED
+    ]
     assert len(resumed) == 1
     assert len(outcome.steps) == 200
     log = pods.log(coordinators_pod())
-    assert "[coordinator] this coordinator took over from the one before it: term 2" in log, "the pod that stood by"
+    assert "[coordinator] this coordinator took over from the one before it: term 2" in log, (
+        "the pod that stood by"
+    )
 
 
 @pytest.mark.costly
 @pytest.mark.slow
 @pytest.mark.parametrize("grace_s", [0, 10])
-def test_a_coordinators_pod_that_others_delete_is_replaced(driven: Harness, job: Path, grace_s: int) -> None:
+def test_a_coordinators_pod_that_others_delete_is_replaced(
+    driven: Harness, job: Path, grace_s: int
+) -> None:
     """With no pod that stands by, and whether or not its processes are told before."""
     run(driven, NaN(rank=1, at_step=8), job)
     lost = coordinators_pod()
     deleter = threading.Timer(2.0, pods.delete, [lost, grace_s])
     deleter.start()
     faults, options = [Kill(rank=1, at_step=500)], {"step_s": 0.02}
-    outcome = driven.run(f"{job}:plain", nodes=2, steps=600, options=options, faults=faults, twin=False)
+    outcome = driven.run(
+        f"{job}:plain", nodes=2, steps=600, options=options, faults=faults, twin=False
+    )
     deleter.join()
     assert outcome.verdict.value == "unknown", outcome.reasons
-    assert [reason for reason in outcome.reasons if f"the pod of the coordinator ({lost}) was deleted" in reason]
-    assert {check.name for check in outcome.checks if check.verdict.value != "passed"} == {"no pod was taken away"}
-    (resumed,) = [one for one in read_journals(Path(outcome.directory) / "journal") if one.event == Event.RESUMED]
+    assert [
+        reason
+        for reason in outcome.reasons
+        if f"the pod of the coordinator ({lost}) was deleted" in reason
+    ]
+    assert {check.name for check in outcome.checks if check.verdict.value != "passed"} == {
+        "no pod was taken away"
+    }
+    (resumed,) = [
+        one
+        for one in read_journals(Path(outcome.directory) / "journal")
+        if one.event == Event.RESUMED
+    ]
     assert resumed["term"] == 2
     assert lost not in pods.pods()
 
@@ -626,11 +774,21 @@ def test_a_run_goes_on_while_the_api_server_stands_still(driven: Harness, job: P
     stopper.start()
     faults, options = [Kill(rank=1, at_step=150)], {"step_s": 0.02}
     outcome = driven.run(
-        f"{job}:plain", nodes=2, steps=600, options=options, faults=faults, twin=False, **DETECTION["relaxed"]
+        f"{job}:plain",
+        nodes=2,
+        steps=600,
+        options=options,
+        faults=faults,
+        twin=False,
+        **DETECTION["relaxed"],
     )
     stopper.join()
     assert outcome.verdict.value == "passed", outcome.reasons
-    (killed,) = [one for one in read_journals(Path(outcome.directory) / "journal") if one.event == Event.DETECTED]
+    (killed,) = [
+        one
+        for one in read_journals(Path(outcome.directory) / "journal")
+        if one.event == Event.DETECTED
+    ]
     assert stopped[0] < killed.t_ns < stopped[1]
     assert outcome.lost_steps == 0
 
@@ -651,7 +809,14 @@ def test_a_driver_that_is_killed_is_an_error_of_its_run_only(tmp_path: Path, job
                     host.driver.signal(signal.SIGKILL)
 
         with pytest.raises(HarnessError, match="the driver of the run ended"):
-            harness.run(f"{job}:plain", nodes=2, steps=10**6, options={"step_s": 0.02}, twin=False, watch=kill)
+            harness.run(
+                f"{job}:plain",
+                nodes=2,
+                steps=10**6,
+                options={"step_s": 0.02},
+                twin=False,
+                watch=kill,
+            )
         outcome = run(harness, NaN(rank=1, at_step=8), job)
         assert outcome.verdict.value == "passed", outcome.reasons
 
@@ -680,8 +845,14 @@ def delete_driver(session: str) -> None:
 @pytest.mark.parametrize(
     ("end", "why"),
     [
-        (delete_driver, "pod of the session's Job was deleted .(the API server has no such pod|deletionTimestamp)"),
-        (evict_driver, "pod of the session's Job was evicted .DisruptionTarget: EvictionByEvictionAPI"),
+        (
+            delete_driver,
+            "pod of the session's Job was deleted .(the API server has no such pod|deletionTimestamp)",
+        ),
+        (
+            evict_driver,
+            "pod of the session's Job was evicted .DisruptionTarget: EvictionByEvictionAPI",
+        ),
         (pods.delete_job, "the Job chaoskit-[0-9a-f]+ of the session was deleted"),
         (end_session, "has ended the session with chaoskit cluster end"),
     ],
@@ -694,12 +865,22 @@ def test_a_session_that_something_ends_is_followed_by_another_one(
 
     def end_once(message: Any) -> None:
         if type(message).__name__ == "Formed" and not ending:
-            (session,) = {pod["metadata"]["labels"][SESSION] for pod in pods.pods(f"{STATION}=driver").values()}
+            (session,) = {
+                pod["metadata"]["labels"][SESSION]
+                for pod in pods.pods(f"{STATION}=driver").values()
+            }
             ending.append(threading.Thread(target=end, args=[session]))
             ending[0].start()
 
     with pytest.raises(HarnessError, match=why):
-        driven.run(f"{job}:plain", nodes=2, steps=10**6, options={"step_s": 0.02}, twin=False, watch=end_once)
+        driven.run(
+            f"{job}:plain",
+            nodes=2,
+            steps=10**6,
+            options={"step_s": 0.02},
+            twin=False,
+            watch=end_once,
+        )
     ending[0].join()
     outcome = run(driven, NaN(rank=1, at_step=8), job)
     assert outcome.verdict.value == "passed", outcome.reasons
@@ -748,7 +929,9 @@ def cluster(*words: str, directory: Path, **more: str) -> subprocess.CompletedPr
 @pytest.mark.promise("The role of people is all that they need")
 def test_the_role_of_people_is_all_that_they_need(person: None, tmp_path: Path, job: Path) -> None:
     """To run with the installed account of drivers: no role is made, and the doctor finds nothing missing."""
-    told = cluster("doctor", "--no-trial", directory=tmp_path, CHAOSKIT_KUBERNETES_SERVICE_ACCOUNT=ACCOUNT)
+    told = cluster(
+        "doctor", "--no-trial", directory=tmp_path, CHAOSKIT_KUBERNETES_SERVICE_ACCOUNT=ACCOUNT
+    )
     assert told.returncode == 0, told.stdout + told.stderr
     options = pods.options(tmp_path, service_account=ACCOUNT)
     with (
@@ -807,7 +990,9 @@ def test_sessions_are_listed_and_ended(driven: Harness, job: Path, tmp_path: Pat
     (driver,) = pods.pods(f"{STATION}=driver").values()
     name = driver["metadata"]["labels"][SESSION]
     listed = json.loads(cluster("list", "--json", directory=tmp_path).stdout)["sessions"]
-    assert {"session": name, "pods": 4} in [{key: one[key] for key in ("session", "pods")} for one in listed]
+    assert {"session": name, "pods": 4} in [
+        {key: one[key] for key in ("session", "pods")} for one in listed
+    ]
     assert cluster("end", "other", directory=tmp_path).returncode == 2
     assert cluster("end", name, directory=tmp_path).returncode == 0
     wait_until(lambda: not pods.pods(f"{SESSION}={name}"), "the end of its pods")
@@ -856,7 +1041,10 @@ def begin(options: KubernetesOptions, harness: str) -> None:
         ({"namespace": "kube-system"}, "this one is the cluster's"),
         ({"template": {"spec": {"hostNetwork": True}}}, "leave spec.hostNetwork out"),
         ({"template": {"spec": {"nodeSelectr": {}}}}, 'unknown field "spec.nodeSelectr"'),
-        ({"template": {"spec": {"containers": [{"name": "node", "image": ""}]}}}, "image: Required value"),
+        (
+            {"template": {"spec": {"containers": [{"name": "node", "image": ""}]}}},
+            "image: Required value",
+        ),
     ],
     ids=lambda value: "" if isinstance(value, dict) else value[:20],
 )
@@ -891,14 +1079,31 @@ def test_command(chaos):
 def bad_inputs(directory: Path, tests: str, **more: str) -> list[str]:
     """Run tests in a session of their own, which must end with 2. Return the line that each test fails with."""
     (directory / "test_session.py").write_text(TWO_TESTS)
-    command = ["pytest", "-p", "no:cacheprovider", "--chaos-substrate", "kubernetes", "-k", tests, "--rootdir", "."]
+    command = [
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "--chaos-substrate",
+        "kubernetes",
+        "-k",
+        tests,
+        "--rootdir",
+        ".",
+    ]
     environment = pods.environment(directory) | {"KUBECONFIG": os.environ["KUBECONFIG"], **more}
     done = subprocess.run(
-        [sys.executable, "-m", *command], env=environment, cwd=directory, capture_output=True, text=True, check=False
+        [sys.executable, "-m", *command],
+        env=environment,
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == pytest.ExitCode.INTERRUPTED, done.stdout
     lines = [line for line in done.stdout.splitlines() if line.startswith("bad input: ")]
-    return [line.rpartition(" (test_session.py:")[0] for line in lines]  # tests differ in their line
+    return [
+        line.rpartition(" (test_session.py:")[0] for line in lines
+    ]  # tests differ in their line
 
 
 def test_a_command_is_refused_before_a_pod_is_made(tmp_path: Path, there: Namespace) -> None:
@@ -910,7 +1115,9 @@ def test_a_command_is_refused_before_a_pod_is_made(tmp_path: Path, there: Namesp
     assert not there.made()
 
 
-def test_a_quota_without_room_is_told_before_a_pod_is_made(tmp_path: Path, there: Namespace) -> None:
+def test_a_quota_without_room_is_told_before_a_pod_is_made(
+    tmp_path: Path, there: Namespace
+) -> None:
     """The driver and the coordinator would fit into it, and the pods of both nodes would not."""
     with pods.quota(pods=len(pods.pods()) + 3):
         first, second = bad_inputs(tmp_path, "test_a or test_b")
@@ -925,7 +1132,9 @@ def test_a_missing_right_is_told_before_anything_is_made(person: None, tmp_path:
     there = Namespace()
     first, second = bad_inputs(tmp_path, "test_a or test_b")
     assert first == second
-    assert first.startswith("bad input: rights='create serviceaccounts, create roles, create rolebindings, patch pods")
+    assert first.startswith(
+        "bad input: rights='create serviceaccounts, create roles, create rolebindings, patch pods"
+    )
     assert not there.made()
 
 
@@ -937,7 +1146,9 @@ def test_a_cordon_is_told_before_a_pod_is_made(tmp_path: Path, there: Namespace)
     assert not there.made()
 
 
-def test_a_server_that_does_not_answer_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_answer_is_told_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = tmp_path / "config"
     cluster = {"name": "c", "cluster": {"server": "https://127.0.0.1:9"}}
     context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
@@ -954,7 +1165,9 @@ def test_a_server_that_does_not_answer_is_told_in_a_line(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("text", ["3", "a: [", "{}", "contexts: 3"])
-def test_a_kubeconfig_that_is_none_is_told(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kubeconfig_that_is_none_is_told(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In a line, whatever the client makes of it."""
     (tmp_path / "config").write_text(text)
     options = pods.options(tmp_path)
@@ -973,7 +1186,10 @@ def test_a_pod_that_could_not_be_made_is_made_for_the_next_run(
 ) -> None:
     """One run fails with the server's words, and those behind it do not."""
     run(harness, NaN(rank=1, at_step=8), job)
-    with pods.quota(pods=len(pods.pods())), pytest.raises(BadInput, match=r"quota='.*exceeded quota"):
+    with (
+        pods.quota(pods=len(pods.pods())),
+        pytest.raises(BadInput, match=r"quota='.*exceeded quota"),
+    ):
         harness.run(f"{job}:plain", nodes=4, steps=20, twin=False)
     outcome = harness.run(f"{job}:plain", nodes=4, steps=20, twin=False, **DETECTION["relaxed"])
     assert outcome.verdict.value == "passed", outcome.reasons
@@ -981,11 +1197,15 @@ def test_a_pod_that_could_not_be_made_is_made_for_the_next_run(
 
 @pytest.mark.costly
 @pytest.mark.slow
-def test_a_session_whose_coordinator_is_gone_is_followed_by_another_one(harness: Harness, job: Path) -> None:
+def test_a_session_whose_coordinator_is_gone_is_followed_by_another_one(
+    harness: Harness, job: Path
+) -> None:
     run(harness, NaN(rank=1, at_step=8), job)
     driven = {one["metadata"]["labels"][SESSION] for one in pods.pods(f"{STATION}=driver").values()}
     coordinators = pods.pods(f"{STATION}=coordinator").values()
-    (coordinator,) = [one for one in coordinators if one["metadata"]["labels"][SESSION] not in driven]
+    (coordinator,) = [
+        one for one in coordinators if one["metadata"]["labels"][SESSION] not in driven
+    ]
     pods.delete(coordinator["metadata"]["name"])
     wait_until(lambda: coordinator["metadata"]["name"] not in pods.pods(), "the end of that pod")
     outcome = run(harness, NaN(rank=1, at_step=8), job)
@@ -1008,10 +1228,18 @@ def test_a_session_whose_coordinator_is_gone_is_followed_by_another_one(harness:
     ids=["no image", "no python", "no chaoskit", "no room"],
 )
 def test_a_pod_that_cannot_run_is_told_with_the_reason_and_removed(
-    harness: str, given: dict[str, str], error: type[Exception], told: str, tmp_path: Path, there: Namespace
+    harness: str,
+    given: dict[str, str],
+    error: type[Exception],
+    told: str,
+    tmp_path: Path,
+    there: Namespace,
 ) -> None:
     cpu = given.get("cpu", "")
-    more: dict[str, Any] = {**{name: value for name, value in given.items() if name != "cpu"}, "startup_s": 15.0}
+    more: dict[str, Any] = {
+        **{name: value for name, value in given.items() if name != "cpu"},
+        "startup_s": 15.0,
+    }
     if cpu:
         more["template"] = pods.template(tmp_path, roles={"requests": {"cpu": cpu}})
     with pytest.raises(error, match=told):
@@ -1021,7 +1249,9 @@ def test_a_pod_that_cannot_run_is_told_with_the_reason_and_removed(
 
 @pytest.mark.costly
 @pytest.mark.slow
-def test_a_node_without_room_names_the_scarce_resource(tmp_path: Path, job: Path, there: Namespace) -> None:
+def test_a_node_without_room_names_the_scarce_resource(
+    tmp_path: Path, job: Path, there: Namespace
+) -> None:
     template = pods.template(tmp_path, resources={"requests": {"cpu": "1000"}})
     substrate = KubernetesSubstrate(pods.options(tmp_path, template=template, startup_s=15.0))
     with (
@@ -1078,7 +1308,11 @@ def test_nothing_is_left_of_a_runner_and_its_guard_that_are_killed(
     """And what carries its stream. Nothing comes to clean up: supervisors end with their stream, when none makes it
     again, the job with its pod, and all with the job.
     """
-    wait_until(lambda: sum(name.startswith("pods/") for name in there.made()) == 4, "the pods", limit_s=180.0)
+    wait_until(
+        lambda: sum(name.startswith("pods/") for name in there.made()) == 4,
+        "the pods",
+        limit_s=180.0,
+    )
     both = [psutil.Process(runner.pid), *psutil.Process(runner.pid).children(recursive=True)]
     for one in both:
         one.kill()

@@ -22,7 +22,12 @@ from chaoskit.experiment.harness import Harness
 from chaoskit.experiment.remote.host import ExperimentHost, make_host
 from chaoskit.runlog.outcome import Outcome
 from chaoskit.substrate.kubernetes.api.requests import KubernetesApi
-from chaoskit.substrate.kubernetes.machines.machines import BROKEN, PROTECTED, Machines, put_back_left
+from chaoskit.substrate.kubernetes.machines.machines import (
+    BROKEN,
+    PROTECTED,
+    Machines,
+    put_back_left,
+)
 from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions
 from chaoskit.substrate.kubernetes.pods.manifests import SESSION, STATION
 from chaoskit.substrate.undo import UndoLog
@@ -64,7 +69,9 @@ def reached(options: pytest.MonkeyPatch) -> Iterator[tuple[ExperimentHost, str]]
 
 
 @pytest.fixture(scope="module")
-def harness(reached: tuple[ExperimentHost, str], tmp_path_factory: pytest.TempPathFactory) -> Harness:
+def harness(
+    reached: tuple[ExperimentHost, str], tmp_path_factory: pytest.TempPathFactory
+) -> Harness:
     return Harness(reached[0], tmp_path_factory.mktemp("runs"))
 
 
@@ -79,7 +86,11 @@ def whole() -> Iterator[None]:
     yield
     for machine in pods.machines():
         pods.ask("PATCH", f"/api/v1/nodes/{machine}", {"metadata": {"annotations": {BROKEN: None}}})
-        wait_until(lambda machine=machine: pods.is_ready(machine), f"{machine} to be ready again", limit_s=60.0)
+        wait_until(
+            lambda machine=machine: pods.is_ready(machine),
+            f"{machine} to be ready again",
+            limit_s=60.0,
+        )
 
 
 def run(harness: Harness, *faults: Fault, **plan: Any) -> Outcome:
@@ -111,13 +122,22 @@ def test_a_machine_loses_its_power(harness: Harness) -> None:
 
 
 @pytest.mark.promise("**No pod is made on a machine that has fallen silent**")
-def test_a_node_of_a_dead_machine_is_replaced_on_another_one(harness: Harness, session: str) -> None:
+def test_a_node_of_a_dead_machine_is_replaced_on_another_one(
+    harness: Harness, session: str
+) -> None:
     """The API server holds the machine for ready still: left to itself, the scheduler may bind a pod to it. One of two
     nodes gets the pod that stands by, the other one a new pod.
     """
     run(harness, nodes=4, steps=20, twin=False)
     dead = machine_of("node1", session)
-    outcome = run(harness, LoseMachine(rank=1, at_step=AT), nodes=4, node_replacements=3, steps=700, twin=False)
+    outcome = run(
+        harness,
+        LoseMachine(rank=1, at_step=AT),
+        nodes=4,
+        node_replacements=3,
+        steps=700,
+        twin=False,
+    )
     assert outcome.verdict.value == "passed", outcome.reasons
     lost = {str(one["node"]) for one in outcome.records(Event.NODE_LOST)}
     assert len(lost) == 2
@@ -137,7 +157,10 @@ def test_a_machine_comes_back_while_the_run_goes_on(harness: Harness) -> None:
 
 @pytest.mark.parametrize(
     "fault",
-    [LoseMachine(rank=1, at_step=AT, lever="nothing"), StopApiServer(at_step=AT, lasts_s=1.0, lever="no-stop")],
+    [
+        LoseMachine(rank=1, at_step=AT, lever="nothing"),
+        StopApiServer(at_step=AT, lasts_s=1.0, lever="no-stop"),
+    ],
     ids=str,
 )
 def test_a_command_that_does_nothing_is_no_evidence(harness: Harness, fault: Fault) -> None:
@@ -160,7 +183,9 @@ def test_the_api_server_stops_and_a_rank_dies_meanwhile(harness: Harness) -> Non
     outcome.assert_same_losses_as_twin()
 
 
-def test_the_machine_of_the_coordinator_loses_its_power(options: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_machine_of_the_coordinator_loses_its_power(
+    options: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """No connection to it ends, and the rank beside it is lost as well. Another pod takes over from its record."""
     with options.context() as patch:
         patch.setenv(f"{VARIABLE}MACHINES", ",".join(pods.machines()))
@@ -256,10 +281,17 @@ def told(tmp_path: Path, **more: Any) -> KubernetesOptions:
     path = tmp_path / "levers.json"
     path.write_text(
         json.dumps(
-            {"flag": {"do": ["touch", f"{tmp_path}/{{machine}}"], "undo": ["rm", "-f", f"{tmp_path}/{{machine}}"]}}
+            {
+                "flag": {
+                    "do": ["touch", f"{tmp_path}/{{machine}}"],
+                    "undo": ["rm", "-f", f"{tmp_path}/{{machine}}"],
+                }
+            }
         )
     )
-    return KubernetesOptions(**{"machines": "node0,node1,node2", "levers": str(path), "strangers": "allow"} | more)
+    return KubernetesOptions(
+        **{"machines": "node0,node1,node2", "levers": str(path), "strangers": "allow"} | more
+    )
 
 
 @pytest.fixture
@@ -268,39 +300,55 @@ def shared() -> Iterator[str]:
     path, name = "/api/v1/namespaces/default/pods", "stranger"
     container = {"name": "one", "image": pods.IMAGE, "command": ["sleep", "1000"]}
     spec = {"nodeName": "node1", "containers": [container], "terminationGracePeriodSeconds": 0}
-    pods.ask("POST", path, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec})
+    pods.ask(
+        "POST", path, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+    )
     yield "node1"
     pods.ask("DELETE", f"{path}/{name}")
 
 
-def test_a_machine_that_was_not_named_is_left_alone(options: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(HarnessError, match="node2 may not be broken: name it in the option machines"):
+def test_a_machine_that_was_not_named_is_left_alone(
+    options: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        HarnessError, match="node2 may not be broken: name it in the option machines"
+    ):
         breaker(tmp_path, machines="node0, node1").do("flag", "node2")
     assert not (tmp_path / "node2").exists()
 
 
 def test_a_protected_machine_is_left_alone(options: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pods.labelled("node1", PROTECTED):
-        with pytest.raises(HarnessError, match=f"node1 may not be broken: it has the label {PROTECTED}"):
+        with pytest.raises(
+            HarnessError, match=f"node1 may not be broken: it has the label {PROTECTED}"
+        ):
             breaker(tmp_path).do("flag", "node1")
         breaker(tmp_path).do("flag", "node2")
     assert [path.name for path in tmp_path.glob("node*")] == ["node2"]
 
 
-def test_a_machine_with_pods_of_others_is_left_alone(options: pytest.MonkeyPatch, tmp_path: Path, shared: str) -> None:
-    with pytest.raises(HarnessError, match=rf"{shared} may not be broken: others' pods .*default/stranger"):
+def test_a_machine_with_pods_of_others_is_left_alone(
+    options: pytest.MonkeyPatch, tmp_path: Path, shared: str
+) -> None:
+    with pytest.raises(
+        HarnessError, match=rf"{shared} may not be broken: others' pods .*default/stranger"
+    ):
         breaker(tmp_path, strangers="refuse").do("flag", shared)
     breaker(tmp_path).do("flag", shared)
     assert (tmp_path / shared).exists()
 
 
-def test_a_lever_for_machines_is_pulled_for_none_without_a_name(options: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_lever_for_machines_is_pulled_for_none_without_a_name(
+    options: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Nothing but the names that were allowed guards what it does."""
     with pytest.raises(HarnessError, match="lever flag is for machines"):
         breaker(tmp_path).do("flag", "")
 
 
-def test_two_that_come_together_are_one_after_the_other(options: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_two_that_come_together_are_one_after_the_other(
+    options: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     machines = breaker(tmp_path)
     with ThreadPoolExecutor(2) as threads:
         tried = [threads.submit(machines.do, "flag", machine) for machine in ("node1", "node2")]
@@ -319,9 +367,13 @@ def test_one_machine_is_broken_at_a_time(options: pytest.MonkeyPatch, tmp_path: 
 def test_a_lever_that_is_not_there_is_refused_before_anything_starts(
     options: pytest.MonkeyPatch, harness: Harness
 ) -> None:
-    with pytest.raises(BadInput, match=r"lever='off': use one of .* with {machine} in its words: power-cut, n"):
+    with pytest.raises(
+        BadInput, match=r"lever='off': use one of .* with {machine} in its words: power-cut, n"
+    ):
         run(harness, LoseMachine(rank=1, at_step=AT, lever="off"))
-    with pytest.raises(BadInput, match=r"lever='power-cut': use one of .* without {machine}: api-stop"):
+    with pytest.raises(
+        BadInput, match=r"lever='power-cut': use one of .* without {machine}: api-stop"
+    ):
         run(harness, StopApiServer(at_step=AT, lever="power-cut"))
 
 
@@ -350,17 +402,33 @@ def test_a_machine_is_lost_between_two_runs(harness: Harness, session: str) -> N
         subprocess.run([*tool, "start", machine.removeprefix("node")], check=True)
 
 
-def test_a_machine_is_put_back_when_pytest_is_killed(options: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_machine_is_put_back_when_pytest_is_killed(
+    options: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """The command's undo is the guard's, where the command ran: neither driver nor run is needed for it."""
     (tmp_path / "test_it.py").write_text(
         f"from faults import LoseMachine\n\n\ndef test_it(chaos):\n"
         f"    chaos.run({STEADY!r}, nodes=2, spares=0, steps=100000, twin=False, deadline_s=300,\n"
         f"              faults=[LoseMachine(rank=1, at_step={AT})])\n"
     )
-    command = ["python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--chaos-substrate", "kubernetes", "."]
+    command = [
+        "python",
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--chaos-substrate",
+        "kubernetes",
+        ".",
+    ]
     before = sessions()
-    with subprocess.Popen(command, cwd=tmp_path, env=dict(os.environ), start_new_session=True) as process:
-        is_off = wait_until(lambda: any(not is_on(one) for one in BREAKABLE), "the power cut", limit_s=120.0)
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=dict(os.environ), start_new_session=True
+    ) as process:
+        is_off = wait_until(
+            lambda: any(not is_on(one) for one in BREAKABLE), "the power cut", limit_s=120.0
+        )
         assert is_off is not False
         process.send_signal(signal.SIGKILL)
     wait_until(lambda: all(is_on(one) for one in BREAKABLE), "the power", limit_s=60.0)
@@ -378,21 +446,32 @@ def test_what_a_session_that_is_gone_has_broken_is_put_back(
     breaker(tmp_path).do(how, "node1")
     assert marks_of("node1") or (tmp_path / "node1").exists()
     (left,) = put_back_left(there(), told(tmp_path))
-    assert str(left) == f"put back: node1, which session {pods.namespace()}/a-session has broken: {how}"
+    assert (
+        str(left)
+        == f"put back: node1, which session {pods.namespace()}/a-session has broken: {how}"
+    )
     wait_until(lambda: not marks_of("node1"), "the end of its marks")  # some are the cluster's own
     assert not (tmp_path / "node1").exists()
     assert [*put_back_left(there(), told(tmp_path))] == []
 
 
-def test_what_a_living_session_has_broken_is_left_alone(options: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_a_living_session_has_broken_is_left_alone(
+    options: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     path = f"/apis/batch/v1/namespaces/{pods.namespace()}/jobs"
     inside = {"restartPolicy": "Never", "containers": [{"name": "one", "image": pods.IMAGE}]}
-    job = {"metadata": {"name": "a-session"}, "spec": {"parallelism": 0, "template": {"spec": inside}}}
+    job = {
+        "metadata": {"name": "a-session"},
+        "spec": {"parallelism": 0, "template": {"spec": inside}},
+    }
     pods.ask("POST", path, job)
     try:
         put_back = breaker(tmp_path).do("cordon", "node1")
         assert [*put_back_left(there(), told(tmp_path))] == []
-        with pytest.raises(HarnessError, match=f"node1 is left alone: session {pods.namespace()}/a-session has broken"):
+        with pytest.raises(
+            HarnessError,
+            match=f"node1 is left alone: session {pods.namespace()}/a-session has broken",
+        ):
             breaker(tmp_path, "another").do("flag", "node1")
         put_back()
         breaker(tmp_path, "another").do("flag", "node1")()
@@ -400,10 +479,15 @@ def test_what_a_living_session_has_broken_is_left_alone(options: pytest.MonkeyPa
         pods.ask("DELETE", f"{path}/a-session")
 
 
-def test_a_lever_that_is_not_there_any_more_is_told(options: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_lever_that_is_not_there_any_more_is_told(
+    options: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     breaker(tmp_path).do("flag", "node1")
     (left,) = put_back_left(there(), told(tmp_path, levers=""))
-    assert "left broken: node1, or whether a session has broken it cannot be told: name a file" in str(left)
+    assert (
+        "left broken: node1, or whether a session has broken it cannot be told: name a file"
+        in str(left)
+    )
 
 
 def test_a_guard_leaves_no_note_on_a_machine(options: pytest.MonkeyPatch) -> None:
@@ -414,7 +498,10 @@ def test_a_guard_leaves_no_note_on_a_machine(options: pytest.MonkeyPatch) -> Non
         assert BROKEN in pods.ask("GET", "/api/v1/nodes/node1")["metadata"]["annotations"]
         process.send_signal(signal.SIGKILL)
     path = "/api/v1/nodes/node1"
-    wait_until(lambda: BROKEN not in pods.ask("GET", path)["metadata"]["annotations"], "the end of the note")
+    wait_until(
+        lambda: BROKEN not in pods.ask("GET", path)["metadata"]["annotations"],
+        "the end of the note",
+    )
     wait_until(lambda: not marks_of("node1"), "the undo of its mark")
 
 
@@ -431,8 +518,12 @@ time.sleep(60)
 """
 
 
-def test_the_machine_of_this_process_is_left_alone(options: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(HarnessError, match="node1 is left alone: the process that would have to put it back"):
+def test_the_machine_of_this_process_is_left_alone(
+    options: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        HarnessError, match="node1 is left alone: the process that would have to put it back"
+    ):
         breaker(tmp_path, own_machine="node1").do("flag", "node1")
     breaker(tmp_path, own_machine="node1").do("flag", "node2")
 
@@ -450,7 +541,9 @@ def test_a_machine_is_put_back_when_pytest_and_its_guard_are_killed(
     alone = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
     command = [*alone, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     before = sessions()
-    with subprocess.Popen([*command, "--chaos-substrate", "kubernetes", "."], cwd=tmp_path) as process:
+    with subprocess.Popen(
+        [*command, "--chaos-substrate", "kubernetes", "."], cwd=tmp_path
+    ) as process:
         wait_until(lambda: any(map(marks_of, BREAKABLE)), "the taint", limit_s=120.0)
         process.send_signal(signal.SIGKILL)
     wait_until(lambda: not sessions() - before, "the end of its session", limit_s=180.0, poll_s=0.5)

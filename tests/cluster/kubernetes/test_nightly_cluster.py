@@ -34,7 +34,9 @@ from chaoskit.substrate.kubernetes.nights import NIGHT_JOB, NIGHTLY, NightlyJob,
 from chaoskit.substrate.kubernetes.options import VARIABLE
 from chaoskit.substrate.kubernetes.pods.manifests import ALLOWED, SESSION
 
-pytestmark = [pytest.mark.skipif(bool(pods.unavailable()), reason=f"Kubernetes: {pods.unavailable()}")]
+pytestmark = [
+    pytest.mark.skipif(bool(pods.unavailable()), reason=f"Kubernetes: {pods.unavailable()}")
+]
 
 PLAN = """
 version: 1
@@ -75,7 +77,10 @@ class Nights:
     def state(self) -> str:
         """``Complete``, ``Failed``, or "" while its Job goes on."""
         conditions = self._made()[0]["status"].get("conditions", ())
-        return next((one["type"] for one in conditions if one["status"] == "True" and one["type"] in _ENDS), "")
+        return next(
+            (one["type"] for one in conditions if one["status"] == "True" and one["type"] in _ENDS),
+            "",
+        )
 
     def pods(self) -> dict[str, Any]:
         """Those in which the night ran."""
@@ -98,7 +103,9 @@ class Nights:
 def processes_of_night() -> list[psutil.Process]:
     """The first processes of its pods, as this machine sees them."""
     told = ["-m", "chaoskit", "nightly", "run"]
-    return [one for one in psutil.process_iter(["cmdline"]) if (one.info["cmdline"] or [])[1:5] == told]
+    return [
+        one for one in psutil.process_iter(["cmdline"]) if (one.info["cmdline"] or [])[1:5] == told
+    ]
 
 
 @contextlib.contextmanager
@@ -108,12 +115,17 @@ def nights_of(project: Project, volume: Path, **variables: str) -> Iterator[Nigh
     volume.mkdir()
     volume.chmod(0o777)
     name = f"{pods.namespace()}-nights"
-    variables |= {"CHAOSKIT_KUBERNETES_TEMPLATE": "/nights/template.json", "CHAOSKIT_KUBERNETES_PYTHON": sys.executable}
+    variables |= {
+        "CHAOSKIT_KUBERNETES_TEMPLATE": "/nights/template.json",
+        "CHAOSKIT_KUBERNETES_PYTHON": sys.executable,
+    }
     pods.template(volume)
     claim = {"accessModes": ["ReadWriteOnce"], "storageClassName": "", "volumeName": name}
     claim |= {"resources": {"requests": {"storage": "1Gi"}}}
     job = NightlyJob(pods.IMAGE, schedule=_EVERY_MINUTE)
-    made = [one for one in installation(pods.namespace(), "restricted") if one["kind"] != "Namespace"]
+    made = [
+        one for one in installation(pods.namespace(), "restricted") if one["kind"] != "Namespace"
+    ]
     made += [
         {"kind": "PersistentVolumeClaim", "metadata": {"name": NIGHTLY}, "spec": claim},
         {"kind": "ConfigMap", "metadata": {"name": NIGHTLY}, "data": variables},
@@ -122,7 +134,11 @@ def nights_of(project: Project, volume: Path, **variables: str) -> Iterator[Nigh
     as_an_image_would(made[-1], project)
     with persistent_volume(name, volume), pods.installed(made):
         yield Nights(volume)
-    wait_until(lambda: not pods.pods("app.kubernetes.io/component=night"), "the end of its pods", limit_s=90)
+    wait_until(
+        lambda: not pods.pods("app.kubernetes.io/component=night"),
+        "the end of its pods",
+        limit_s=90,
+    )
 
 
 def as_an_image_would(cron_job: dict[str, Any], project: Project) -> None:
@@ -130,14 +146,21 @@ def as_an_image_would(cron_job: dict[str, Any], project: Project) -> None:
     (container,) = spec["containers"]
     volumes, mounted = pods.mounts()
     spec["volumes"] += [*volumes, {"name": "repository", "hostPath": {"path": str(project.path)}}]
-    container["volumeMounts"] += [*mounted, {"name": "repository", "mountPath": "/repository", "readOnly": True}]
+    container["volumeMounts"] += [
+        *mounted,
+        {"name": "repository", "mountPath": "/repository", "readOnly": True},
+    ]
     container["command"][:1] = [sys.executable, "-m", "chaoskit"]
     container["workingDir"] = "/repository"
 
 
 @contextlib.contextmanager
 def persistent_volume(name: str, path: Path) -> Iterator[None]:
-    spec = {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "hostPath": {"path": str(path)}}
+    spec = {
+        "capacity": {"storage": "1Gi"},
+        "accessModes": ["ReadWriteOnce"],
+        "hostPath": {"path": str(path)},
+    }
     body = {"kind": "PersistentVolume", "metadata": {"name": name}, "spec": spec}
     pods.ask("POST", "/api/v1/persistentvolumes", body)
     try:
@@ -157,7 +180,9 @@ def project(tmp_path: Path) -> Project:
 @pytest.mark.costly
 @pytest.mark.slow
 @pytest.mark.promise("A pod that is killed is followed by another one, which goes on")
-def test_a_night_whose_pod_is_killed_goes_on_in_another_one(project: Project, tmp_path: Path) -> None:
+def test_a_night_whose_pod_is_killed_goes_on_in_another_one(
+    project: Project, tmp_path: Path
+) -> None:
     with nights_of(project, tmp_path / "volume") as nights:
         nights.begin()
         wait_until(lambda: len(nights.lines()) >= 3, "the second test of the night", limit_s=180)
@@ -168,7 +193,9 @@ def test_a_night_whose_pod_is_killed_goes_on_in_another_one(project: Project, tm
         assert len(nights.pods()) == 2
         assert "going on with" in nights.said()
         assert re.search(r"ended session chaoskit-\w+ of \S+, process 1, \w{6}\n", nights.said())
-        wait_until(lambda: not pods.pods(SESSION), "the end of what the killed one had begun", limit_s=120)
+        wait_until(
+            lambda: not pods.pods(SESSION), "the end of what the killed one had begun", limit_s=120
+        )
     (night,) = nights.nights()
     assert [(unit.part, unit.test.partition("[")[2], unit.runs) for unit in night.units] == [
         ("control", "", 1),
@@ -185,7 +212,9 @@ def test_a_night_whose_pod_is_killed_goes_on_in_another_one(project: Project, tm
 def test_a_night_with_a_finding_is_not_begun_again(project: Project, tmp_path: Path) -> None:
     """It is over, and its Job has failed: as its exit status says."""
     project.write(
-        **{"test_it.py": "def test_false(chaos):\n    chaos.run('train.py', nodes=2, steps=6)\n    assert 0\n"}
+        **{
+            "test_it.py": "def test_false(chaos):\n    chaos.run('train.py', nodes=2, steps=6)\n    assert 0\n"
+        }
     )
     project.write(**{"nightly.yaml": PLAN.replace("control: [test_calm.py]\n", "")})
     project.commit()
@@ -211,7 +240,9 @@ def test_taint(chaos):
 
 @pytest.mark.costly
 @pytest.mark.slow
-def test_a_night_that_is_killed_at_any_moment_leaves_nothing(project: Project, tmp_path: Path) -> None:
+def test_a_night_that_is_killed_at_any_moment_leaves_nothing(
+    project: Project, tmp_path: Path
+) -> None:
     """With its guard, as where a pod ends: what it has left goes when the next one begins.
 
     At two moments a night; CHAOSKIT_MOMENTS=10 has twenty.
@@ -226,13 +257,22 @@ def test_a_night_that_is_killed_at_any_moment_leaves_nothing(project: Project, t
     moments = random.Random(int(os.environ.get("CHAOSKIT_MOMENTS", "1")))
     before = set(pods.everything())
     for _ in range(2 * int(os.environ.get("CHAOSKIT_MOMENTS", "1"))):
-        with subprocess.Popen(command, cwd=project.path, env=own, stderr=subprocess.DEVNULL) as process:
+        with subprocess.Popen(
+            command, cwd=project.path, env=own, stderr=subprocess.DEVNULL
+        ) as process:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(moments.uniform(2, 60))  # it may be over by then
             process.kill()
-    done = subprocess.run(command, cwd=project.path, env=own, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(
+        command, cwd=project.path, env=own, capture_output=True, text=True, check=False, timeout=300
+    )
     assert done.returncode == 0, done.stderr
-    wait_until(lambda: set(pods.everything()) <= before, "the end of all that they have made", limit_s=60, poll_s=0.5)
+    wait_until(
+        lambda: set(pods.everything()) <= before,
+        "the end of all that they have made",
+        limit_s=60,
+        poll_s=0.5,
+    )
     nodes = [pods.ask("GET", f"/api/v1/nodes/{machine}") for machine in pods.machines()]
     assert [one["spec"].get("taints") for one in nodes] == [None] * len(nodes)
     assert not any(BROKEN in one["metadata"].get("annotations", {}) for one in nodes)
@@ -304,7 +344,9 @@ def test_a_lease_that_two_want_at_once_has_one_of_them(api: KubernetesApi) -> No
     assert sum(one.trouble == "" for one in holders) == 1
 
 
-def test_a_renewal_whose_answer_is_lost_ends_nothing(api: KubernetesApi, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_renewal_whose_answer_is_lost_ends_nothing(
+    api: KubernetesApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is sent again, and refused as the Lease has changed: by itself."""
     lease = lease_of(api, "one")
     lease.take(ignore)
@@ -319,7 +361,9 @@ def test_a_renewal_whose_answer_is_lost_ends_nothing(api: KubernetesApi, monkeyp
     assert lease.trouble == ""
 
 
-def test_a_server_that_is_away_is_waited_for(api: KubernetesApi, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_away_is_waited_for(
+    api: KubernetesApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A holder stops once it could not renew for so long, and no sooner."""
     lease = lease_of(api, "one")
     lease.take(ignore)
@@ -332,7 +376,10 @@ def test_a_server_that_is_away_is_waited_for(api: KubernetesApi, monkeypatch: py
     assert lease.trouble == ""
     monkeypatch.setattr("chaoskit.substrate.kubernetes.api.lease.GIVE_UP_S", 0.0)
     lease.renew()
-    assert lease.trouble == f"the Lease {LEASE} could not be renewed for 0 s: the API server does not answer"
+    assert (
+        lease.trouble
+        == f"the Lease {LEASE} could not be renewed for 0 s: the API server does not answer"
+    )
     assert GIVE_UP_S + 120 < LEASE_S  # as long as pytest may take to put back what it has broken
 
 
@@ -345,7 +392,9 @@ def test_a_night_ends_where_its_lease_is_lost(api: KubernetesApi) -> None:
             api.delete("Lease", LEASE)
             time.sleep(10)
 
-    with pytest.raises(NightAborted, match=f"the Lease {LEASE} of namespace {pods.namespace()} is gone"):
+    with pytest.raises(
+        NightAborted, match=f"the Lease {LEASE} of namespace {pods.namespace()} is gone"
+    ):
         lose()
 
 
@@ -356,10 +405,14 @@ def begin(project: Project, directory: Path, **variables: str) -> subprocess.Com
     project.write(**{"nightly.yaml": PLAN.replace("/nights", str(directory))})
     command = [sys.executable, "-m", "chaoskit", "nightly", "run", "nightly.yaml"]
     own = pods.environment(directory) | variables
-    return subprocess.run(command, cwd=project.path, env=own, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(
+        command, cwd=project.path, env=own, capture_output=True, text=True, check=False, timeout=120
+    )
 
 
-def test_a_night_in_a_namespace_that_does_not_allow_it_is_refused(project: Project, tmp_path: Path) -> None:
+def test_a_night_in_a_namespace_that_does_not_allow_it_is_refused(
+    project: Project, tmp_path: Path
+) -> None:
     before = pods.everything()
     done = begin(project, tmp_path, CHAOSKIT_KUBERNETES_NAMESPACE="default")
     assert done.returncode == 2
@@ -369,7 +422,9 @@ def test_a_night_in_a_namespace_that_does_not_allow_it_is_refused(project: Proje
 
 
 @pytest.mark.promise("A second night in a namespace is refused")
-def test_a_second_night_in_the_namespace_is_refused(api: KubernetesApi, project: Project, tmp_path: Path) -> None:
+def test_a_second_night_in_the_namespace_is_refused(
+    api: KubernetesApi, project: Project, tmp_path: Path
+) -> None:
     """Of another machine, which shares no lock with it."""
     lease = lease_of(api, "another machine")
     lease.take(ignore)

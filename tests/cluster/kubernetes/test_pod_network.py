@@ -111,7 +111,9 @@ def test_what_trains_stays_hardened(harness: Harness, substrate: KubernetesSubst
         assert helper["securityContext"]["capabilities"]["add"] == ["NET_ADMIN", "NET_RAW"]
 
 
-@pytest.mark.parametrize("fault", [LinkDown(rank=1, at_step=AT), Bandwidth(rank=1, at_step=AT)], ids=str)
+@pytest.mark.parametrize(
+    "fault", [LinkDown(rank=1, at_step=AT), Bandwidth(rank=1, at_step=AT)], ids=str
+)
 def test_what_cannot_be_done_to_pods_is_refused(harness: Harness, fault: Fault) -> None:
     with pytest.raises(BadInput, match="use the substrate netns or docker"):
         run(harness, fault)
@@ -129,7 +131,9 @@ case "$*" in *list*) echo '{"nftables": []}';; esac
 """
 
 
-def test_rules_that_do_nothing_are_no_evidence(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_rules_that_do_nothing_are_no_evidence(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """The command that makes them says that it has."""
     tools = tmp_path_factory.mktemp("tools")
     tools.chmod(0o755)
@@ -141,6 +145,10 @@ def test_rules_that_do_nothing_are_no_evidence(tmp_path: Path, tmp_path_factory:
     node["env"] = [{"name": "PATH", "value": "/tools:/usr/bin:/bin"}]
     told["spec"]["volumes"].append({"name": "tools", "hostPath": {"path": str(tools)}})
     (tmp_path / "tools.json").write_text(json.dumps(told))
-    for made in substrate_of(pods.options(tmp_path, template=str(tmp_path / "tools.json"), network_faults="allow")):
-        outcome = run(Harness(made, tmp_path), Cut(rank=1, at_step=AT, heal_after_s=1.0), twin=False)
+    for made in substrate_of(
+        pods.options(tmp_path, template=str(tmp_path / "tools.json"), network_faults="allow")
+    ):
+        outcome = run(
+            Harness(made, tmp_path), Cut(rank=1, at_step=AT, heal_after_s=1.0), twin=False
+        )
     assert outcome.verdict.value == "unknown", outcome.reasons

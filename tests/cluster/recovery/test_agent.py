@@ -31,7 +31,13 @@ from chaoskit.wire.messages import Heartbeat, Message, Plan, Sealed
 from faults import Kill
 
 CONFIG = RunConfig(job=JobSpec("job.py"))
-SETTINGS: dict[str, Any] = {"nodes": 2, "spares": 0, "steps": 20, "deadline_s": 300.0, "check": False}
+SETTINGS: dict[str, Any] = {
+    "nodes": 2,
+    "spares": 0,
+    "steps": 20,
+    "deadline_s": 300.0,
+    "check": False,
+}
 
 
 def run(chaos: Chaos, job: str, *, failed: str = "no false alarm", **plan: Any) -> Outcome:
@@ -43,7 +49,11 @@ def run(chaos: Chaos, job: str, *, failed: str = "no false alarm", **plan: Any) 
 
 
 def journal(outcome: Outcome, event: Event) -> list[Record]:
-    return [record for record in read_journals(Path(outcome.directory) / "journal") if record.event == event]
+    return [
+        record
+        for record in read_journals(Path(outcome.directory) / "journal")
+        if record.event == event
+    ]
 
 
 def _parent(pid: int) -> int:
@@ -65,17 +75,23 @@ def test_an_agent_that_cannot_write_its_journal_ends_and_its_node_is_lost(chaos:
         match message:
             case Plan(generation=1):
                 worker = message.members[1].endpoint.pid
-            case Heartbeat(_, beats) if not struck and worker and any(beat.step >= 5 for beat in beats):
+            case Heartbeat(_, beats) if (
+                not struck and worker and any(beat.step >= 5 for beat in beats)
+            ):
                 struck = _parent(_parent(worker))
                 resource.prlimit(struck, resource.RLIMIT_FSIZE, (0, 0))
                 os.kill(worker, signal.SIGKILL)  # how it ended is to be written down
 
     outcome = run(chaos, "plain", options={"step_s": 0.02}, until=goal.until, watch=watch)
-    assert [record["node"] for record in journal(outcome, Event.NODE_LOST)] == ["node1"], outcome.directory
+    assert [record["node"] for record in journal(outcome, Event.NODE_LOST)] == ["node1"], (
+        outcome.directory
+    )
     assert not Path(f"/proc/{struck}").exists()
 
 
-def test_a_worker_that_talks_nonsense_is_lost_and_its_node_is_not(chaos: Chaos, tmp_path: Path) -> None:
+def test_a_worker_that_talks_nonsense_is_lost_and_its_node_is_not(
+    chaos: Chaos, tmp_path: Path
+) -> None:
     """A worker that sends what is no message is given up; its node stays."""
     options = {"step_s": 0.02, "marker": str(tmp_path / "babbled")}
     flag = workers_lost(tmp_path / "lost")
@@ -89,9 +105,15 @@ def test_a_worker_that_talks_nonsense_is_lost_and_its_node_is_not(chaos: Chaos, 
 
 def test_a_worker_that_has_no_memory_to_reduce_is_replaced(chaos: Chaos) -> None:
     """It is no broken group: the same members would fail in the same way, again and again."""
-    outcome = run(chaos, "out_of_memory", failed="no exception in the job", options={"at_step": 6}, twin=False)
-    assert [record.source for record in journal(outcome, Event.FAILED)] == ["node1.0"], outcome.directory
-    assert {record.source for record in journal(outcome, Event.QUIESCED)} <= {"node0.0"}, "the others leave once"
+    outcome = run(
+        chaos, "out_of_memory", failed="no exception in the job", options={"at_step": 6}, twin=False
+    )
+    assert [record.source for record in journal(outcome, Event.FAILED)] == ["node1.0"], (
+        outcome.directory
+    )
+    assert {record.source for record in journal(outcome, Event.QUIESCED)} <= {"node0.0"}, (
+        "the others leave once"
+    )
 
 
 def test_a_worker_that_cannot_be_started_is_tried_again(chaos: Chaos) -> None:
@@ -103,9 +125,17 @@ def test_a_worker_that_cannot_be_started_is_tried_again(chaos: Chaos) -> None:
             (directory,) = set(chaos.harness.directory.iterdir()) - before
             (directory / "log" / "node1.1.log").mkdir()
 
-    plan: dict[str, Any] = {"options": {"step_s": 0.05}, "faults": [Kill(rank=1, at_step=6)], "until": {"world": 2}}
-    outcome = chaos.run("../../jobs/failing/troubled.py:plain", watch=watch, twin=False, **plan, **SETTINGS)
-    (refused,) = [record for record in journal(outcome, Event.DETECTED) if record["worker"] == "node1.1"]
+    plan: dict[str, Any] = {
+        "options": {"step_s": 0.05},
+        "faults": [Kill(rank=1, at_step=6)],
+        "until": {"world": 2},
+    }
+    outcome = chaos.run(
+        "../../jobs/failing/troubled.py:plain", watch=watch, twin=False, **plan, **SETTINGS
+    )
+    (refused,) = [
+        record for record in journal(outcome, Event.DETECTED) if record["worker"] == "node1.1"
+    ]
     assert refused["cause"] == "raised"
     assert refused["detail"].startswith("could not be started: IsADirectoryError")
     completed = {check.name: check.verdict for check in outcome.checks}["training completed"]
@@ -114,7 +144,9 @@ def test_a_worker_that_cannot_be_started_is_tried_again(chaos: Chaos) -> None:
 
 def test_workers_in_fresh_interpreters_train(chaos: Chaos) -> None:
     """Where forking is switched off, the same orders start them."""
-    outcome = chaos.run("../../jobs/failing/troubled.py:plain", nodes=1, spares=0, steps=3, twin=False, fork=False)
+    outcome = chaos.run(
+        "../../jobs/failing/troubled.py:plain", nodes=1, spares=0, steps=3, twin=False, fork=False
+    )
     assert {record["step"] for record in journal(outcome, Event.COMMIT)} == {0, 1, 2}
 
 
@@ -131,9 +163,14 @@ def test_a_node_whose_fork_server_ends_is_lost_and_the_job_recovers(chaos: Chaos
             os.kill(zygote, signal.SIGKILL)
 
     outcome = run(chaos, "plain", options={"step_s": 0.02}, until=goal.until, watch=watch)
-    assert [record["node"] for record in journal(outcome, Event.NODE_LOST)] == ["node1"], outcome.directory
+    assert [record["node"] for record in journal(outcome, Event.NODE_LOST)] == ["node1"], (
+        outcome.directory
+    )
     assert not Path(f"/proc/{agents[0]}").exists()
-    assert "the fork server of this node has ended" in (Path(outcome.directory) / "log" / "node1.log").read_text()
+    assert (
+        "the fork server of this node has ended"
+        in (Path(outcome.directory) / "log" / "node1.log").read_text()
+    )
 
 
 TASK = """
@@ -217,7 +254,9 @@ def test_an_agent_without_workers_ends_with_its_fork_server(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("how", "error"), [("report", "DecodeError"), ("board", "AttributeError")])
-def test_an_error_in_a_callback_or_a_task_ends_the_agent_with_a_traceback(tmp_path: Path, how: str, error: str) -> None:
+def test_an_error_in_a_callback_or_a_task_ends_the_agent_with_a_traceback(
+    tmp_path: Path, how: str, error: str
+) -> None:
     """An error in a callback or a task of the agent ends its process with a traceback."""
     command = [sys.executable, "-c", TASK, str(tmp_path), how]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
@@ -237,7 +276,9 @@ def test_an_error_on_the_thread_of_the_memory_tier_is_reported(tmp_path: Path) -
     def tell(message: Message) -> None:
         raise OSError(f"no room for {type(message).__name__}")
 
-    keeper = Keeper(NodeContext("node0", "127.0.0.1", "token", CONFIG, Journal(tmp_path, "node0"), tell, fail))
+    keeper = Keeper(
+        NodeContext("node0", "127.0.0.1", "token", CONFIG, Journal(tmp_path, "node0"), tell, fail)
+    )
     keeper.recall()
     assert failed.wait(LIMIT_S)
     assert [str(error) for error in errors] == ["no room for Sealed"]
@@ -248,7 +289,15 @@ def test_a_keeper_with_many_open_files_answers(tmp_path: Path) -> None:
     told: SimpleQueue[object] = SimpleQueue()
     with many_open():
         keeper = Keeper(
-            NodeContext("node0", "127.0.0.1", "token", CONFIG, Journal(tmp_path, "node0"), told.put, told.put)
+            NodeContext(
+                "node0",
+                "127.0.0.1",
+                "token",
+                CONFIG,
+                Journal(tmp_path, "node0"),
+                told.put,
+                told.put,
+            )
         )
         keeper.recall(7)
         assert told.get(timeout=LIMIT_S) == Sealed("node0", (), 7)
@@ -258,6 +307,14 @@ def test_names_of_workers_go_on_where_the_agent_before_this_one_ended(tmp_path: 
     """Names of workers go on after those whose logs are there; logs of other nodes and processes do not count."""
     (tmp_path / "log").mkdir()
     assert workers_started(tmp_path, "node1") == 0
-    for name in ("node1.0", "node1.11", "node1.9", "node10.50", "node1", "node1.zygote", "coordinator"):
+    for name in (
+        "node1.0",
+        "node1.11",
+        "node1.9",
+        "node10.50",
+        "node1",
+        "node1.zygote",
+        "coordinator",
+    ):
         (tmp_path / "log" / f"{name}.log").touch()
     assert workers_started(tmp_path, "node1") == 12

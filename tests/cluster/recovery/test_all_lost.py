@@ -30,7 +30,9 @@ STEPS = 60
 PLAIN = f"{Path(__file__).parents[2] / 'jobs' / 'failing' / 'troubled.py'}:plain"
 FSDP_TINY = ["--set", "size=tiny"]
 SLOW_STEPS = ["--set", "step_s=0.04"]
-needs_networks = pytest.mark.skipif(bool(capabilities.namespaces()), reason=capabilities.namespaces() or "never")
+needs_networks = pytest.mark.skipif(
+    bool(capabilities.namespaces()), reason=capabilities.namespaces() or "never"
+)
 
 
 class Workplace:
@@ -45,7 +47,18 @@ class Workplace:
         return ["--checkpoints", "stored", "--checkpoint-every", "5"]
 
     def start(self, report: str, job: str, *more: str) -> subprocess.Popen[str]:
-        words = ["launch", job, "--nodes", "2", "--spares", "0", "--shards", "4", "--set", f"steps={STEPS}"]
+        words = [
+            "launch",
+            job,
+            "--nodes",
+            "2",
+            "--spares",
+            "0",
+            "--shards",
+            "4",
+            "--set",
+            f"steps={STEPS}",
+        ]
         return self._run([*words, "--report", report, *more])
 
     def again(self, command: str) -> subprocess.Popen[str]:
@@ -66,8 +79,16 @@ class Workplace:
 
     def agents(self) -> dict[int, int | None]:
         """Pid and start of each agent that lives."""
-        marked = [int(path.name) for path in Path("/proc").glob("[0-9]*") if self._mark.encode() in _environment(path)]
-        return {pid: start_ticks(pid) for pid in marked if re.fullmatch(r"ck-node\d+", process_name(pid))}
+        marked = [
+            int(path.name)
+            for path in Path("/proc").glob("[0-9]*")
+            if self._mark.encode() in _environment(path)
+        ]
+        return {
+            pid: start_ticks(pid)
+            for pid in marked
+            if re.fullmatch(r"ck-node\d+", process_name(pid))
+        }
 
     def kill_nodes(self, agents: dict[int, int | None]) -> None:
         """End all processes of these nodes at once, each by its pid."""
@@ -85,7 +106,9 @@ class Workplace:
         wait_until(is_there, f"a snapshot of step {step}", limit_s=LIMIT_S)
 
     def records(self, report: str, event: Event) -> list[Record]:
-        return [one for one in read_journals(self.directory / report / "journal") if one.event == event]
+        return [
+            one for one in read_journals(self.directory / report / "journal") if one.event == event
+        ]
 
 
 def _environment(process: Path) -> bytes:
@@ -112,17 +135,22 @@ def result(launch: subprocess.Popen[str]) -> tuple[int, dict[str, Any]]:
 
 
 @pytest.mark.promise(
-    "If all nodes are lost, the launch starts them again, and the job goes on from the newest snapshot", job=PLAIN
+    "If all nodes are lost, the launch starts them again, and the job goes on from the newest snapshot",
+    job=PLAIN,
 )
 @pytest.mark.parametrize(
     ("job", "options"),
     [
         (PLAIN, SLOW_STEPS),
         pytest.param("fsdp", FSDP_TINY, marks=pytest.mark.slow),
-        pytest.param(PLAIN, [*SLOW_STEPS, "--substrate", "netns"], marks=[pytest.mark.slow, needs_networks]),
+        pytest.param(
+            PLAIN, [*SLOW_STEPS, "--substrate", "netns"], marks=[pytest.mark.slow, needs_networks]
+        ),
     ],
 )
-def test_nodes_that_are_all_lost_are_started_again(place: Workplace, job: str, options: list[str]) -> None:
+def test_nodes_that_are_all_lost_are_started_again(
+    place: Workplace, job: str, options: list[str]
+) -> None:
     """Every process of both nodes is killed; the launch ends with the weights of an unbroken one."""
     _, unbroken = result(place.start("unbroken", job, *options, "--json"))
     launch = place.start("hit", job, *options, *place.tier)
@@ -131,10 +159,16 @@ def test_nodes_that_are_all_lost_are_started_again(place: Workplace, job: str, o
     status, stdout, stderr = end(launch)
     assert status == 0, stdout + stderr
     assert "training completed: 60 steps" in stdout
-    told = re.search(r"every node was lost \(node0, node1\).* step (\d+) is stored in (\S+), .* old", stdout)
+    told = re.search(
+        r"every node was lost \(node0, node1\).* step (\d+) is stored in (\S+), .* old", stdout
+    )
     assert told, stdout
     assert Path(told[2]).parent == place.stored.root
-    restored = {one["step"] for one in place.records("hit", Event.RESTORED) if one["source"].startswith("disk")}
+    restored = {
+        one["step"]
+        for one in place.records("hit", Event.RESTORED)
+        if one["source"].startswith("disk")
+    }
     assert restored == {int(told[1])}
     assert f"2 ranks go on from step {told[1]}: " in stdout
     weights = {one["weights_digest"] for one in place.records("hit", Event.FINISHED)}
@@ -146,7 +180,9 @@ def test_nodes_that_are_all_lost_are_started_again(place: Workplace, job: str, o
 def test_a_launch_whose_nodes_do_not_stay_says_how_to_go_on(place: Workplace) -> None:
     """Agents are killed as fast as they are started; the command that the launch prints is run, as it stands."""
     _, unbroken = result(place.start("unbroken", PLAIN, *SLOW_STEPS, "--json"))
-    launch = place.start("hit", PLAIN, *SLOW_STEPS, *place.tier, "--setting", "replacement_s=2", "--json")
+    launch = place.start(
+        "hit", PLAIN, *SLOW_STEPS, *place.tier, "--setting", "replacement_s=2", "--json"
+    )
     place.await_snapshot(10)
     over = threading.Event()
 
@@ -181,7 +217,10 @@ def test_a_launch_that_stores_nothing_says_so(place: Workplace) -> None:
     status, stdout, stderr = end(launch)
     told = json.loads(stdout)
     assert (status, told["ok"], told["stored"], told["resume"]) == (1, False, None, ""), stderr
-    assert "nothing is stored: no directory for snapshots was given (--checkpoints DIR, disk=)\n" in stderr
+    assert (
+        "nothing is stored: no directory for snapshots was given (--checkpoints DIR, disk=)\n"
+        in stderr
+    )
 
 
 def test_a_launch_whose_first_snapshot_is_yet_to_come_says_so(place: Workplace) -> None:
@@ -193,4 +232,7 @@ def test_a_launch_whose_first_snapshot_is_yet_to_come_says_so(place: Workplace) 
     status, stdout, stderr = end(launch)
     told = json.loads(stdout)
     assert (status, told["ok"], told["stored"]) == (1, False, None), stderr
-    assert told["nothing_stored"] == "the first snapshot was not complete yet: one is due every 1000 steps"
+    assert (
+        told["nothing_stored"]
+        == "the first snapshot was not complete yet: one is due every 1000 steps"
+    )

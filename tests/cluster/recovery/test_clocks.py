@@ -22,7 +22,8 @@ MS = 10**6
 
 def heartbeat(ahead_ms: float, error_ms: float = 1.0, **workers_ms: float) -> Heartbeat:
     beats = tuple(
-        Beat(f"a.{name}", 1, 0, 5, Phase.REDUCE, 1.0, 0.0, 5, 0.0, clock_ms=value) for name, value in workers_ms.items()
+        Beat(f"a.{name}", 1, 0, 5, Phase.REDUCE, 1.0, 0.0, 5, 0.0, clock_ms=value)
+        for name, value in workers_ms.items()
     )
     return Heartbeat("a", beats, 7, ClockOffset(ahead_ms, error_ms))
 
@@ -95,13 +96,21 @@ def test_a_clock_that_jumps_is_told_and_changes_nothing(chaos: Any, seconds: flo
     """It is told by a heartbeat of the node, however many steps there are until then."""
     flag = JournalFlag(chaos, lambda record: bool(warnings_of_clock(record)))
     fault = ClockJump(rank=1, at_step=8, seconds=seconds)
-    plan: dict[str, Any] = {"nodes": 2, "steps": 20, "until": flag.until, "watch": flag, "deadline_s": 120.0}
+    plan: dict[str, Any] = {
+        "nodes": 2,
+        "steps": 20,
+        "until": flag.until,
+        "watch": flag,
+        "deadline_s": 120.0,
+    }
     outcome = chaos.run("../../jobs/failing/troubled.py:plain", faults=[fault], **plan)
     records = list(read_journals(Path(outcome.directory) / "journal"))
     told = [one for one in records if one.event == Event.HEALTH and one["node"] == "node1"]
     (off,) = warnings_of_clock(told[-1])
     assert told[-1]["standing"] == "admitted with warnings"
     assert off["value"] == pytest.approx(3.6e6, abs=1e3)
-    assert off["detail"].startswith(f"node1.0 is {'ahead of' if seconds > 0 else 'behind'} the coordinator")
+    assert off["detail"].startswith(
+        f"node1.0 is {'ahead of' if seconds > 0 else 'behind'} the coordinator"
+    )
     assert [one for one in records if one.event == Event.DETECTED] == []
     outcome.assert_same_losses_as_twin()

@@ -49,7 +49,11 @@ HELD = "../../jobs/failing/held.py"
 
 
 def journal(outcome: Outcome, *events: Event) -> list[JournalRecord]:
-    return [record for record in read_journals(Path(outcome.directory) / "journal") if record.event in events]
+    return [
+        record
+        for record in read_journals(Path(outcome.directory) / "journal")
+        if record.event in events
+    ]
 
 
 class Regicide:
@@ -86,7 +90,11 @@ class Regicide:
 
 
 def regicide(
-    chaos: Chaos, directory: Path, moment: Callable[[Regicide, Any], bool], times: int = 1, **plan: Any
+    chaos: Chaos,
+    directory: Path,
+    moment: Callable[[Regicide, Any], bool],
+    times: int = 1,
+    **plan: Any,
 ) -> Outcome:
     """A run that must pass every check although its coordinator is killed.
 
@@ -99,8 +107,16 @@ def regicide(
         return assassin.is_done
 
     flag = Flag(directory / "killed", look)
-    settings = {"nodes": 3, "spares": 1, "steps": 20, "options": {"step_s": 0.02}, "deadline_s": 120.0} | plan
-    outcome = chaos.run(PLAIN, watch=flag, **settings | {"until": flag.until | settings.get("until", {})})
+    settings = {
+        "nodes": 3,
+        "spares": 1,
+        "steps": 20,
+        "options": {"step_s": 0.02},
+        "deadline_s": 120.0,
+    } | plan
+    outcome = chaos.run(
+        PLAIN, watch=flag, **settings | {"until": flag.until | settings.get("until", {})}
+    )
     check(outcome, assassin, times)
     return outcome
 
@@ -147,7 +163,9 @@ def test_killed_again_and_again(chaos: Chaos, tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("spares", [0, 1])
 @pytest.mark.parametrize("kind", [WorkerLost, Plan, Formed, Healed, GroupBroken])
-def test_killed_in_the_middle_of_a_recovery(chaos: Chaos, tmp_path: Path, kind: type, spares: int) -> None:
+def test_killed_in_the_middle_of_a_recovery(
+    chaos: Chaos, tmp_path: Path, kind: type, spares: int
+) -> None:
     """It is killed when it hears of a loss, has published a plan, hears that a group is formed, and so on: with a
     spare and without one, the world is full again in the end."""
     strikes = False  # a heartbeat may tell of no step before
@@ -186,7 +204,9 @@ def test_a_rank_dies_while_there_is_no_coordinator(chaos: Chaos, tmp_path: Path)
 
     assassin, flag = Regicide(moment), Flag(tmp_path / "killed", look)
     settings: dict[str, Any] = {"options": {"step_s": 0.02}, "deadline_s": 120.0, "check": False}
-    outcome = chaos.run(PLAIN, nodes=3, spares=1, steps=20, until=flag.until, watch=flag, **settings)
+    outcome = chaos.run(
+        PLAIN, nodes=3, spares=1, steps=20, until=flag.until, watch=flag, **settings
+    )
     problems = [check for check in outcome.checks if check.verdict != Verdict.PASSED]
     assert [check.name for check in problems] == ["no false alarm"], outcome.directory
     assert told == ["node2.0"]
@@ -205,7 +225,12 @@ def test_killed_before_the_first_plan(chaos: Chaos, tmp_path: Path) -> None:
 def regicide_at_the_end(chaos: Chaos, last: Path, watch: Callable[[Any], None]) -> Outcome:
     """A run of whose two ranks one is not done before the file ``last`` is there."""
     options = {"step_s": 0.02, "last": str(last)}
-    plan: dict[str, Any] = {"steps": 20, "until": {"world": 2}, "options": options, "deadline_s": 120.0}
+    plan: dict[str, Any] = {
+        "steps": 20,
+        "until": {"world": 2},
+        "options": options,
+        "deadline_s": 120.0,
+    }
     return chaos.run(HELD, nodes=2, spares=0, watch=watch, **plan)
 
 
@@ -216,11 +241,16 @@ def test_killed_when_a_rank_is_done(chaos: Chaos, tmp_path: Path) -> None:
         assassin(message)
         return assassin.is_done
 
-    assassin, last = Regicide(lambda assassin, message: isinstance(message, WorkerDone)), tmp_path / "killed"
+    assassin, last = (
+        Regicide(lambda assassin, message: isinstance(message, WorkerDone)),
+        tmp_path / "killed",
+    )
     check(regicide_at_the_end(chaos, last, Flag(last, look)), assassin, times=1)
 
 
-def test_an_observer_hears_of_the_end_however_late_it_finds_the_next_coordinator(chaos: Chaos, tmp_path: Path) -> None:
+def test_an_observer_hears_of_the_end_however_late_it_finds_the_next_coordinator(
+    chaos: Chaos, tmp_path: Path
+) -> None:
     """An observer that attaches after every worker has ended is told of the end of the job."""
     last = tmp_path / "killed"
 
@@ -240,7 +270,9 @@ def test_too_many_deaths_end_the_run_with_a_reason(chaos: Chaos) -> None:
     """A coordinator that always dies is not started for ever. Steps are taken meanwhile, but not that many."""
     assassin = Regicide(lambda assassin, message: isinstance(message, Welcome), times=100)
     with pytest.raises(Exception, match="coordinator"):
-        chaos.run(PLAIN, nodes=2, spares=0, steps=10**6, watch=assassin, deadline_s=120.0, twin=False)
+        chaos.run(
+            PLAIN, nodes=2, spares=0, steps=10**6, watch=assassin, deadline_s=120.0, twin=False
+        )
     assert 10 < assassin.kills < 100
 
 
@@ -282,7 +314,9 @@ def test_the_directory_is_synced_after_a_record_has_taken_its_place(
 
     monkeypatch.setattr(os, "fsync", spy)
     Record(path)
-    assert synced == [(False, False), (True, True)], "the file before it is renamed, the directory after it"
+    assert synced == [(False, False), (True, True)], (
+        "the file before it is renamed, the directory after it"
+    )
 
 
 def test_two_coordinators_with_the_same_pid_write_two_drafts(tmp_path: Path) -> None:
@@ -326,7 +360,9 @@ def test_a_coordinator_that_falls_asleep_while_it_writes_is_fenced(tmp_path: Pat
     assert Record(path).memory == []
 
 
-def test_what_is_written_while_a_record_is_taken_over_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_written_while_a_record_is_taken_over_is_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its writer was still the holder, and carries it out."""
     path = tmp_path / "record"
     first = Record(path)
@@ -370,7 +406,9 @@ def test_a_record_that_has_no_room_says_so(tmp_path: Path) -> None:
     """A part of a line is written then, and the kernel calls that a success."""
     path = tmp_path / "record"
     # the limit would hold for everything that the process of the tests writes
-    ended = subprocess.run([sys.executable, "-c", NO_ROOM, str(path)], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", NO_ROOM, str(path)], capture_output=True, text=True, check=False
+    )
     assert ended.returncode == 1
     assert "File too large" in ended.stderr
     assert Record(path).memory == []
@@ -399,7 +437,9 @@ def _parent(pid: int) -> int:
 
 
 @pytest.mark.promise("A node whose lease ran out is disconnected.")
-def test_a_node_that_wakes_up_after_its_lease_is_fenced_and_taken_back(chaos: Chaos, tmp_path: Path) -> None:
+def test_a_node_that_wakes_up_after_its_lease_is_fenced_and_taken_back(
+    chaos: Chaos, tmp_path: Path
+) -> None:
     """An agent that was stopped for longer than its lease has lost its rank: it is heard again, and its old worker has
     committed nothing more and is ended."""
     stopped: list[int] = []
@@ -423,12 +463,18 @@ def test_a_node_that_wakes_up_after_its_lease_is_fenced_and_taken_back(chaos: Ch
             for pid in reversed(stopped):
                 os.kill(pid, signal.SIGCONT)
         is_heard = isinstance(message, Heartbeat) and message.node == "node1"
-        return seen["thawed"] and is_heard and seen["lost"] not in {beat.worker for beat in message.beats}
+        return (
+            seen["thawed"]
+            and is_heard
+            and seen["lost"] not in {beat.worker for beat in message.beats}
+        )
 
     flag = Flag(tmp_path / "taken back", act)
     settings: dict[str, Any] = {"options": {"step_s": 0.02}, "check": False, "deadline_s": 120.0}
     try:
-        outcome = chaos.run(PLAIN, nodes=3, spares=1, steps=20, until=flag.until, watch=flag, **settings)
+        outcome = chaos.run(
+            PLAIN, nodes=3, spares=1, steps=20, until=flag.until, watch=flag, **settings
+        )
     finally:
         for pid in stopped:
             _continue(pid)
@@ -436,11 +482,19 @@ def test_a_node_that_wakes_up_after_its_lease_is_fenced_and_taken_back(chaos: Ch
     assert [check.name for check in problems] == ["no false alarm"], outcome.directory
     assert flag.is_up, outcome.directory
     zombie = seen["lost"]
-    fenced_ns = next(record.t_ns for record in journal(outcome, Event.DETECTED) if record["worker"] == zombie)
+    fenced_ns = next(
+        record.t_ns for record in journal(outcome, Event.DETECTED) if record["worker"] == zombie
+    )
     commits = [record for record in journal(outcome, Event.COMMIT) if record["generation"] == 1]
-    decided = {record["step"] for record in commits if record.source != zombie and record.t_ns < fenced_ns}
-    late = [record["step"] for record in commits if record.source == zombie and record.t_ns >= fenced_ns]
-    assert set(late) <= decided, "a zombie has committed"  # it may write down what was decided before it was stopped
+    decided = {
+        record["step"] for record in commits if record.source != zombie and record.t_ns < fenced_ns
+    }
+    late = [
+        record["step"] for record in commits if record.source == zombie and record.t_ns >= fenced_ns
+    ]
+    assert set(late) <= decided, (
+        "a zombie has committed"
+    )  # it may write down what was decided before it was stopped
     assert [record["worker"] for record in journal(outcome, Event.WORKER_EXITED)].count(zombie) == 1
 
 
@@ -471,9 +525,16 @@ def test_a_node_that_loses_every_worker_is_set_aside(chaos: Chaos, tmp_path: Pat
         return len(lost) == 3
 
     flag = Flag(tmp_path / "lost", act)
-    settings: dict[str, Any] = {"nodes": 3, "spares": 0, "options": {"step_s": 0.03}, "strikes_max": 3}
+    settings: dict[str, Any] = {
+        "nodes": 3,
+        "spares": 0,
+        "options": {"step_s": 0.03},
+        "strikes_max": 3,
+    }
     goal = flag.until | {"world": 3}
-    outcome = chaos.run(PLAIN, steps=20, until=goal, watch=flag, check=False, deadline_s=120.0, **settings)
+    outcome = chaos.run(
+        PLAIN, steps=20, until=goal, watch=flag, check=False, deadline_s=120.0, **settings
+    )
     problems = [check for check in outcome.checks if check.verdict != Verdict.PASSED]
     assert [check.name for check in problems] == ["no false alarm"], outcome.directory
     assert [record["node"] for record in journal(outcome, Event.SET_ASIDE)] == ["node1"]
@@ -486,11 +547,24 @@ def test_a_node_that_loses_every_worker_is_set_aside(chaos: Chaos, tmp_path: Pat
 def test_a_worker_whose_numbers_would_differ_is_not_let_in(chaos: Chaos, tmp_path: Path) -> None:
     """A replacement with another numeric setting would train on, plausibly and wrongly; its successor is let in."""
     options = {"marker": str(tmp_path / "trained"), "step_s": 0.03}
-    plan: dict[str, Any] = {"nodes": 2, "spares": 0, "faults": [Kill(rank=1, at_step=6)], "deadline_s": 120.0}
+    plan: dict[str, Any] = {
+        "nodes": 2,
+        "spares": 0,
+        "faults": [Kill(rank=1, at_step=6)],
+        "deadline_s": 120.0,
+    }
     job = "../../jobs/failing/troubled.py:late_ones_differ"
-    outcome = chaos.run(job, steps=20, until={"world": 2}, options=options, twin=False, check=False, **plan)
-    refused = [record for record in journal(outcome, Event.DETECTED) if record["cause"] == "differs"]
-    assert [record["detail"] for record in refused] == ["matmul medium instead of matmul highest"], outcome.directory
-    members = {member["worker"] for record in journal(outcome, Event.PLAN) for member in record["members"]}
+    outcome = chaos.run(
+        job, steps=20, until={"world": 2}, options=options, twin=False, check=False, **plan
+    )
+    refused = [
+        record for record in journal(outcome, Event.DETECTED) if record["cause"] == "differs"
+    ]
+    assert [record["detail"] for record in refused] == [
+        "matmul medium instead of matmul highest"
+    ], outcome.directory
+    members = {
+        member["worker"] for record in journal(outcome, Event.PLAN) for member in record["members"]
+    }
     assert refused[0]["worker"] not in members
     assert outcome.steps[-1].world == 2

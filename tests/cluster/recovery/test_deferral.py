@@ -57,12 +57,20 @@ def test_a_real_replacement_starts_after_the_repeated_step(chaos: Chaos) -> None
     """On real processes: every rank of the new generation has committed before the next spare is forked."""
     goal = happened(chaos, Event.WORKER_STARTED, 4)  # two ranks, their spare, and the next one
     kill = Kill(rank=1, at_step=8)
-    outcome = chaos.run(STEADY, nodes=2, spares=1, steps=20, until=goal.until, watch=goal, faults=[kill])
+    outcome = chaos.run(
+        STEADY, nodes=2, spares=1, steps=20, until=goal.until, watch=goal, faults=[kill]
+    )
     records = read_journals(Path(outcome.directory) / "journal")
     injected = next(record for record in records if record.event == Event.INJECTED)
     started = [record for record in records if record.event == Event.WORKER_STARTED][3]
     assert started.t_ns > injected.t_ns
-    before = [r for r in records if r.event == Event.COMMIT and r.t_ns < started.t_ns and r["generation"] == 2]
+    before = [
+        r
+        for r in records
+        if r.event == Event.COMMIT and r.t_ns < started.t_ns and r["generation"] == 2
+    ]
     planned = next(r for r in records if r.event == Event.PLAN and r["generation"] == 2)
     if started.t_ns - planned.t_ns < PATIENCE_S * 1e9:  # later it starts without waiting
-        assert {record["rank"] for record in before} == {member["rank"] for member in planned["members"]}
+        assert {record["rank"] for record in before} == {
+            member["rank"] for member in planned["members"]
+        }

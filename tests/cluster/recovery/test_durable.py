@@ -42,14 +42,20 @@ PLAIN = f"{Path(__file__).parents[2] / 'jobs' / 'failing' / 'troubled.py'}:plain
 
 
 def journal(outcome: Outcome, *events: Event) -> list[Record]:
-    return [record for record in read_journals(Path(outcome.directory) / "journal") if record.event in events]
+    return [
+        record
+        for record in read_journals(Path(outcome.directory) / "journal")
+        if record.event in events
+    ]
 
 
 def plain_load(path: Path) -> dict[str, Any]:
     """What plain ``torch.distributed.checkpoint`` reads, into tensors that know nothing of chaoskit."""
     reader = dcp.FileSystemReader(path)
     state: dict[str, Any] = {
-        name: torch.empty(one.size, dtype=one.properties.dtype) if isinstance(one, TensorStorageMetadata) else None
+        name: torch.empty(one.size, dtype=one.properties.dtype)
+        if isinstance(one, TensorStorageMetadata)
+        else None
         for name, one in reader.read_metadata().state_dict_metadata.items()
     }
     dcp.load(state, storage_reader=reader, no_dist=True)
@@ -71,7 +77,8 @@ def awaiting(stored: DiskTier, *steps: int) -> dict[str, Any]:
     def watch(message: Any) -> None:
         if isinstance(message, AtHook) and message.step in steps:
             wait_until(
-                lambda: message.step in {one.manifest.step for one in stored.snapshots().snapshots}, "the snapshot"
+                lambda: message.step in {one.manifest.step for one in stored.snapshots().snapshots},
+                "the snapshot",
             )
 
     return {"faults": [Wait(rank=0, at_step=step) for step in steps], "watch": watch}
@@ -93,7 +100,11 @@ def test_plain_dcp_reads_what_the_agents_wrote(chaos: Chaos, tmp_path: Path, job
     outcome = chaos.run(job, nodes=2, spares=0, steps=20, twin=False, **plan)
     assert not journal(outcome, Event.SAVE_FAILED)
     found = stored.snapshots()
-    assert [one.manifest.step for one in found.snapshots] == [20, 18, 12]  # the last one was not due
+    assert [one.manifest.step for one in found.snapshots] == [
+        20,
+        18,
+        12,
+    ]  # the last one was not due
     assert not found.damaged
     for snapshot in found.snapshots:
         snapshot.verify()
@@ -110,24 +121,35 @@ def test_plain_dcp_reads_what_the_agents_wrote(chaos: Chaos, tmp_path: Path, job
 
 
 @pytest.mark.slow
-@pytest.mark.promise("the coordinator picks a step ahead of it, so that all nodes store the same one", job=PLAIN)
+@pytest.mark.promise(
+    "the coordinator picks a step ahead of it, so that all nodes store the same one", job=PLAIN
+)
 @pytest.mark.parametrize("job", [PLAIN, "fsdp"])
 def test_by_time_all_nodes_store_the_same_states(chaos: Chaos, tmp_path: Path, job: str) -> None:
     """None by steps; of the remote tier every one, too."""
     disk = {"target": str(tmp_path / "stored"), "every_steps": 0, "every_s": 1.0, "keep_last": 0}
-    remote = {"target": f"file://{tmp_path}/remote", "every_steps": 0, "every_s": 0.5, "keep_last": 0}
+    remote = {
+        "target": f"file://{tmp_path}/remote",
+        "every_steps": 0,
+        "every_s": 0.5,
+        "keep_last": 0,
+    }
     settings = settings_of(job) | ({"step_s": 0.1} if job == PLAIN else {"schedule_steps": 40})
     steps: set[int] = set()
     seen: set[str] = set()
 
     def is_last(record: Record) -> bool:
-        steps.update([record["step"]] if record.event == Event.SAVED and record["tier"] == "disk" else [])
+        steps.update(
+            [record["step"]] if record.event == Event.SAVED and record["tier"] == "disk" else []
+        )
         seen.add(record.event)
         return len(steps) >= 2 and Event.EVIDENCE in seen
 
     flag, fault = JournalFlag(chaos, is_last), ReplaceNode(rank=1, at_step=25)
     goal = {"until": flag.until | {"world": 2}, "watch": flag, "deadline_s": 120.0}
-    outcome = chaos.run(job, nodes=2, steps=40, options=settings, disk=disk, remote=remote, faults=[fault], **goal)
+    outcome = chaos.run(
+        job, nodes=2, steps=40, options=settings, disk=disk, remote=remote, faults=[fault], **goal
+    )
     stored = DiskTier(tmp_path / "stored").snapshots().snapshots
     saved = {record["step"] for record in journal(outcome, Event.SAVED) if record["tier"] == "disk"}
     assert saved == {one.manifest.step for one in stored}
@@ -136,7 +158,10 @@ def test_by_time_all_nodes_store_the_same_states(chaos: Chaos, tmp_path: Path, j
     for snapshot in stored:
         snapshot.verify()
         # One part of each node of a replicated job, whose replacement may be on any; of each rank of a sharded one.
-        writers = {member["node" if job == PLAIN else "rank"] for member in plans[snapshot.manifest.generation]}
+        writers = {
+            member["node" if job == PLAIN else "rank"]
+            for member in plans[snapshot.manifest.generation]
+        }
         assert len({item.file for item in snapshot.manifest.items}) == len(writers)
 
 
@@ -147,7 +172,9 @@ def lose_all(nodes: int, at_step: int) -> list[ReplaceNode]:
 
 @pytest.mark.promise("nodes that come back in `startup_s` go on by themselves", job="fsdp")
 @pytest.mark.parametrize("job", [PLAIN, "fsdp"])
-def test_when_every_node_is_lost_the_job_goes_on_from_disk(chaos: Chaos, tmp_path: Path, job: str) -> None:
+def test_when_every_node_is_lost_the_job_goes_on_from_disk(
+    chaos: Chaos, tmp_path: Path, job: str
+) -> None:
     stored = DiskTier(tmp_path / "stored")
     plan = awaiting(stored, 5, 10)
     plan["faults"] += lose_all(2, 19)
@@ -161,8 +188,12 @@ def test_when_every_node_is_lost_the_job_goes_on_from_disk(chaos: Chaos, tmp_pat
         max_lost_steps=9,
         **plan,
     )
-    origins = {record.source: record["source"].split()[0] for record in journal(outcome, Event.RESTORED)}
-    late = {origin for origin in origins.values() if origin != "disk"}  # a node that came first has begun without it
+    origins = {
+        record.source: record["source"].split()[0] for record in journal(outcome, Event.RESTORED)
+    }
+    late = {
+        origin for origin in origins.values() if origin != "disk"
+    }  # a node that came first has begun without it
     assert origins, outcome.directory
     assert all(origins.get(origin) == "disk" for origin in late), outcome.directory
     outcome.assert_same_losses_as_twin()
@@ -175,12 +206,35 @@ class Launches:
     """Launches of one job with one directory of checkpoints."""
 
     def __init__(self, directory: Path, job: str, *options: str) -> None:
-        self.directory, self.stored, self._job, self._options = directory, DiskTier(directory / "stored"), job, options
+        self.directory, self.stored, self._job, self._options = (
+            directory,
+            DiskTier(directory / "stored"),
+            job,
+            options,
+        )
         self._mark = str(uuid.uuid4())
 
     def start(self, report: str, *more: str, nodes: int = 2) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "chaoskit", "launch", self._job, *self._options, "--nodes", str(nodes)]
-        command += ["--spares", "0", "--shards", "4", "--json", "--report", str(self.directory / report), *more]
+        command = [
+            sys.executable,
+            "-m",
+            "chaoskit",
+            "launch",
+            self._job,
+            *self._options,
+            "--nodes",
+            str(nodes),
+        ]
+        command += [
+            "--spares",
+            "0",
+            "--shards",
+            "4",
+            "--json",
+            "--report",
+            str(self.directory / report),
+            *more,
+        ]
         return subprocess.Popen(
             command,
             env={**os.environ, "XDG_STATE_HOME": str(self.directory / "state"), "MARK": self._mark},
@@ -217,7 +271,11 @@ class Launches:
         wait_until(lambda: not self._living(), "the end of all processes", poll_s=0.05)
 
     def _living(self) -> list[str]:
-        return [entry.name for entry in Path("/proc").glob("[0-9]*") if self._mark.encode() in _environment(entry)]
+        return [
+            entry.name
+            for entry in Path("/proc").glob("[0-9]*")
+            if self._mark.encode() in _environment(entry)
+        ]
 
     def restored(self, report: str) -> list[Record]:
         records = read_journals(self.directory / report / "journal")
@@ -240,8 +298,12 @@ OF_FSDP = ["--set", "steps=60", "--set", "size=tiny"]
     "The same command, given again after everything was lost, goes on from the newest snapshot that is whole",
     job=PLAIN,
 )
-@pytest.mark.parametrize(("job", "options"), [(PLAIN, OF_PLAIN), pytest.param("fsdp", OF_FSDP, marks=pytest.mark.slow)])
-def test_a_job_whose_launcher_was_killed_is_resumed(tmp_path: Path, job: str, options: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("job", "options"), [(PLAIN, OF_PLAIN), pytest.param("fsdp", OF_FSDP, marks=pytest.mark.slow)]
+)
+def test_a_job_whose_launcher_was_killed_is_resumed(
+    tmp_path: Path, job: str, options: list[str]
+) -> None:
     launches = Launches(tmp_path, job, *options)
     unbroken = launches.end("unbroken")
     launches.kill_at(10, *launches.keep())
@@ -266,23 +328,33 @@ def test_a_sharded_job_is_resumed_at_another_world_size(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("during", ["regroup", "restore"])
 @pytest.mark.parametrize("job", [PLAIN, pytest.param("fsdp", marks=pytest.mark.slow)])
-def test_the_coordinator_is_killed_while_a_job_resumes(chaos: Chaos, tmp_path: Path, job: str, during: str) -> None:
+def test_the_coordinator_is_killed_while_a_job_resumes(
+    chaos: Chaos, tmp_path: Path, job: str, during: str
+) -> None:
     """That the job resumes is in its record: the next coordinator begins nothing anew."""
     common: dict[str, Any] = {"nodes": 2, "spares": 0, "options": settings_of(job)}
     stored = DiskTier(tmp_path / "stored")
     disk = {"target": str(stored.root), "every_steps": 5}
     chaos.run(job, **common, steps=12, twin=False, disk=disk, **awaiting(stored, 5, 10))
     fault = KillCoordinator(rank=0, during=during)
-    outcome = chaos.run(job, **common, steps=40, disk=disk, resume=True, faults=[fault], check=False)
+    outcome = chaos.run(
+        job, **common, steps=40, disk=disk, resume=True, faults=[fault], check=False
+    )
     assert [one.state for one in outcome.faults] == ["confirmed"]
     assert journal(outcome, Event.RESUMED), "no other coordinator took over"
     assert not journal(outcome, Event.RECORD_LOST)
-    restored = journal(outcome, Event.RESTORED)  # a rank that was late takes the state from one that had read it
+    restored = journal(
+        outcome, Event.RESTORED
+    )  # a rank that was late takes the state from one that had read it
     assert {record["step"] for record in restored} == {12}
     assert "disk" in {record["source"].split()[0] for record in restored}
     assert {record["step"] for record in journal(outcome, Event.COMMIT)} == set(range(12, 40))
-    if job == PLAIN:  # the rate of the other one follows a curve of its length, which was another in the first run
-        verdicts = {check.name: check.verdict for check in outcome.checks}  # others miss the steps of the run before
+    if (
+        job == PLAIN
+    ):  # the rate of the other one follows a curve of its length, which was another in the first run
+        verdicts = {
+            check.name: check.verdict for check in outcome.checks
+        }  # others miss the steps of the run before
         assert verdicts["final weights equal the twin's"] == Verdict.PASSED
 
 
@@ -297,8 +369,12 @@ def test_the_newest_snapshot_is_damaged(tmp_path: Path) -> None:
     assert resumed["ok"]
     assert {record["step"] for record in launches.restored("resumed")} == {older.manifest.step}
     records = read_journals(tmp_path / "resumed" / "journal")
-    assert {record["step"] for record in records if record.event == Event.QUARANTINED} == {newest.manifest.step}
-    assert [path.name.partition("~")[0] for path in (launches.stored.root / "quarantine").iterdir()] == [newest.name]
+    assert {record["step"] for record in records if record.event == Event.QUARANTINED} == {
+        newest.manifest.step
+    }
+    assert [
+        path.name.partition("~")[0] for path in (launches.stored.root / "quarantine").iterdir()
+    ] == [newest.name]
 
 
 def test_a_full_disk_ends_no_training(chaos: Chaos, tmp_path: Path) -> None:
@@ -312,12 +388,16 @@ def test_a_full_disk_ends_no_training(chaos: Chaos, tmp_path: Path) -> None:
         outcome = chaos.run("gpt", nodes=2, spares=0, steps=20, options=TINY, twin=False, disk=disk)
         assert not DiskTier(stored).snapshots().snapshots
         assert {record["step"] for record in journal(outcome, Event.COMMIT)} == set(range(20))
-        assert any("No space left" in record["reason"] for record in journal(outcome, Event.SAVE_FAILED))
+        assert any(
+            "No space left" in record["reason"] for record in journal(outcome, Event.SAVE_FAILED)
+        )
     finally:
         subprocess.run(["umount", "-l", str(stored)], check=True)
 
 
-@pytest.mark.parametrize(("job", "options"), [(PLAIN, OF_PLAIN), pytest.param("fsdp", OF_FSDP, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("job", "options"), [(PLAIN, OF_PLAIN), pytest.param("fsdp", OF_FSDP, marks=pytest.mark.slow)]
+)
 def test_a_job_whose_disk_was_lost_is_resumed_from_the_remote_tier(
     tmp_path: Path, job: str, options: list[str]
 ) -> None:
@@ -334,8 +414,12 @@ def test_a_job_whose_disk_was_lost_is_resumed_from_the_remote_tier(
     assert (resumed["ok"], resumed["steps"]) == (True, 60)
     restored = launches.restored("resumed")
     sources = [record["source"] for record in restored]
-    assert sum(source.startswith("remote") for source in sources) == (1 if job == PLAIN else 2)  # once a replica
-    assert {record["step"] for record in restored} == {max(parse_name(name) or (0, 0) for name in uploaded)[0]}
+    assert sum(source.startswith("remote") for source in sources) == (
+        1 if job == PLAIN else 2
+    )  # once a replica
+    assert {record["step"] for record in restored} == {
+        max(parse_name(name) or (0, 0) for name in uploaded)[0]
+    }
 
 
 # -- what is refused ----------------------------------------------------------------------------------------------
@@ -353,7 +437,9 @@ def test_a_job_whose_disk_was_lost_is_resumed_from_the_remote_tier(
         ({"disk": {"target": "/tmp"}, "remote": {"target": "bucket"}}, "remote"),
     ],
 )
-def test_a_tier_that_cannot_work_is_refused_before_anything_starts(settings: dict[str, Any], field: str) -> None:
+def test_a_tier_that_cannot_work_is_refused_before_anything_starts(
+    settings: dict[str, Any], field: str
+) -> None:
     with pytest.raises(BadInput) as refused:
         plan_experiment(PLAIN, steps=5, nodes=2, **settings)
     assert refused.value.field == field

@@ -27,7 +27,9 @@ PLAIN = "../../jobs/failing/troubled.py:plain"
 
 
 def journal(directory: Path | str, event: Event) -> list[Record]:
-    return [record for record in read_journals(Path(directory) / "journal") if record.event == event]
+    return [
+        record for record in read_journals(Path(directory) / "journal") if record.event == event
+    ]
 
 
 def hosts(directory: Path | str) -> set[str]:
@@ -43,7 +45,9 @@ def state(chaos_stock: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     return Quarantine(state_directory())
 
 
-def launch(directory: Path, until: Callable[[], object] | None = None, **settings: Any) -> LaunchResult:
+def launch(
+    directory: Path, until: Callable[[], object] | None = None, **settings: Any
+) -> LaunchResult:
     """A run of 20 steps; or of more, until a condition is true: nodes look at themselves at a low priority."""
     console = Console(file=io.StringIO())
     job = str(Path(__file__).parent / PLAIN)
@@ -67,7 +71,9 @@ def break_disk(directory: Path, node: str) -> None:
     (directory / "disk" / node).symlink_to("/proc/self/attr")
 
 
-@pytest.mark.promise("its fingerprint, which must be that of the others, contains what a fixed computation comes to")
+@pytest.mark.promise(
+    "its fingerprint, which must be that of the others, contains what a fixed computation comes to"
+)
 def test_healthy_nodes_say_so_and_nothing_else_happens(chaos: Chaos, tmp_path: Path) -> None:
     """Each node reports once that it looked at itself, and how long that took; their workers have one fingerprint."""
     told: set[str] = set()  # nodes and workers
@@ -83,7 +89,9 @@ def test_healthy_nodes_say_so_and_nothing_else_happens(chaos: Chaos, tmp_path: P
     assert set(reports) == {"node0", "node1"}
     for report in reports.values():
         assert report["standing"] != "refused"
-        assert {"disk.intact", "memory.available_bytes", "clock.step_ms"} <= {one["what"] for one in report["findings"]}
+        assert {"disk.intact", "memory.available_bytes", "clock.step_ms"} <= {
+            one["what"] for one in report["findings"]
+        }
         assert report["took_ms"] > 0
     ready = [record["fingerprint"] for record in journal(outcome.directory, Event.READY)]
     assert len(ready) == 3
@@ -95,11 +103,24 @@ def test_a_node_whose_disk_takes_no_write_is_given_no_workers(tmp_path: Path) ->
     break_disk(tmp_path / "run", "node1")
 
     def trains_without() -> bool:
-        refused = [record for record in journal(tmp_path / "run", Event.HEALTH) if record["standing"] == "refused"]
-        worlds = {(record["generation"], record["world"]) for record in journal(tmp_path / "run", Event.COMMIT)}
+        refused = [
+            record
+            for record in journal(tmp_path / "run", Event.HEALTH)
+            if record["standing"] == "refused"
+        ]
+        worlds = {
+            (record["generation"], record["world"])
+            for record in journal(tmp_path / "run", Event.COMMIT)
+        }
         plans = journal(tmp_path / "run", Event.PLAN)
-        without = {one["generation"] for one in plans if "node1" not in {member["node"] for member in one["members"]}}
-        return bool(refused) and any(generation in without and world == 3 for generation, world in worlds)
+        without = {
+            one["generation"]
+            for one in plans
+            if "node1" not in {member["node"] for member in one["members"]}
+        }
+        return bool(refused) and any(
+            generation in without and world == 3 for generation, world in worlds
+        )
 
     result = launch(tmp_path / "run", trains_without)
     assert (result.ok, result.world) == (True, 3), result.reason
@@ -107,16 +128,24 @@ def test_a_node_whose_disk_takes_no_write_is_given_no_workers(tmp_path: Path) ->
     assert result.unfit["node1"].startswith("disk.writable=no")
     final = journal(result.directory, Event.PLAN)[-1]
     assert {member["node"] for member in final["members"]} == {"node0", "node2"}
-    given_up = [record for record in journal(result.directory, Event.DETECTED) if record["cause"] == "unfit"]
+    given_up = [
+        record for record in journal(result.directory, Event.DETECTED) if record["cause"] == "unfit"
+    ]
     assert all(record["worker"].startswith("node1.") for record in given_up)
-    (refused,) = [record for record in journal(result.directory, Event.HEALTH) if record["standing"] == "refused"]
+    (refused,) = [
+        record
+        for record in journal(result.directory, Event.HEALTH)
+        if record["standing"] == "refused"
+    ]
     assert refused["node"] == "node1"
 
 
 @pytest.mark.costly
 def test_a_run_that_only_reports_uses_it_all_the_same(tmp_path: Path) -> None:
     break_disk(tmp_path / "run", "node1")
-    result = launch(tmp_path / "run", lambda: len(journal(tmp_path / "run", Event.HEALTH)) >= 3, health="report")
+    result = launch(
+        tmp_path / "run", lambda: len(journal(tmp_path / "run", Event.HEALTH)) >= 3, health="report"
+    )
     assert (result.ok, list(result.unfit)) == (True, ["node1"])
     assert hosts(result.directory) == {"node0", "node1", "node2"}
 
@@ -128,19 +157,25 @@ def test_a_run_that_does_not_look_finds_nothing(tmp_path: Path) -> None:
     assert (result.ok, result.unfit, journal(result.directory, Event.HEALTH)) == (True, {}, [])
 
 
-def test_quarantined_nodes_are_left_alone_and_released_ones_prove_themselves(state: Quarantine, tmp_path: Path) -> None:
+def test_quarantined_nodes_are_left_alone_and_released_ones_prove_themselves(
+    state: Quarantine, tmp_path: Path
+) -> None:
     for node in ("node1", "node2"):
         state.add(node, "falls off the bus")
     state.release("node2", "GPU replaced")
     result = launch(tmp_path / "run")
     assert (result.ok, result.world) == (True, 3), result.reason
-    assert hosts(result.directory) == {"node0", "node2"}, "node2 was waited for: it has proved itself in time"
+    assert hosts(result.directory) == {"node0", "node2"}, (
+        "node2 was waited for: it has proved itself in time"
+    )
     assert [entry.node for entry in state.entries()] == ["node1"]
     assert journal(result.directory, Event.DETECTED) == []
 
 
 @pytest.mark.costly
-def test_a_released_node_that_is_still_broken_stays_on_probation(state: Quarantine, tmp_path: Path) -> None:
+def test_a_released_node_that_is_still_broken_stays_on_probation(
+    state: Quarantine, tmp_path: Path
+) -> None:
     state.add("node1", "its disk")
     state.release("node1", "somebody looked at it")
     break_disk(tmp_path / "run", "node1")

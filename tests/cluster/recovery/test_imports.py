@@ -106,7 +106,9 @@ def test_a_fork_server_whose_job_is_broken_answers_each_order_until_its_agent_ha
         server.order("node0.0")  # before the import has failed
         assert server.report() == Broken(f"{error} ({job}:1)")
         for number in range(3):
-            assert server.report() == NotStarted(f"node0.{number}", f"the job cannot be imported: {error} ({job}:1)")
+            assert server.report() == NotStarted(
+                f"node0.{number}", f"the job cannot be imported: {error} ({job}:1)"
+            )
             server.order(f"node0.{number + 1}")
         server.connection.close()
         assert server.process.wait(LIMIT_S) == 0
@@ -130,9 +132,18 @@ HELPERS = {
         ("import no_syntax\n", "SyntaxError: invalid syntax ({}/no_syntax.py:1)"),
         ("import nested\nnested.load()\n", "LookupError: no dataset ({}/nested.py:4)"),
         ("import silent\n", "Silent: its message cannot be read: ValueError ({}/silent.py:5)"),
-        ("\nraise RuntimeError('first\\nsecond \\udcff')\n", "RuntimeError: first second \\udcff ({}/job.py:2)"),
-        ("import json\njson.loads('{')\n", "JSONDecodeError: Expecting property name * ({}/job.py:2)"),
-        ("from . import nested\n", "ImportError: attempted relative import with no known parent package ({}/job.py:1)"),
+        (
+            "\nraise RuntimeError('first\\nsecond \\udcff')\n",
+            "RuntimeError: first second \\udcff ({}/job.py:2)",
+        ),
+        (
+            "import json\njson.loads('{')\n",
+            "JSONDecodeError: Expecting property name * ({}/job.py:2)",
+        ),
+        (
+            "from . import nested\n",
+            "ImportError: attempted relative import with no known parent package ({}/job.py:1)",
+        ),
         ("assert False\n", "AssertionError ({}/job.py:1)"),
     ],
     ids=["syntax", "helper", "message", "lines", "library", "relative", "empty"],
@@ -187,9 +198,13 @@ def of(outcome: Outcome, event: Event) -> list[object]:
     return list(outcome.records(str(event)))
 
 
-@pytest.mark.promise("A job that cannot be imported ends at once, with the exception, its file and its line.")
+@pytest.mark.promise(
+    "A job that cannot be imported ends at once, with the exception, its file and its line."
+)
 @pytest.mark.parametrize("fork", [True, False])
-def test_a_run_ends_with_the_exception_of_the_import(chaos: Chaos, tmp_path: Path, fork: bool) -> None:
+def test_a_run_ends_with_the_exception_of_the_import(
+    chaos: Chaos, tmp_path: Path, fork: bool
+) -> None:
     job = write_job(tmp_path, "\nimport no_such_module\n")
     outcome = run(chaos, job, fork=fork)
     problem = f"training completed: ModuleNotFoundError: No module named 'no_such_module' ({job}:2)"
@@ -203,22 +218,32 @@ def test_a_run_ends_with_the_exception_of_the_import(chaos: Chaos, tmp_path: Pat
     [("import os\nos._exit(7)\n", "status 7"), ("import ctypes\nctypes.string_at(0)\n", "SIGSEGV")],
     ids=["exit", "crash"],
 )
-def test_an_import_that_ends_its_process_ends_the_run(chaos: Chaos, tmp_path: Path, lines: str, status: str) -> None:
+def test_an_import_that_ends_its_process_ends_the_run(
+    chaos: Chaos, tmp_path: Path, lines: str, status: str
+) -> None:
     job = write_job(tmp_path, lines)
     outcome = run(chaos, job)
     (reason,) = outcome.reasons
-    assert reason.startswith(f"training completed: importing {job} ended the process, with {status}; see node")
+    assert reason.startswith(
+        f"training completed: importing {job} ended the process, with {status}; see node"
+    )
 
 
 def test_input_that_is_refused_in_an_import_is_refused(chaos: Chaos, tmp_path: Path) -> None:
-    lines = "from chaoskit import BadInput\nraise BadInput('DATA', '/nowhere', 'set it to a folder')\n"
+    lines = (
+        "from chaoskit import BadInput\nraise BadInput('DATA', '/nowhere', 'set it to a folder')\n"
+    )
     with pytest.raises(BadInput, match="DATA='/nowhere': set it to a folder"):
         run(chaos, write_job(tmp_path, lines))
 
 
-def test_an_exception_in_a_step_is_said_once_and_is_no_false_alarm(chaos: Chaos, tmp_path: Path) -> None:
+def test_an_exception_in_a_step_is_said_once_and_is_no_false_alarm(
+    chaos: Chaos, tmp_path: Path
+) -> None:
     path = tmp_path / "job.py"
-    path.write_text(JOB.replace("step.backward", "raise KeyError('column')\n                step.backward"))
+    path.write_text(
+        JOB.replace("step.backward", "raise KeyError('column')\n                step.backward")
+    )
     outcome = run(chaos, str(path))
     assert outcome.reasons == [f"training completed: KeyError: 'column' ({path}:10)"]
     assert outcome.false_alarms == 0

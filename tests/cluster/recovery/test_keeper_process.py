@@ -129,7 +129,9 @@ print(os.waitstatus_to_exitcode(os.waitpid(keeper, 0)[1]))
 """
 
 
-def test_descriptors_that_were_cut_off_end_the_keeper_with_the_limit_that_was_met(tmp_path: Path) -> None:
+def test_descriptors_that_were_cut_off_end_the_keeper_with_the_limit_that_was_met(
+    tmp_path: Path,
+) -> None:
     """It may open one more file, and an order comes with three: no later order gets what belongs to this one."""
     command = [sys.executable, "-c", CUT_OFF, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60.0)
@@ -170,7 +172,9 @@ class Watch:
                 self.over = True
             case Plan() if self.over:
                 self.plans += 1
-            case Heartbeat(node, beats) if node == STRUCK and any(beat.step >= 5 for beat in beats) and not self.over:
+            case Heartbeat(node, beats) if (
+                node == STRUCK and any(beat.step >= 5 for beat in beats) and not self.over
+            ):
                 if not any(self._processes):
                     self._processes = processes_of(self._worker)
                 self.over = self._act(*self._processes)
@@ -190,10 +194,16 @@ def await_end(*pids: int) -> None:
 
 
 def journal(outcome: Outcome, *events: Event) -> list[Record]:
-    return [record for record in read_journals(Path(outcome.directory) / "journal") if record.event in events]
+    return [
+        record
+        for record in read_journals(Path(outcome.directory) / "journal")
+        if record.event in events
+    ]
 
 
-def run(chaos: Chaos, watch: Watch, goal: Callable[[], bool], job: str, tmp_path: Path, **plan: Any) -> Outcome:
+def run(
+    chaos: Chaos, watch: Watch, goal: Callable[[], bool], job: str, tmp_path: Path, **plan: Any
+) -> Outcome:
     """A run that goes on until ``goal`` holds, of which everything holds but that no loss was unplanned."""
 
     def is_reached(message: Any) -> bool:
@@ -210,7 +220,11 @@ def run(chaos: Chaos, watch: Watch, goal: Callable[[], bool], job: str, tmp_path
 
 JOBS = [
     pytest.param(STEADY, {"steps": 20}, id="replicas"),
-    pytest.param("fsdp", {"nodes": 4, "steps": 20, "options": {"size": "tiny", "schedule_steps": 40}}, id="pieces"),
+    pytest.param(
+        "fsdp",
+        {"nodes": 4, "steps": 20, "options": {"size": "tiny", "schedule_steps": 40}},
+        id="pieces",
+    ),
 ]
 
 
@@ -231,7 +245,9 @@ def test_a_node_whose_keeper_ends_is_lost_and_the_job_recovers(
     watch = Watch(kill)
     # a busy machine takes some of the shortest steps to lose the node; they are not copied any more
     outcome = run(chaos, watch, lambda: watch.plans > 0, job, tmp_path, max_lost_steps=6, **plan)
-    assert [record["node"] for record in journal(outcome, Event.NODE_LOST)] == [STRUCK], outcome.directory
+    assert [record["node"] for record in journal(outcome, Event.NODE_LOST)] == [STRUCK], (
+        outcome.directory
+    )
     assert len(struck) >= 4  # agent, zygote, keeper, worker
     log = (Path(outcome.directory) / "log" / f"{STRUCK}.log").read_text()
     assert "the process that keeps the copies of this node has ended" in log
@@ -304,7 +320,9 @@ if sys.stdin.readline():
 
 
 @pytest.mark.parametrize("how", [pytest.param("end", marks=pytest.mark.slow), "kill"])
-def test_nothing_is_left_when_the_launcher_ends_a_run_or_is_killed(tmp_path: Path, how: str) -> None:
+def test_nothing_is_left_when_the_launcher_ends_a_run_or_is_killed(
+    tmp_path: Path, how: str
+) -> None:
     path, _, function = TROUBLED.partition(":")
     with subprocess.Popen(
         [sys.executable, "-c", LAUNCHER, path, function, str(tmp_path / "run")],
@@ -324,7 +342,9 @@ def test_nothing_is_left_when_the_launcher_ends_a_run_or_is_killed(tmp_path: Pat
                 launcher.stdin.write("\n")
                 launcher.stdin.flush()
                 assert launcher.stdout.readline() == "ended\n"
-                assert all(map(is_ending, keepers)), "a cluster that has ended has no process any more"
+                assert all(map(is_ending, keepers)), (
+                    "a cluster that has ended has no process any more"
+                )
         finally:
             launcher.kill()
         await_end(*below)

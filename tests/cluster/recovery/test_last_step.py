@@ -45,7 +45,9 @@ LAUNCH_S = 300.0
 LIMIT_S = 60.0  # of a wait that must end
 JOBS = Path(__file__).parents[2] / "jobs" / "failing" / "troubled.py"
 PLAIN = f"{JOBS}:plain"
-needs_fuse = pytest.mark.skipif(bool(capabilities.disks()), reason=capabilities.disks() or "possible here")
+needs_fuse = pytest.mark.skipif(
+    bool(capabilities.disks()), reason=capabilities.disks() or "possible here"
+)
 NEVER = 1000  # steps from one snapshot to the next: of a run that is shorter none is due
 
 
@@ -55,7 +57,9 @@ NEVER = 1000  # steps from one snapshot to the next: of a run that is shorter no
 def test_patience_lasts_as_long_as_something_moves() -> None:
     """What grows is waited for; what has stayed the same for the whole time is not."""
     patience = Patience(10.0)
-    assert [patience.is_over(amount, now_s) for amount, now_s in ((0, 0.0), (0, 9.0), (5, 10.0))] == [False] * 3
+    assert [
+        patience.is_over(amount, now_s) for amount, now_s in ((0, 0.0), (0, 9.0), (5, 10.0))
+    ] == [False] * 3
     assert not patience.is_over(5, 19.9)
     assert patience.is_over(5, 20.0)
     assert not patience.is_over(6, 20.1)
@@ -79,7 +83,9 @@ def test_what_a_failed_attempt_has_sent_does_not_count_twice(tmp_path: Path) -> 
 def test_what_is_sent_again_is_no_progress() -> None:
     """An upload that fails and begins anew reaches no more than before: it is given up."""
     patience = Patience(10.0)
-    assert not any(patience.is_over(amount, now_s) for amount, now_s in ((5, 0.0), (0, 4.0), (5, 8.0)))
+    assert not any(
+        patience.is_over(amount, now_s) for amount, now_s in ((5, 0.0), (0, 4.0), (5, 8.0))
+    )
     assert patience.is_over(0, 10.0)
 
 
@@ -90,7 +96,9 @@ class Savers:
         self.stored, self._directory = DiskTier(directory / "disk"), directory
         self._journal = Journal(directory / "journal", "any")
         tier = CheckpointTier(target=str(self.stored.root))
-        self._savers = [Saver(tier, "5eed", self._journal, lambda _: None, _fail, undisturbed) for _ in range(2)]
+        self._savers = [
+            Saver(tier, "5eed", self._journal, lambda _: None, _fail, undisturbed) for _ in range(2)
+        ]
 
     def offer(self, number: int, step: int, *, last: bool) -> None:
         scalars = msgspec.msgpack.encode({"names": []})
@@ -104,7 +112,10 @@ class Savers:
 
     def await_part(self, number: int, step: int) -> None:
         pattern = f"step-{step:09}.*/{number}.part.json"
-        wait_until(lambda: list((self.stored.root / ".staging").glob(pattern)), f"part {number} of step {step}")
+        wait_until(
+            lambda: list((self.stored.root / ".staging").glob(pattern)),
+            f"part {number} of step {step}",
+        )
 
     def refuse(self, number: int, step: int) -> None:
         """Have a part of a snapshot that is being written fail."""
@@ -237,14 +248,18 @@ class StoringNode:
         self.stored, self.run = directory / "stored", directory / "run"
         (self.stored / ".staging").mkdir(parents=True)  # a snapshot has begun
         self.told: list[Storing] = []
-        self._config = RunConfig(job=JobSpec("job.py"), disk=CheckpointTier(target=str(self.stored)))
+        self._config = RunConfig(
+            job=JobSpec("job.py"), disk=CheckpointTier(target=str(self.stored))
+        )
 
     @contextlib.contextmanager
     def living(self) -> Iterator[None]:
         with contextlib.closing(LocalSubstrate()) as substrate:
             self._cluster = substrate.bare(1, self.run)
             try:
-                self._cluster.start("node0", ("sleep", "1000"), dict(os.environ), str(self.stored.parent))
+                self._cluster.start(
+                    "node0", ("sleep", "1000"), dict(os.environ), str(self.stored.parent)
+                )
                 wait_until(lambda: self._cluster.node("node0"), "its process")
                 yield
             finally:
@@ -289,7 +304,10 @@ def test_a_disk_that_hangs_is_not_waited_for_without_end(tmp_path: Path) -> None
     """A launch has no deadline, and a node whose disk hangs may never end."""
     node = StoringNode(tmp_path)
     with node.living(), disk_that_hangs(node.stored, tmp_path / "undo"):
-        assert node.awaited(math.inf, patience_s=0.5) == "nothing of it was written for 0.5 s, and its node did not end"
+        assert (
+            node.awaited(math.inf, patience_s=0.5)
+            == "nothing of it was written for 0.5 s, and its node did not end"
+        )
     assert {one.answers for one in node.told} == {False}
 
 
@@ -298,8 +316,26 @@ def test_a_disk_that_hangs_is_not_waited_for_without_end(tmp_path: Path) -> None
 
 def launch(directory: Path, report: str, job: str, *options: str) -> tuple[int, dict[str, Any]]:
     """Exit status and result of a launch whose snapshots are in ``stored``."""
-    command = [sys.executable, "-m", "chaoskit", "launch", job, "--nodes", "2", "--spares", "0", "--shards", "4"]
-    command += ["--checkpoints", str(directory / "stored"), "--checkpoint-every", str(NEVER), *options]
+    command = [
+        sys.executable,
+        "-m",
+        "chaoskit",
+        "launch",
+        job,
+        "--nodes",
+        "2",
+        "--spares",
+        "0",
+        "--shards",
+        "4",
+    ]
+    command += [
+        "--checkpoints",
+        str(directory / "stored"),
+        "--checkpoint-every",
+        str(NEVER),
+        *options,
+    ]
     done = subprocess.run(
         [*command, "--json", "--report", str(directory / report)],
         env={**os.environ, "XDG_STATE_HOME": str(directory / "state")},
@@ -317,7 +353,9 @@ def records(directory: Path, *events: Event) -> list[Record]:
 
 
 @pytest.mark.costly
-@pytest.mark.promise("the newest snapshot is then that of the last step, whatever was due", job=PLAIN)
+@pytest.mark.promise(
+    "the newest snapshot is then that of the last step, whatever was due", job=PLAIN
+)
 @pytest.mark.promise("given again, the command trains no step", job=PLAIN)
 @pytest.mark.parametrize(
     ("job", "options"),
@@ -326,7 +364,9 @@ def records(directory: Path, *events: Event) -> list[Record]:
         pytest.param("fsdp", ["--set", "steps=13", "--set", "size=tiny"], marks=pytest.mark.slow),
     ],
 )
-def test_a_job_that_has_ended_is_stored_with_its_last_step(tmp_path: Path, job: str, options: list[str]) -> None:
+def test_a_job_that_has_ended_is_stored_with_its_last_step(
+    tmp_path: Path, job: str, options: list[str]
+) -> None:
     """In both tiers, though neither is due; the same command, given again, trains nothing."""
     tiers = ["--remote", f"file://{tmp_path}/remote", "--remote-every", str(NEVER)]
     status, first = launch(tmp_path, "first", job, *options, *tiers)
@@ -364,9 +404,19 @@ def test_a_disk_that_is_full_at_the_end_is_told(tmp_path: Path) -> None:
 def test_a_job_that_fails_is_not_stored_with_its_last_step(chaos: Chaos, tmp_path: Path) -> None:
     """What was committed before the failure may be its cause."""
     disk = {"target": str(tmp_path / "stored"), "every_steps": NEVER}
-    plan = {"nodes": 2, "spares": 0, "steps": 13, "twin": False, "check": False, "nonfinite": "stop", "disk": disk}
+    plan = {
+        "nodes": 2,
+        "spares": 0,
+        "steps": 13,
+        "twin": False,
+        "check": False,
+        "nonfinite": "stop",
+        "disk": disk,
+    }
     outcome = chaos.run(f"{JOBS}:bad_batches", options={"bad": {"9": [0]}}, **plan)
-    assert {record["step"] for record in records(Path(outcome.directory), Event.COMMIT)} == set(range(9))
+    assert {record["step"] for record in records(Path(outcome.directory), Event.COMMIT)} == set(
+        range(9)
+    )
     assert not DiskTier(tmp_path / "stored").snapshots().snapshots
 
 

@@ -83,7 +83,11 @@ class Bench:
 
     @property
     def noted(self) -> list[Note]:
-        return [output for output in self.outputs if isinstance(output, Note) and output.event == Event.RECORD_LOST]
+        return [
+            output
+            for output in self.outputs
+            if isinstance(output, Note) and output.event == Event.RECORD_LOST
+        ]
 
 
 def ready(worker: str) -> WorkerReady:
@@ -114,15 +118,21 @@ def test_workers_of_before_are_given_up_and_fresh_ones_begin_with_the_newest_cop
     assert [node for node, message in sent if isinstance(message, Recall)] == ["a", "b"]
     assert starts(sent) == ["a.7", "b.5"], "a name came twice"
     detail = "it has seen generation 41, the record tells of 0"
-    assert [output.fields for output in bench.noted] == [{"node": "a", "generation": 41, "known": 0, "detail": detail}]
+    assert [output.fields for output in bench.noted] == [
+        {"node": "a", "generation": 41, "known": 0, "detail": detail}
+    ]
     bench.hear(Sealed("a", (snapshot("a", 9),)))
     bench.hear(Sealed("b", (snapshot("b", 10),)))
     sent = bench.hear(ready("a.7")) + bench.hear(ready("b.5"))
     plans = {message for _, message in sent if isinstance(message, Plan)}
-    assert [(plan.generation, [copy.step for copy in plan.restore]) for plan in plans] == [(42, [10, 9])]
+    assert [(plan.generation, [copy.step for copy in plan.restore]) for plan in plans] == [
+        (42, [10, 9])
+    ]
     assert [member.worker for member in plans.pop().members] == ["a.7", "b.5"]
     heir = ControlPlane(bench.config, bench.remembered, 0.0)
-    assert heir.membership.plan == bench.plane.membership.plan, "another coordinator would decide otherwise"
+    assert heir.membership.plan == bench.plane.membership.plan, (
+        "another coordinator would decide otherwise"
+    )
 
 
 def test_without_a_copy_the_job_ends_for_a_reason() -> None:
@@ -142,7 +152,9 @@ def test_nodes_that_were_lost_with_the_record_are_not_waited_for() -> None:
     assert not starts(bench.attach("b") + bench.attach("c"))
     sent = bench.wait(REATTACH_S + 0.1)
     assert [node for node, message in sent if isinstance(message, Recall)] == ["b", "c"]
-    sent = bench.hear(Sealed("b", (snapshot("b", 9),))) + bench.hear(Sealed("c", ())) + bench.wait(0.1)
+    sent = (
+        bench.hear(Sealed("b", (snapshot("b", 9),))) + bench.hear(Sealed("c", ())) + bench.wait(0.1)
+    )
     assert starts(sent) == ["b.7", "c.7", "b.8"]
     sent = bench.hear(ready("b.7")) + bench.hear(ready("b.8")) + bench.hear(ready("c.7"))
     assert [node for node, message in sent if isinstance(message, Plan)] == ["b", "c"]
@@ -169,7 +181,9 @@ def test_when_no_node_stays_the_job_ends() -> None:
 def test_before_the_first_generation_only_names_are_known() -> None:
     """Nobody has trained: the run just begins, with new names."""
     bench = Bench()
-    sent = bench.attach("a", generation=0, workers=("a.6",)) + bench.attach("b", generation=0, started=0)
+    sent = bench.attach("a", generation=0, workers=("a.6",)) + bench.attach(
+        "b", generation=0, started=0
+    )
     assert ("a", StopWorker("a.6", "fenced")) in sent
     sent = bench.wait(REATTACH_S + 0.1)
     assert starts(sent) == ["a.7", "b.0"]
@@ -204,9 +218,15 @@ def test_a_node_that_comes_late_and_has_seen_no_more_is_taken_in() -> None:
 def test_nodes_that_know_less_come_first_and_the_others_are_waited_for(term: int) -> None:
     """More nodes joined the run than make a full world: those without a rank have never seen a plan."""
     bench = Bench(spares=1)
-    bench.do(bench.plane.attach(AgentHello("c", "host", 1, term=3, started=1), bench.now_s, term=term + 1))
+    bench.do(
+        bench.plane.attach(
+            AgentHello("c", "host", 1, term=3, started=1), bench.now_s, term=term + 1
+        )
+    )
     bench.do(bench.plane.attach(AgentHello("d", "host", 1, term=3), bench.now_s, term=4))
-    assert bool(bench.noted) == (term < 3), "this coordinator is the next after the one that they know, or it is not"
+    assert bool(bench.noted) == (term < 3), (
+        "this coordinator is the next after the one that they know, or it is not"
+    )
     assert not starts(bench.wait(REATTACH_S - 0.5))
     assert not ends(bench.attach("a", workers=("a.6",)) + bench.attach("b", workers=("b.6",)))
     sent = bench.wait(0.7)
@@ -262,7 +282,15 @@ def test_whatever_end_is_lost_no_name_comes_twice(kept: int) -> None:
     for node in ("a", "b"):
         count = sum(name.startswith(node) for name in NAMES)
         workers = tuple(membership.workers_on(node))
-        hello = AgentHello(node, "host", 1, generation=membership.generation, workers=workers, term=1, started=count)
+        hello = AgentHello(
+            node,
+            "host",
+            1,
+            generation=membership.generation,
+            workers=workers,
+            term=1,
+            started=count,
+        )
         sent += heir.do(heir.plane.attach(hello, heir.now_s, term=2))
     sent += heir.wait(REATTACH_S + 1.0)
     assert not NAMES & set(starts(sent)), "a name came twice"
@@ -286,8 +314,13 @@ def test_a_record_that_lost_its_end_in_one_generation_ends_the_job() -> None:
     heir = Bench(before, spares=1)
     sent = heir.attach("a", generation=1, started=3, workers=("a.0", "a.2"), term=1)
     (end,) = ends(sent)
-    assert end.reason == "the coordinator's record was lost: a has started 3 workers, and 2 of them are known"
-    assert [note.fields["detail"] for note in heir.noted] == ["it has started 3 workers, the record tells of 2"]
+    assert (
+        end.reason
+        == "the coordinator's record was lost: a has started 3 workers, and 2 of them are known"
+    )
+    assert [note.fields["detail"] for note in heir.noted] == [
+        "it has started 3 workers, the record tells of 2"
+    ]
     assert not starts(sent)
 
 
@@ -470,7 +503,11 @@ def test_who_goes_on_says_so_and_who_cannot_does_not(
     assert [record["detail"] for record in records if record.event == Event.RECORD_LOST] == lost
     assert ("term 2 is over" in ended.stderr) == (how == "taken over")
     assert ("it counts as lost" in ended.stderr) == (how == "damaged")
-    lines = [line.partition(", generation")[0] for line in ended.stderr.splitlines() if "took over" in line]
+    lines = [
+        line.partition(", generation")[0]
+        for line in ended.stderr.splitlines()
+        if "took over" in line
+    ]
     takeover = "this coordinator took over from the one before it: term 2"
     assert lines == [takeover] * len(resumed), "the log of its pod says the same as the journal"
 
@@ -489,14 +526,22 @@ class Arsonist:
         match message:
             case Welcome(pid=pid):
                 self._pid = pid
-            case Heartbeat(_, beats) if not self.burnt and any(beat.step >= self._steps for beat in beats):
+            case Heartbeat(_, beats) if not self.burnt and any(
+                beat.step >= self._steps for beat in beats
+            ):
                 self.burnt = True
-                held = [Path(os.readlink(fd)) for fd in Path(f"/proc/{self._pid}/fd").iterdir() if fd.is_symlink()]
+                held = [
+                    Path(os.readlink(fd))
+                    for fd in Path(f"/proc/{self._pid}/fd").iterdir()
+                    if fd.is_symlink()
+                ]
                 (record,) = [path for path in held if path.name == "coordinator.record"]
                 record.unlink()
 
 
-@pytest.mark.promise("When a node has seen a generation, the run begins again from the newest sealed copies")
+@pytest.mark.promise(
+    "When a node has seen a generation, the run begins again from the newest sealed copies"
+)
 def test_a_run_whose_record_is_deleted_begins_again_from_its_copies(chaos: Chaos) -> None:
     """All workers are given up, and fresh ones go on from the newest copies, under new names."""
     arsonist, goal = Arsonist(steps=8), happened(chaos, Event.RESTORED, 2)
@@ -505,10 +550,20 @@ def test_a_run_whose_record_is_deleted_begins_again_from_its_copies(chaos: Chaos
         arsonist(message)
         goal(message)
 
-    settings: dict[str, Any] = {"nodes": 2, "spares": 1, "steps": 20, "options": {"step_s": 0.02}, "deadline_s": 120.0}
+    settings: dict[str, Any] = {
+        "nodes": 2,
+        "spares": 1,
+        "steps": 20,
+        "options": {"step_s": 0.02},
+        "deadline_s": 120.0,
+    }
     outcome = chaos.run(PLAIN, watch=watch, until=goal.until, check=False, **settings)
     assert arsonist.burnt
-    problems = [check.name for check in outcome.checks if check.verdict not in (Verdict.PASSED, Verdict.UNKNOWN)]
+    problems = [
+        check.name
+        for check in outcome.checks
+        if check.verdict not in (Verdict.PASSED, Verdict.UNKNOWN)
+    ]
     assert problems == ["no false alarm", "property 11S: terms increase"], outcome.directory
     journals = read_journals(Path(outcome.directory) / "journal")
     assert [record["known"] for record in journals if record.event == Event.RECORD_LOST] == [0]
@@ -516,7 +571,9 @@ def test_a_run_whose_record_is_deleted_begins_again_from_its_copies(chaos: Chaos
     assert generations == [1, 2]
     names = [record["worker"] for record in journals if record.event == Event.WORKER_STARTED]
     assert len(set(names)) == len(names) >= 6, names
-    assert min(record["step"] for record in journals if record.event == Event.RESTORED) > 6, "it began anew"
+    assert min(record["step"] for record in journals if record.event == Event.RESTORED) > 6, (
+        "it began anew"
+    )
     assert outcome.lost_steps == 0, outcome.directory
     pids = [record["pid"] for record in journals if record.event == Event.WORKER_STARTED]
     assert all(is_ending(pid) for pid in pids)

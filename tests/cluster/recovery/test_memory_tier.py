@@ -33,11 +33,25 @@ TWINS = {"step_s", "frozen_mb"}  # options that say what is trained, not what en
 def run(chaos: Chaos, *, most_lost: float = 0, **plan: Any) -> Outcome:
     """An experiment that must pass every check but the one that no loss is unplanned; its bits are the twin's."""
     options = {"step_s": 0.01} | plan.pop("options", {})
-    settings = {"nodes": 3, "spares": 1, "steps": STEPS, "deadline_s": DEADLINE_S, "copies": "every_step"} | plan
+    settings = {
+        "nodes": 3,
+        "spares": 1,
+        "steps": STEPS,
+        "deadline_s": DEADLINE_S,
+        "copies": "every_step",
+    } | plan
     outcome = chaos.run(JOB, twin=False, check=False, options=options, **settings)
-    problems = [check for check in outcome.checks if check.verdict != Verdict.PASSED and check.name != "no false alarm"]
+    problems = [
+        check
+        for check in outcome.checks
+        if check.verdict != Verdict.PASSED and check.name != "no false alarm"
+    ]
     assert not problems, outcome.directory
-    same = {"nodes": settings["nodes"], "shards": settings.get("shards", 0), "steps": len(outcome.steps)}
+    same = {
+        "nodes": settings["nodes"],
+        "shards": settings.get("shards", 0),
+        "steps": len(outcome.steps),
+    }
     twin = chaos.harness.twin(
         plan_experiment(JOB, options={name: options[name] for name in TWINS & {*options}}, **same)
     )
@@ -59,12 +73,20 @@ def haunted(chaos: Chaos, tmp_path: Path, assassin: Assassin, **plan: Any) -> Ou
 
 
 def journal(outcome: Outcome, *events: Event) -> list[Record]:
-    return [record for record in read_journals(Path(outcome.directory) / "journal") if record.event in events]
+    return [
+        record
+        for record in read_journals(Path(outcome.directory) / "journal")
+        if record.event in events
+    ]
 
 
 def restored(outcome: Outcome) -> list[int]:
     """Steps that were read from the agents' memory."""
-    return [record["step"] for record in journal(outcome, Event.RESTORED) if record["source"].startswith("memory of ")]
+    return [
+        record["step"]
+        for record in journal(outcome, Event.RESTORED)
+        if record["source"].startswith("memory of ")
+    ]
 
 
 def repeated(outcome: Outcome) -> list[int]:
@@ -122,7 +144,10 @@ class Assassin:
 
 def torn(tmp_path: Path, ranks: int, *steps: int) -> dict[str, Any]:
     """Options with which so many ranks end in the middle of the update of each of ``steps``."""
-    return {"fatal": {str(step): list(range(ranks)) for step in steps}, "marker": str(tmp_path / "ended")}
+    return {
+        "fatal": {str(step): list(range(ranks)) for step in steps},
+        "marker": str(tmp_path / "ended"),
+    }
 
 
 def one_ahead(tmp_path: Path) -> dict[str, Any]:
@@ -146,7 +171,9 @@ def ended(tmp_path: Path) -> set[str]:
 )
 @pytest.mark.parametrize(("nodes", "spares"), [(2, 0), (3, 1), (4, 0)])
 @pytest.mark.parametrize("where", ["forward", "backward", "update", "torn"])
-def test_every_rank_ends_at_once(chaos: Chaos, tmp_path: Path, where: str, nodes: int, spares: int) -> None:
+def test_every_rank_ends_at_once(
+    chaos: Chaos, tmp_path: Path, where: str, nodes: int, spares: int
+) -> None:
     """With ``torn`` no arena is of use: the copies are."""
     options = torn(tmp_path, nodes, 7) | {"where": where}
     outcome = run(chaos, nodes=nodes, spares=spares, options=options)
@@ -155,7 +182,12 @@ def test_every_rank_ends_at_once(chaos: Chaos, tmp_path: Path, where: str, nodes
 
 
 def test_every_rank_is_killed_before_the_reduction(chaos: Chaos) -> None:
-    outcome = run(chaos, nodes=2, spares=0, faults=[Kill(rank=rank, at_step=7, phase="reduce") for rank in range(2)])
+    outcome = run(
+        chaos,
+        nodes=2,
+        spares=0,
+        faults=[Kill(rank=rank, at_step=7, phase="reduce") for rank in range(2)],
+    )
     assert set(restored(outcome)) == {7}, outcome.directory
     assert repeated(outcome) == []
 
@@ -176,7 +208,9 @@ def test_some_are_a_step_ahead(chaos: Chaos, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
-def test_every_process_that_has_torch_is_killed(chaos: Chaos, tmp_path: Path, transport: str) -> None:
+def test_every_process_that_has_torch_is_killed(
+    chaos: Chaos, tmp_path: Path, transport: str
+) -> None:
     """Spares as well, at any moment."""
     outcome = haunted(chaos, tmp_path, Assassin(), transport=transport)
     assert len(repeated(outcome)) <= 1, outcome.directory
@@ -260,9 +294,16 @@ class Vandal(Assassin):
 
 def test_a_copy_with_one_wrong_bit_is_never_loaded(chaos: Chaos, tmp_path: Path) -> None:
     """The newest copy, of the rank that was ahead, is tried first and set aside; the step before is restored."""
-    plan = {"spares": 0, "faults": [Kill(rank=0, at_step=8)], "options": one_ahead(tmp_path), "memory_copies": 2}
+    plan = {
+        "spares": 0,
+        "faults": [Kill(rank=0, at_step=8)],
+        "options": one_ahead(tmp_path),
+        "memory_copies": 2,
+    }
     outcome = run(chaos, watch=Vandal("node0", kills=False), **plan)
-    assert {record["source"] for record in journal(outcome, Event.QUARANTINED)} == {"memory of node0"}
+    assert {record["source"] for record in journal(outcome, Event.QUARANTINED)} == {
+        "memory of node0"
+    }
     sources = {record["source"] for record in journal(outcome, Event.RESTORED)}
     assert "memory of node1" in sources
     assert "memory of node0" not in sources
@@ -272,10 +313,18 @@ def test_a_copy_with_one_wrong_bit_is_never_loaded(chaos: Chaos, tmp_path: Path)
 @pytest.mark.promise("the loss of every rank that has the state together with every copy of it")
 def test_nothing_but_wrong_copies(chaos: Chaos, tmp_path: Path) -> None:
     """All are tried, none is loaded, and the run ends with the reason."""
-    plan: dict[str, Any] = {"nodes": 2, "spares": 0, "steps": 20, "until": {"file": str(tmp_path / "never")}}
+    plan: dict[str, Any] = {
+        "nodes": 2,
+        "spares": 0,
+        "steps": 20,
+        "until": {"file": str(tmp_path / "never")},
+    }
     plan |= {"options": {"step_s": 0.01}, "deadline_s": DEADLINE_S}
     outcome = chaos.run(JOB, twin=False, check=False, watch=Vandal(), **plan)
-    reasons = ("every replica was lost", "could not be read from any rank that has it")  # whichever is found first
+    reasons = (
+        "every replica was lost",
+        "could not be read from any rank that has it",
+    )  # whichever is found first
     assert any(reason in outcome.reasons[0] for reason in reasons), outcome.directory
     assert journal(outcome, Event.QUARANTINED)
     assert not journal(outcome, Event.RESTORED)
@@ -292,7 +341,9 @@ def test_without_copies_torn_arenas_are_the_end(chaos: Chaos, tmp_path: Path) ->
 
 def test_without_copies_whole_arenas_are_enough(chaos: Chaos, tmp_path: Path) -> None:
     """Without a spare, which might copy the state of a rank that has not been killed yet."""
-    outcome = run(chaos, options=torn(tmp_path, 3, 7) | {"where": "forward"}, memory_copies=0, spares=0)
+    outcome = run(
+        chaos, options=torn(tmp_path, 3, 7) | {"where": "forward"}, memory_copies=0, spares=0
+    )
     assert set(restored(outcome)) == {7}, outcome.directory
 
 
@@ -304,7 +355,11 @@ AFFORDABLE: dict[str, Any] = {"copies": "affordable", "steps": 40}
 
 def interval_at(outcome: Outcome, generation: int) -> int:
     """One of so many commits was copied at the end of ``generation``."""
-    told = [record for record in journal(outcome, Event.COPY_INTERVAL) if record["generation"] == generation]
+    told = [
+        record
+        for record in journal(outcome, Event.COPY_INTERVAL)
+        if record["generation"] == generation
+    ]
     return int(told[-1]["every"])
 
 
@@ -316,10 +371,14 @@ def torn_at(outcome: Outcome) -> list[int]:
 @pytest.mark.slow(nodes=3)
 @pytest.mark.promise("at most k steps are computed again, with the same bits")
 @pytest.mark.parametrize(("nodes", "spares"), [(2, 0), (3, 1)])
-def test_every_rank_ends_in_one_update(chaos: Chaos, tmp_path: Path, nodes: int, spares: int) -> None:
+def test_every_rank_ends_in_one_update(
+    chaos: Chaos, tmp_path: Path, nodes: int, spares: int
+) -> None:
     """The steps since the newest copy are computed again, with the same bits."""
     options = torn(tmp_path, nodes, 24) | HEAVY
-    outcome = run(chaos, most_lost=math.inf, nodes=nodes, spares=spares, options=options, **AFFORDABLE)
+    outcome = run(
+        chaos, most_lost=math.inf, nodes=nodes, spares=spares, options=options, **AFFORDABLE
+    )
     assert torn_at(outcome) == nodes * [24]
     every = interval_at(outcome, 1)
     assert every > 1
@@ -328,7 +387,9 @@ def test_every_rank_ends_in_one_update(chaos: Chaos, tmp_path: Path, nodes: int,
     assert outcome.lost_steps < every
 
 
-@pytest.mark.promise("the death of any rank or node loses no committed step, without any copy", where="forward")
+@pytest.mark.promise(
+    "the death of any rank or node loses no committed step, without any copy", where="forward"
+)
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_every_rank_ends_outside_an_update(chaos: Chaos, tmp_path: Path, where: str) -> None:
     """No step is lost, however old the newest copy is: what the workers have left is whole."""
@@ -354,8 +415,12 @@ def test_a_world_of_one_rank_is_copied_in_each_step(chaos: Chaos, tmp_path: Path
     assert set(restored(outcome)) == {24}, outcome.directory
 
 
-@pytest.mark.promise("Where one did not, or its node is lost and nothing is known of it, no step may be lost")
-def test_steps_that_a_whole_state_would_have_saved_count_as_lost(chaos: Chaos, tmp_path: Path) -> None:
+@pytest.mark.promise(
+    "Where one did not, or its node is lost and nothing is known of it, no step may be lost"
+)
+def test_steps_that_a_whole_state_would_have_saved_count_as_lost(
+    chaos: Chaos, tmp_path: Path
+) -> None:
     """Ranks 1 and 2 end in their update. Rank 0 has left it, and is lost with its node: no copy excuses that."""
     options = {"fatal": {"5": [1, 2]}, "marker": str(tmp_path / "ended"), "ahead": 0} | HEAVY
     plan = {
@@ -394,8 +459,18 @@ class Descriptors(Assassin):
             with contextlib.suppress(FileNotFoundError):  # closed meanwhile
                 below = [pid for agent in agents for pid in children(agent)]
                 keepers = [pid for pid in below if process_name(pid) == process.NAME]
-                links = [link for keeper in keepers for link in Path(f"/proc/{keeper}/fd").iterdir()]
-                self.counts.append(len({link.stat().st_ino for link in links if "chaoskit-copy" in os.readlink(link)}))
+                links = [
+                    link for keeper in keepers for link in Path(f"/proc/{keeper}/fd").iterdir()
+                ]
+                self.counts.append(
+                    len(
+                        {
+                            link.stat().st_ino
+                            for link in links
+                            if "chaoskit-copy" in os.readlink(link)
+                        }
+                    )
+                )
 
 
 def test_two_nodes_keep_two_slots_each(chaos: Chaos, tmp_path: Path) -> None:
@@ -410,7 +485,12 @@ def test_two_nodes_keep_two_slots_each(chaos: Chaos, tmp_path: Path) -> None:
 def _commits(*lines: tuple[str, int, int]) -> list[Record]:
     """``lines``: worker, step and generation of each commit."""
     return [
-        Record(t_ns, worker, Event.COMMIT, {"step": step, "generation": generation, "loss": 1.0, "grad_sum": 1.0})
+        Record(
+            t_ns,
+            worker,
+            Event.COMMIT,
+            {"step": step, "generation": generation, "loss": 1.0, "grad_sum": 1.0},
+        )
         for t_ns, (worker, step, generation) in enumerate(lines)
     ]
 

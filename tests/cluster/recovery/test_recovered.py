@@ -20,7 +20,16 @@ from chaoskit.history.record import Metric, RunRecord, metrics_of
 from chaoskit.history.session import read, records_of
 from chaoskit.report.statistics import estimate_recovery
 from chaoskit.report.summary import recovery_sentence
-from chaoskit.runlog.outcome import COMPLETED, RECOVERED, Check, FaultRecord, Ledger, Outcome, Recovery, TestResult
+from chaoskit.runlog.outcome import (
+    COMPLETED,
+    RECOVERED,
+    Check,
+    FaultRecord,
+    Ledger,
+    Outcome,
+    Recovery,
+    TestResult,
+)
 from chaoskit.sla.language import parse
 from chaoskit.vocabulary import Verdict
 
@@ -79,10 +88,25 @@ def outcome(
     ("verdict", "check", "completed", "recovered"),
     [
         (Verdict.PASSED, Verdict.PASSED, Verdict.PASSED, True),
-        (Verdict.FAILED, Verdict.PASSED, Verdict.PASSED, True),  # its losses differ, or a property is violated
-        (Verdict.FAILED, Verdict.PASSED, Verdict.FAILED, True),  # it came back, and passed its deadline later
+        (
+            Verdict.FAILED,
+            Verdict.PASSED,
+            Verdict.PASSED,
+            True,
+        ),  # its losses differ, or a property is violated
+        (
+            Verdict.FAILED,
+            Verdict.PASSED,
+            Verdict.FAILED,
+            True,
+        ),  # it came back, and passed its deadline later
         (Verdict.FAILED, Verdict.FAILED, Verdict.FAILED, False),
-        (Verdict.FAILED, Verdict.UNKNOWN, Verdict.PASSED, None),  # the log of a command shows no step
+        (
+            Verdict.FAILED,
+            Verdict.UNKNOWN,
+            Verdict.PASSED,
+            None,
+        ),  # the log of a command shows no step
         (Verdict.PASSED, None, Verdict.PASSED, True),  # nothing was lost
         (Verdict.FAILED, None, Verdict.FAILED, False),
         (Verdict.FAILED, None, Verdict.PASSED, True),
@@ -100,7 +124,9 @@ def test_a_run_recovered_if_its_checks_of_recovery_passed(
 
 
 @pytest.mark.parametrize(
-    "limits", [{"within_s": 0.1}, {"within_s": 1.0, "bit_equal": True}], ids=["too slow", "not the twin's"]
+    "limits",
+    [{"within_s": 0.1}, {"within_s": 1.0, "bit_equal": True}],
+    ids=["too slow", "not the twin's"],
 )
 def test_a_run_has_not_recovered_if_assert_recovered_says_so(limits: dict[str, Any]) -> None:
     """The test has said what it takes for recovered. The run came back: what it took is measured all the same."""
@@ -116,12 +142,19 @@ def test_a_run_has_not_recovered_if_assert_recovered_says_so(limits: dict[str, A
 
 def test_a_history_counts_the_same_recoveries_as_a_report(tmp_path: Path) -> None:
     """The run failed for another reason, and its test wants it sooner: it came back all the same."""
-    runs = [outcome(Verdict.FAILED, seconds=0.5), outcome(Verdict.FAILED, Verdict.FAILED), outcome(Verdict.UNKNOWN)]
+    runs = [
+        outcome(Verdict.FAILED, seconds=0.5),
+        outcome(Verdict.FAILED, Verdict.FAILED),
+        outcome(Verdict.UNKNOWN),
+    ]
     with suppress(AssertionError):
         runs[0].assert_recovered(within_s=0.1)
     (tmp_path / FILE_NAME).write_text("{}")
     sources = Sources(root=tmp_path)
-    records = [records_of(msgspec.structs.replace(run, directory=str(tmp_path)), sources)[0] for run in runs]
+    records = [
+        records_of(msgspec.structs.replace(run, directory=str(tmp_path)), sources)[0]
+        for run in runs
+    ]
     stored = [msgspec.json.decode(msgspec.json.encode(run), type=RunRecord) for run in records]
     assert [record.came_back(run) for run in stored] == [True, False, False]
     assert estimate_recovery(runs).total.recoveries == len(samples_of(stored, record.RECOVERY)) == 1
@@ -147,7 +180,13 @@ def test_the_probability_counts_recoveries_and_failures_stand_beside_it() -> Non
         outcome(Verdict.UNKNOWN),
     ]
     total = estimate_recovery(runs).total
-    assert (total.recovered, total.tried, total.failed, total.unknown, total.runs) == (3, 4, 3, 1, 5)
+    assert (total.recovered, total.tried, total.failed, total.unknown, total.runs) == (
+        3,
+        4,
+        3,
+        1,
+        5,
+    )
     assert (total.recoveries, total.max_s) == (3, 0.3)
     assert recovery_sentence(total).startswith("recovered in 3 of 4 runs: 75 %")
     assert recovery_sentence(total).endswith("; 3 failed; 1 unknown")
@@ -192,7 +231,10 @@ def test_records_without_a_result_are_compared_by_their_verdict() -> None:
 
 def test_how_long_a_recovery_took_counts_also_where_the_run_failed_for_another_reason() -> None:
     lost = recorded(0.9, verdict=Verdict.FAILED)
-    assert samples_of([recorded(0.5), failed_otherwise(recovery_s=0.7), lost], record.RECOVERY) == [0.5, 0.7]
+    assert samples_of([recorded(0.5), failed_otherwise(recovery_s=0.7), lost], record.RECOVERY) == [
+        0.5,
+        0.7,
+    ]
 
 
 def test_lines_of_an_sla_count_recoveries_and_results() -> None:
@@ -200,7 +242,10 @@ def test_lines_of_an_sla_count_recoveries_and_results() -> None:
     assert parse("recovered", "always").holds(run) is True
     assert parse("passed", "always").holds(run) is False
     assert parse("recovery.p95 <= 1 s", "objectives").holds(run) is True
-    assert parse("recovery.p95 <= 1 s", "objectives").holds(recorded(0.7, verdict=Verdict.FAILED)) is False
+    assert (
+        parse("recovery.p95 <= 1 s", "objectives").holds(recorded(0.7, verdict=Verdict.FAILED))
+        is False
+    )
 
 
 # -- a session ----------------------------------------------------------------------------------------------------
@@ -233,7 +278,10 @@ def test_a_session_tells_recoveries_and_results_apart(pytester: pytest.Pytester)
     result.assert_outcomes(passed=1, failed=2)
     result.stdout.fnmatch_lines(["recovered in 2 of 3 runs: 66.67 %*; 2 failed"])
     runs = {run.title.partition("::")[2]: run for run in read(str(pytester.path / "history")).runs}
-    told = {name: (run.metrics["recovered"].value, run.metrics["passed"].value) for name, run in runs.items()}
+    told = {
+        name: (run.metrics["recovered"].value, run.metrics["passed"].value)
+        for name, run in runs.items()
+    }
     assert told == {"test_differs": (1.0, 0.0), "test_slow": (0.0, 0.0), "test_good": (1.0, 1.0)}
     assert [name for name, run in runs.items() if run.test_failed] == ["test_slow"]
     listed = pytester.run("chaoskit", "history", "list", "history", "--json")

@@ -37,7 +37,11 @@ def run(chaos: Chaos, job: str = PLAIN, **plan: Any) -> Outcome:
 
 def journal(outcome: Outcome, *events: Event) -> list[Record]:
     """The records of these events, in order of time."""
-    return [record for record in read_journals(Path(outcome.directory) / "journal") if record.event in events]
+    return [
+        record
+        for record in read_journals(Path(outcome.directory) / "journal")
+        if record.event in events
+    ]
 
 
 def worlds(outcome: Outcome) -> list[int]:
@@ -73,7 +77,9 @@ class Assassin:
     def alive(self) -> list[str]:
         """Members of the last plan whose processes live, by rank."""
         members = [member.worker for member in self.plans[-1].members] if self.plans else []
-        return [name for name in members if name not in self.victims and not is_ending(self.pids[name])]
+        return [
+            name for name in members if name not in self.victims and not is_ending(self.pids[name])
+        ]
 
     def kill(self, *workers: str) -> None:
         """SIGKILL these workers. All stand still first: the last one serves no state when the first one is gone."""
@@ -88,7 +94,9 @@ class Assassin:
 Act = Callable[[Assassin, Any], None]
 
 
-def assassinated(chaos: Chaos, act: Act, goal: Callable[[Assassin], bool], **plan: Any) -> tuple[Outcome, Assassin]:
+def assassinated(
+    chaos: Chaos, act: Act, goal: Callable[[Assassin], bool], **plan: Any
+) -> tuple[Outcome, Assassin]:
     """A run that ``act`` may kill at any moment, and that goes on until ``goal`` holds.
 
     It must pass every check but the one that no loss was unplanned.
@@ -99,10 +107,16 @@ def assassinated(chaos: Chaos, act: Act, goal: Callable[[Assassin], bool], **pla
         assassin(message)
         return goal(assassin)
 
-    flag = Flag(Path(tempfile.mkdtemp(prefix="goal-", dir=chaos.harness.directory)) / "reached", is_reached)
+    flag = Flag(
+        Path(tempfile.mkdtemp(prefix="goal-", dir=chaos.harness.directory)) / "reached", is_reached
+    )
     settings = {"check": False, "options": {"step_s": 0.02}} | plan
     outcome = run(chaos, watch=flag, until=flag.until, **settings)
-    problems = [check for check in outcome.checks if check.verdict != Verdict.PASSED and check.name != "no false alarm"]
+    problems = [
+        check
+        for check in outcome.checks
+        if check.verdict != Verdict.PASSED and check.name != "no false alarm"
+    ]
     assert not problems, outcome.directory
     return outcome, assassin
 
@@ -134,14 +148,22 @@ def test_a_kill_in_the_last_step(chaos: Chaos, phase: str, spares: int) -> None:
 
 def test_whoever_is_behind_at_the_end_was_not_cut_short(chaos: Chaos) -> None:
     """One rank commits the last step and returns, one is late and one is replaced: both take its state over."""
-    faults = [Straggle(rank=2, at_step=19, delay_ms=300.0, steps=1), Kill(rank=0, at_step=19, phase="optimizer")]
+    faults = [
+        Straggle(rank=2, at_step=19, delay_ms=300.0, steps=1),
+        Kill(rank=0, at_step=19, phase="optimizer"),
+    ]
     outcome = run(chaos, faults=faults, until={"spares": 1})
     assert journal(outcome, Event.RESTORED)
     assert {record["cut_short_by"] for record in journal(outcome, Event.FINISHED)} == {""}
 
 
 def test_two_kills_in_one_step(chaos: Chaos) -> None:
-    run(chaos, nodes=4, spares=2, faults=[Kill(rank=0, at_step=5, phase="optimizer"), Kill(rank=3, at_step=5)])
+    run(
+        chaos,
+        nodes=4,
+        spares=2,
+        faults=[Kill(rank=0, at_step=5, phase="optimizer"), Kill(rank=3, at_step=5)],
+    )
 
 
 @pytest.mark.promise(
@@ -162,11 +184,16 @@ def test_down_to_two_and_up_again_is_bit_equal(chaos: Chaos) -> None:
 @pytest.mark.parametrize("how", ["stop", "gil", "spin"])
 def test_a_hang_while_another_rank_dies(chaos: Chaos, how: str) -> None:
     """The rank that hangs stays in the old generation: it must be missed there."""
-    faults: list[Fault] = [Hang(rank=1, at_step=8, phase="backward", how=how), Kill(rank=2, at_step=8, phase="reduce")]
+    faults: list[Fault] = [
+        Hang(rank=1, at_step=8, phase="backward", how=how),
+        Kill(rank=2, at_step=8, phase="reduce"),
+    ]
     run(chaos, faults=faults, options={"step_s": 0.05})
 
 
-@pytest.mark.promise("it neither comes to the rendezvous nor leaves its old collective, for 2 s", how="spin")
+@pytest.mark.promise(
+    "it neither comes to the rendezvous nor leaves its old collective, for 2 s", how="spin"
+)
 @pytest.mark.parametrize("how", ["gil", "spin"])
 def test_a_hang_that_looks_like_waiting(chaos: Chaos, how: str) -> None:
     """Everybody waits in the reduction, one of them for nothing: it is found when it does not follow a new plan."""
@@ -188,10 +215,17 @@ def test_the_only_rank_hangs_while_a_fresh_one_waits(chaos: Chaos) -> None:
 
 @pytest.mark.promise("of a NaN it may, if the job's own code does not bear it", waits=False)
 @pytest.mark.parametrize(("waits", "cause"), [(False, "raised"), (True, "hung")])
-def test_a_job_that_does_not_bear_a_nan_is_no_false_alarm(chaos: Chaos, waits: bool, cause: str) -> None:
+def test_a_job_that_does_not_bear_a_nan_is_no_false_alarm(
+    chaos: Chaos, waits: bool, cause: str
+) -> None:
     """Its own code notices first, and its rank is lost for another reason than numbers."""
     fault = NaN(rank=1, at_step=8, parameter="weight", where="weight")
-    outcome = run(chaos, job="../../jobs/failing/troubled.py:vigilant", faults=[fault], options={"waits": waits})
+    outcome = run(
+        chaos,
+        job="../../jobs/failing/troubled.py:vigilant",
+        faults=[fault],
+        options={"waits": waits},
+    )
     assert [record["cause"] for record in journal(outcome, Event.DETECTED)] == [cause]
     assert [recovery.fault for recovery in outcome.recoveries] == [str(fault)]
 
@@ -228,7 +262,10 @@ def test_nan_on_every_rank_at_once_is_computed_again(chaos: Chaos) -> None:
 
 
 def test_an_audit_is_interrupted_by_a_kill(chaos: Chaos) -> None:
-    faults = [NaN(rank=1, at_step=6, parameter=LAST, sticky=True), Kill(rank=2, at_step=6, phase="reduce")]
+    faults = [
+        NaN(rank=1, at_step=6, parameter=LAST, sticky=True),
+        Kill(rank=2, at_step=6, phase="reduce"),
+    ]
     run(chaos, nodes=4, spares=2, faults=faults)
 
 
@@ -240,7 +277,9 @@ def test_a_bad_batch_is_skipped_and_nobody_blamed(chaos: Chaos, nodes: int, shar
     outcome = run(chaos, f"{JOBS}:bad_batches", **plan)
     assert [step for step, loss in enumerate(outcome.losses) if loss is None] == [4, 5, 9]
     assert outcome.ledger is not None
-    assert outcome.ledger.skipped == [f"step {step}: shards {shards} are not finite" for step, shards in bad.items()]
+    assert outcome.ledger.skipped == [
+        f"step {step}: shards {shards} are not finite" for step, shards in bad.items()
+    ]
 
 
 def test_ranks_of_different_age_agree_on_a_bad_batch(chaos: Chaos) -> None:
@@ -253,17 +292,23 @@ def test_ranks_of_different_age_agree_on_a_bad_batch(chaos: Chaos) -> None:
 @pytest.mark.parametrize(("policy", "audits"), [("stop", 1), ("retry", 4)])
 def test_a_bad_batch_ends_the_run_if_it_shall(chaos: Chaos, policy: str, audits: int) -> None:
     options = {"bad": {"4": [1]}}
-    outcome = run(chaos, f"{JOBS}:bad_batches", options=options, nonfinite=policy, twin=False, check=False)
+    outcome = run(
+        chaos, f"{JOBS}:bad_batches", options=options, nonfinite=policy, twin=False, check=False
+    )
     assert "step 4: shards [1] give non-finite gradients" in outcome.reasons[0]
     opened = journal(outcome, Event.ATTRIBUTED)
-    assert max(Counter(record.source for record in opened).values()) == audits  # whoever says so first ends the others
+    assert (
+        max(Counter(record.source for record in opened).values()) == audits
+    )  # whoever says so first ends the others
 
 
 @pytest.mark.parametrize("reduction", ["exact", "fast"])
 @pytest.mark.parametrize("shards", [3, 8])
 def test_a_sum_that_overflows_is_nobodys_fault(chaos: Chaos, shards: int, reduction: str) -> None:
     """Each shard's gradient is finite. Whether a rank's own sum overflows or only that of all, the batch is bad."""
-    outcome = run(chaos, f"{JOBS}:overflowing", options={"at_step": 5}, shards=shards, reduction=reduction)
+    outcome = run(
+        chaos, f"{JOBS}:overflowing", options={"at_step": 5}, shards=shards, reduction=reduction
+    )
     assert [step for step, loss in enumerate(outcome.losses) if loss is None] == [5]
     assert journal(outcome, Event.CORRUPT) == []
 
@@ -280,7 +325,12 @@ def test_a_sum_that_overflows_while_a_rank_dies_ends_the_run_if_it_shall(chaos: 
 def test_more_shards_than_bits_in_a_word(chaos: Chaos, reduction: str) -> None:
     """What auditors find does not have to fit into 64 bits, nor do the flags of what is not finite."""
     plan = {"nodes": 2, "shards": 96, "steps": 10, "reduction": reduction}
-    outcome = run(chaos, "../../jobs/failing/troubled.py:wide", options={"bad": {"4": list(range(96))}}, **plan)
+    outcome = run(
+        chaos,
+        "../../jobs/failing/troubled.py:wide",
+        options={"bad": {"4": list(range(96))}},
+        **plan,
+    )
     assert outcome.losses[4] is None
 
 
@@ -292,13 +342,18 @@ def test_more_shards_than_bits_in_a_word(chaos: Chaos, reduction: str) -> None:
     refuse=False,
 )
 @pytest.mark.parametrize("refuse", [False, True])
-def test_replacements_that_cannot_be_built_do_not_end_the_run(chaos: Chaos, tmp_path: Path, refuse: bool) -> None:
+def test_replacements_that_cannot_be_built_do_not_end_the_run(
+    chaos: Chaos, tmp_path: Path, refuse: bool
+) -> None:
     """They are started again, and spend none of the budget."""
     options = {"marker": str(tmp_path / "trained"), "failures": 4, "step_s": 0.03, "refuse": refuse}
     plan: dict[str, Any] = {"nodes": 2, "spares": 0, "until": {"world": 2}, "deadline_s": 120.0}
     plan |= {"max_failures": 2, "faults": [Kill(rank=1, at_step=6)]}
     outcome = run(chaos, f"{JOBS}:late_ones_fail", options=options, **plan, twin=False, check=False)
-    assert next(check.verdict for check in outcome.checks if check.name == "training completed") == Verdict.PASSED
+    assert (
+        next(check.verdict for check in outcome.checks if check.name == "training completed")
+        == Verdict.PASSED
+    )
     assert len(journal(outcome, Event.FAILED)) == 4
     assert worlds(outcome)[-1] == 2
 
@@ -325,7 +380,16 @@ def test_fresh_interpreters_instead_of_forks(chaos: Chaos) -> None:
             commands.add(Path(f"/proc/{message.endpoint.pid}/cmdline").read_bytes().split(b"\0")[1])
 
     kill = Kill(rank=1, at_step=6)
-    run(chaos, nodes=2, spares=0, fork=False, faults=[kill], twin=False, deadline_s=120.0, watch=look)
+    run(
+        chaos,
+        nodes=2,
+        spares=0,
+        fork=False,
+        faults=[kill],
+        twin=False,
+        deadline_s=120.0,
+        watch=look,
+    )
     assert commands == {b"-c"}, "a fork has the command line of the supervisor, python -m"
 
 
@@ -341,14 +405,20 @@ def test_all_but_one_at_once(chaos: Chaos, spares: int) -> None:
             assassin.kill(*assassin.alive[1:])
 
     plan = {"nodes": 4, "spares": spares, "shards": 6}
-    outcome, assassin = assassinated(chaos, act, lambda assassin: is_whole_again(assassin, 4), **plan)
-    (survivor,) = {member.worker for member in assassin.plans[0].members}.difference(assassin.victims)
+    outcome, assassin = assassinated(
+        chaos, act, lambda assassin: is_whole_again(assassin, 4), **plan
+    )
+    (survivor,) = {member.worker for member in assassin.plans[0].members}.difference(
+        assassin.victims
+    )
     last = {member.worker for member in assassin.plans[-1].members}
     assert len(assassin.victims) == 3
     assert survivor in last
     assert len(last.difference(assassin.victims)) == worlds(outcome)[-1] == 4
     restored = journal(outcome, Event.RESTORED)
-    assert {record.source for record in restored} >= last - {survivor}, "no newcomer made up its state"
+    assert {record.source for record in restored} >= last - {survivor}, (
+        "no newcomer made up its state"
+    )
     if not spares:
         assert min(worlds(outcome)) == 1
 
@@ -361,7 +431,9 @@ def test_nobody_is_left(chaos: Chaos) -> None:
             assassin.kill(*assassin.alive)
 
     outcome, _ = assassinated(chaos, act, lambda assassin: is_whole_again(assassin, 2), nodes=2)
-    assert any(record["source"].startswith("memory of ") for record in journal(outcome, Event.RESTORED))
+    assert any(
+        record["source"].startswith("memory of ") for record in journal(outcome, Event.RESTORED)
+    )
     assert outcome.lost_steps == 0
 
 
@@ -373,9 +445,13 @@ def test_a_second_kill_while_a_plan_is_formed(chaos: Chaos) -> None:
             assassin.kill(assassin.alive[0])
         elif len(assassin.victims) == 1 and isinstance(message, Plan):
             old = {member.worker for member in assassin.plans[0].members}
-            assassin.kill(*[member.worker for member in message.members if member.worker not in old][:1])
+            assassin.kill(
+                *[member.worker for member in message.members if member.worker not in old][:1]
+            )
 
-    outcome, assassin = assassinated(chaos, act, lambda assassin: len(assassin.victims) == 2, spares=2)
+    outcome, assassin = assassinated(
+        chaos, act, lambda assassin: len(assassin.victims) == 2, spares=2
+    )
     assert len(assassin.victims) == 2, outcome.directory
 
 
@@ -404,7 +480,11 @@ def test_the_end_of_an_agent(chaos: Chaos) -> None:
             os.kill(_parent(zygote), signal.SIGKILL)
 
     outcome, assassin = assassinated(chaos, act, lambda assassin: is_whole_again(assassin, 3))
-    assert not [pid for name, pid in assassin.pids.items() if name.startswith("node0.") and not is_ending(pid)]
+    assert not [
+        pid
+        for name, pid in assassin.pids.items()
+        if name.startswith("node0.") and not is_ending(pid)
+    ]
     assert worlds(outcome)[-1] == 3
 
 
@@ -419,7 +499,10 @@ def _parent(pid: int) -> int:
 def test_random_kills(chaos: Chaos, seed: int) -> None:
     """At random moments and in quick succession, down to one rank that lives."""
     chance = random.Random(seed)
-    nodes, moments = chance.choice([2, 3, 4]), sorted(chance.randrange(1, 18) for _ in range(chance.choice([2, 3])))
+    nodes, moments = (
+        chance.choice([2, 3, 4]),
+        sorted(chance.randrange(1, 18) for _ in range(chance.choice([2, 3]))),
+    )
 
     def act(assassin: Assassin, message: Any) -> None:
         while moments and assassin.committed >= moments[0]:
@@ -440,7 +523,11 @@ def test_random_faults(chaos: Chaos, seed: int) -> None:
     nodes = chance.choice([3, 4])
     ranks, step = chance.sample(range(nodes), 2), chance.randrange(5, 14)
     faults = [_random_fault(chance, rank, step + chance.choice([0, 0, 1])) for rank in ranks]
-    plan = {"spares": chance.choice([1, 2]), "shards": chance.choice([nodes, 6, 8]), "buckets": chance.choice([1, 2])}
+    plan = {
+        "spares": chance.choice([1, 2]),
+        "shards": chance.choice([nodes, 6, 8]),
+        "buckets": chance.choice([1, 2]),
+    }
     outcome = run(chaos, nodes=nodes, faults=faults, options={"step_s": 0.02}, check=False, **plan)
     unmet = {check.verdict for check in outcome.checks} - {Verdict.PASSED}
     assert unmet <= {Verdict.UNKNOWN}, (faults, outcome.reasons)  # a fault may find its rank gone
@@ -452,6 +539,11 @@ def _random_fault(chance: random.Random, rank: int, step: int) -> Fault:
         Kill(rank=rank, at_step=step, phase=phase),
         Hang(rank=rank, at_step=step, phase="backward", how=chance.choice(["stop", "gil", "spin"])),
         Raise(rank=rank, at_step=step, phase=phase),
-        NaN(rank=rank, at_step=step, parameter=LAST, where=chance.choice(["weight", "gradient", "activation"])),
+        NaN(
+            rank=rank,
+            at_step=step,
+            parameter=LAST,
+            where=chance.choice(["weight", "gradient", "activation"]),
+        ),
     ]
     return chance.choice(kinds)

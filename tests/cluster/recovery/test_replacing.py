@@ -42,7 +42,9 @@ def lost(outcome: Outcome) -> list[Record]:
 
 
 @pytest.mark.promise("`node_replacements=2` has two of them replaced, whatever took them")
-@pytest.mark.parametrize("fault", [KillNode(rank=1, at_step=AT), KillAgent(rank=1, at_step=AT)], ids=str)
+@pytest.mark.parametrize(
+    "fault", [KillNode(rank=1, at_step=AT), KillAgent(rank=1, at_step=AT)], ids=str
+)
 def test_a_lost_node_is_replaced(chaos: Chaos, fault: Fault) -> None:
     """The new one has nothing in its memory, and takes part."""
     outcome = run(chaos, fault, replaces=1, node_replacements=1)
@@ -60,14 +62,18 @@ def test_a_silent_node_is_replaced_on_a_network_that_works(chaos: Chaos) -> None
 
 def test_no_more_are_replaced_than_the_run_says(chaos: Chaos) -> None:
     """Two nodes are lost, and one is replaced: the other node's rank starts on one of those that are there."""
-    outcome = run(chaos, Rack(rank=0, at_step=AT), replaces=1, nodes=4, rack_nodes=2, node_replacements=1)
+    outcome = run(
+        chaos, Rack(rank=0, at_step=AT), replaces=1, nodes=4, rack_nodes=2, node_replacements=1
+    )
     assert len(lost(outcome)) == 2
     assert len(replaced(outcome)) == 1
 
 
 def test_a_node_that_stands_still_is_not_replaced_and_comes_back(chaos: Chaos) -> None:
     """Something of it lives: another one under its name would be a second one. The reason is told once."""
-    outcome = run(chaos, FreezeNode(rank=1, at_step=AT, thaw_after_s=3.0), replaces=0, node_replacements=1)
+    outcome = run(
+        chaos, FreezeNode(rank=1, at_step=AT, thaw_after_s=3.0), replaces=0, node_replacements=1
+    )
     assert replaced(outcome) == []
     (failed,) = outcome.records(Event.REPLACEMENT_FAILED)
     assert "has processes still" in failed["reason"]
@@ -118,7 +124,9 @@ def test_one_whose_last_process_is_just_ending_is_replaced_at_once(tmp_path: Pat
     """Its agent has ended and its workers end with it: a pause that suits a machine that is off would cost steps."""
 
     async def story() -> None:
-        replacer = NodeReplacer(cast("Cluster", nodes), 1, Journal(tmp_path, "harness"), join_s=0.01)
+        replacer = NodeReplacer(
+            cast("Cluster", nodes), 1, Journal(tmp_path, "harness"), join_s=0.01
+        )
         replacer.hear(NodeLost("node1", "its connection closed"))
         async with asyncio.timeout(0.8):
             await nodes.again.wait()
@@ -131,9 +139,14 @@ def test_one_whose_last_process_is_just_ending_is_replaced_at_once(tmp_path: Pat
 def test_by_default_a_lost_node_stays_lost(chaos: Chaos) -> None:
     outcome = run(chaos, KillNode(rank=1, at_step=AT), replaces=0)
     assert replaced(outcome) == []
-    assert {member["node"] for member in outcome.records(Event.PLAN)[-1]["members"]} == {"node0", "node2"}
+    assert {member["node"] for member in outcome.records(Event.PLAN)[-1]["members"]} == {
+        "node0",
+        "node2",
+    }
 
 
 def test_a_fault_that_brings_a_node_is_refused_beside_it(chaos: Chaos) -> None:
     with pytest.raises(BadInput, match=r"node_replacements=1: .*ReplaceNode brings"):
-        chaos.run(STEADY, nodes=3, steps=20, faults=[ReplaceNode(rank=1, at_step=AT)], node_replacements=1)
+        chaos.run(
+            STEADY, nodes=3, steps=20, faults=[ReplaceNode(rank=1, at_step=AT)], node_replacements=1
+        )

@@ -41,20 +41,33 @@ def run(chaos: Any, *faults: Fault, **plan: Any) -> Outcome:
 
 def open_ended(goal: JournalFlag) -> dict[str, Any]:
     """Settings of a run that goes on until ``goal`` is reached."""
-    return {"steps": 20, "until": goal.until, "watch": goal, "options": TINY | {"schedule_steps": 40}}
+    return {
+        "steps": 20,
+        "until": goal.until,
+        "watch": goal,
+        "options": TINY | {"schedule_steps": 40},
+    }
 
 
 def events(outcome: Outcome, event: Event) -> list[Any]:
-    return [record for record in read_journals(Path(outcome.directory) / "journal") if record.event == event]
+    return [
+        record
+        for record in read_journals(Path(outcome.directory) / "journal")
+        if record.event == event
+    ]
 
 
-@pytest.mark.promise("A lost rank costs at most the last step; its piece of the state was copied to another node.")
+@pytest.mark.promise(
+    "A lost rank costs at most the last step; its piece of the state was copied to another node."
+)
 def test_a_lost_rank_costs_one_step_at_most_and_no_process(chaos: Any) -> None:
     outcome = run(chaos, Kill(rank=2, at_step=AT))
     outcome.assert_same_losses_as_twin()
     assert outcome.lost_steps <= 1
     entered = events(outcome, Event.ENTERED)
-    survivors = {record.source for record in entered if record["generation"] == 1 and record["rank"] != 2}
+    survivors = {
+        record.source for record in entered if record["generation"] == 1 and record["rank"] != 2
+    }
     again = {record.source for record in entered if record["generation"] == 2}
     assert survivors < again  # in the same processes
     assert len(again) == 4
@@ -88,10 +101,14 @@ def test_two_ranks_at_once(chaos: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.promise("As a rule a rank reads one piece, from its own node, straight into its tensors")
+@pytest.mark.promise(
+    "As a rule a rank reads one piece, from its own node, straight into its tensors"
+)
 def test_all_ranks_at_once_come_back_from_what_their_agents_have(chaos: Any) -> None:
     outcome = run(chaos, *(Kill(rank=rank, at_step=AT) for rank in range(4)), spares=0)
-    assert {record["source"] for record in events(outcome, Event.RESTORED)} == {f"memory of node{n}" for n in range(4)}
+    assert {record["source"] for record in events(outcome, Event.RESTORED)} == {
+        f"memory of node{n}" for n in range(4)
+    }
 
 
 @pytest.mark.slow
@@ -101,7 +118,9 @@ def test_without_a_spare_the_world_waits_for_a_replacement(chaos: Any) -> None:
     assert {point.world for point in outcome.steps} == {4}
 
 
-def test_a_world_that_may_not_wait_reads_the_pieces_in_another_cut_and_grows_again(chaos: Any) -> None:
+def test_a_world_that_may_not_wait_reads_the_pieces_in_another_cut_and_grows_again(
+    chaos: Any,
+) -> None:
     """Two ranks go on with the pieces of three, and take in the replacement when it is warm."""
     outcome = run(
         chaos,
@@ -142,11 +161,17 @@ def test_a_process_that_gets_nowhere_is_replaced(chaos: Any, resets: bool) -> No
     """The second rung of the ladder has a budget; the third one is a new process."""
     job = Path(__file__).parents[2] / "jobs" / "failing" / "shaky.py"
     options = {"resets": resets}
-    outcome = chaos.harness.run(str(job), nodes=2, spares=0, steps=20, options=options, entries_max=3, twin=False)
+    outcome = chaos.harness.run(
+        str(job), nodes=2, spares=0, steps=20, options=options, entries_max=3, twin=False
+    )
     assert len(outcome.steps) == 20
     assert outcome.reasons[0].startswith("no exception in the job: node1.0")  # no fault was planned
-    causes = [record["cause"] for record in events(outcome, Event.ENTERED) if record.source == "node1.0"]
-    assert 4 <= len(causes) <= 7  # the first one trained, and some count half where the other rank was faster
+    causes = [
+        record["cause"] for record in events(outcome, Event.ENTERED) if record.source == "node1.0"
+    ]
+    assert (
+        4 <= len(causes) <= 7
+    )  # the first one trained, and some count half where the other rank was faster
     assert len([cause for cause in causes[1:] if "fails for this process" in cause]) >= 3
     assert [record.source for record in events(outcome, Event.FAILED)] == ["node1.0"]
 
@@ -171,7 +196,9 @@ def test_a_rank_that_dies_while_a_nan_is_looked_into(chaos: Any, tmp_path: Path)
 )
 def test_who_stays_knows_the_operations_and_makes_up_no_weights(chaos: Any) -> None:
     job = Path(__file__).parents[2] / "jobs" / "training" / "entered_again.py"
-    outcome = chaos.run(str(job), nodes=4, spares=1, steps=20, faults=[Kill(rank=2, at_step=AT, phase="backward")])
+    outcome = chaos.run(
+        str(job), nodes=4, spares=1, steps=20, faults=[Kill(rank=2, at_step=AT, phase="backward")]
+    )
     outcome.assert_same_losses_as_twin()
     notes = {path.name: path.read_text() for path in Path(outcome.directory).rglob("* from step *")}
     again = {name: text for name, text in notes.items() if not name.endswith(" 0")}
@@ -186,8 +213,12 @@ def test_who_stays_knows_the_operations_and_makes_up_no_weights(chaos: Any) -> N
 def test_a_lost_nodes_piece_comes_from_its_partner(chaos: Any) -> None:
     outcome = run(chaos, KillNode(rank=2, at_step=AT))
     outcome.assert_same_losses_as_twin()
-    first = {record.source for record in events(outcome, Event.ENTERED) if record["generation"] == 1}
-    replacement = [record for record in events(outcome, Event.RESTORED) if record.source not in first]
+    first = {
+        record.source for record in events(outcome, Event.ENTERED) if record["generation"] == 1
+    }
+    replacement = [
+        record for record in events(outcome, Event.RESTORED) if record.source not in first
+    ]
     assert replacement
     assert all(record["source"].startswith("peer of ") for record in replacement)
     partners = {tuple(record["nodes"]) for record in events(outcome, Event.PROTECTED)}
@@ -213,13 +244,17 @@ def test_a_node_that_is_replaced_or_stands_still(chaos: Any, fault: Fault) -> No
 @pytest.mark.slow
 @pytest.mark.promise("else the bytes go over TCP, in the clear", fault=LoseNode(rank=2, at_step=AT))
 @pytest.mark.chaos(substrate="netns")
-@pytest.mark.parametrize("fault", [LoseNode(rank=2, at_step=AT), Cut(rank=2, at_step=AT, heal_after_s=1.0)])
+@pytest.mark.parametrize(
+    "fault", [LoseNode(rank=2, at_step=AT), Cut(rank=2, at_step=AT, heal_after_s=1.0)]
+)
 def test_copies_cross_a_network(chaos: Any, fault: Fault) -> None:
     run(chaos, fault).assert_same_losses_as_twin()
 
 
 def test_replicas_of_a_shard_are_copies_of_each_other(chaos: Any) -> None:
-    outcome = run(chaos, KillNode(rank=2, at_step=AT), options=TINY | {"replicas": 2}, memory_copies=0)
+    outcome = run(
+        chaos, KillNode(rank=2, at_step=AT), options=TINY | {"replicas": 2}, memory_copies=0
+    )
     pieces = {record["piece"] for record in events(outcome, Event.SEALED)}
     assert pieces == {0, 1}
 
@@ -243,7 +278,9 @@ def test_a_nan_is_never_committed(chaos: Any, where: str) -> None:
 
 def test_a_bit_of_a_gradient_is_flipped_where_a_rank_holds_it(chaos: Any) -> None:
     """The gradient of a sharded parameter is known to its hooks only when it is reduced."""
-    fault = BitFlip(rank=2, at_step=AT, phase="backward", parameter="head.weight", where="gradient", bit=3)
+    fault = BitFlip(
+        rank=2, at_step=AT, phase="backward", parameter="head.weight", where="gradient", bit=3
+    )
     outcome = run(chaos, fault, twin=False)
     assert outcome.faults[0].state == "confirmed"
     (told,) = events(outcome, Event.EVIDENCE)
@@ -259,7 +296,9 @@ def test_a_rank_that_always_computes_nans_is_told_from_a_bad_batch(chaos: Any) -
 
 
 @pytest.mark.slow
-@pytest.mark.promise("what stays with the rank is its fault, what goes with the shard is the batch's")
+@pytest.mark.promise(
+    "what stays with the rank is its fault, what goes with the shard is the batch's"
+)
 def test_a_bad_batch_is_skipped_whoever_computes_it(chaos: Any) -> None:
     outcome = run(chaos, BadBatch(at_step=AT, shard=1), twin=False)
     assert len(outcome.ledger.skipped) > 0

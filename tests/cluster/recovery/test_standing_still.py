@@ -20,7 +20,9 @@ FAULT_STEP = 6  # as in the job
 LIMIT_S = 3.0
 
 
-def run(chaos: Chaos, tmp_path: Path, *, ranks: int, where: str = "outside", job: str = JOB, **plan: Any) -> Outcome:
+def run(
+    chaos: Chaos, tmp_path: Path, *, ranks: int, where: str = "outside", job: str = JOB, **plan: Any
+) -> Outcome:
     """Run the job until the world has ``ranks`` ranks again. The unbroken run follows, and stands still nowhere."""
     marks = tmp_path / "marks"
     marks.mkdir()
@@ -35,7 +37,9 @@ def run(chaos: Chaos, tmp_path: Path, *, ranks: int, where: str = "outside", job
         "deadline_s": 60,
     } | plan
     outcome = chaos.run(job, options=options, check=False, **settings)
-    assert {file.name for file in marks.iterdir()} == {str(rank) for rank in range(ranks)}, "all stood still"
+    assert {file.name for file in marks.iterdir()} == {str(rank) for rank in range(ranks)}, (
+        "all stood still"
+    )
     return outcome
 
 
@@ -59,7 +63,9 @@ def test_all_ranks_stand_still(chaos: Chaos, tmp_path: Path, where: str) -> None
     """A spare takes the state over from one that stands still, and then waits for it."""
     outcome = run(chaos, tmp_path, ranks=2, spares=2, where=where)
     check_recovered(outcome, 2)
-    assert not any(plan.get("restore") for plan in outcome.records("plan")), "a member had the state all the time"
+    assert not any(plan.get("restore") for plan in outcome.records("plan")), (
+        "a member had the state all the time"
+    )
 
 
 def test_all_ranks_stand_still_and_no_spare_is_ready(chaos: Chaos, tmp_path: Path) -> None:
@@ -89,14 +95,18 @@ def test_a_sharded_job(chaos: Chaos, tmp_path: Path) -> None:
 
 
 def test_a_declared_phase_with_a_limit(chaos: Chaos, tmp_path: Path) -> None:
-    outcome = run(chaos, tmp_path, ranks=2, spares=2, where="long", long_limit_s=LIMIT_S, outside_limit_s=60.0)
+    outcome = run(
+        chaos, tmp_path, ranks=2, spares=2, where="long", long_limit_s=LIMIT_S, outside_limit_s=60.0
+    )
     check_recovered(outcome, 2)
 
 
 def test_a_declared_phase_has_no_limit_of_user_code(chaos: Chaos, tmp_path: Path) -> None:
     """All ranks are in it for longer than that, and go on."""
     options = {"for_s": 2.0}
-    outcome = run(chaos, tmp_path, ranks=2, spares=0, where="long", outside_limit_s=1.0, options=options)
+    outcome = run(
+        chaos, tmp_path, ranks=2, spares=0, where="long", outside_limit_s=1.0, options=options
+    )
     assert not outcome.records("detected")
     assert outcome.reasons == []
 
@@ -149,11 +159,15 @@ def state_of(pid: int) -> str:
 
 
 @pytest.mark.parametrize("below", ["", "ck-node0"], ids=["machine", "node"])
-def test_time_in_which_the_machine_stood_still_is_no_hang(chaos: Chaos, tmp_path: Path, below: str) -> None:
+def test_time_in_which_the_machine_stood_still_is_no_hang(
+    chaos: Chaos, tmp_path: Path, below: str
+) -> None:
     """The pause is longer than the limit of user code, and its rank has still something to do there afterwards."""
     pause = Pause(tmp_path / "marks" / "0", 1.2 * LIMIT_S, below)
     with pause:
-        outcome = run(chaos, tmp_path, ranks=1, spares=0, until=None, twin=False, options={"for_s": 2.0})
+        outcome = run(
+            chaos, tmp_path, ranks=1, spares=0, until=None, twin=False, options={"for_s": 2.0}
+        )
     assert pause.is_over
     assert outcome.records("detected") == []
     assert outcome.reasons == []

@@ -24,7 +24,15 @@ from chaoskit.process import linux
 from chaoskit.substrate.cluster.job_cluster import JobCluster
 from chaoskit.substrate.cluster.network import COORDINATOR
 from chaoskit.substrate.core import commands
-from chaoskit.substrate.core.actions import Action, BreakDisk, CapCpu, CapMemory, CapPids, CapWrites, Freeze
+from chaoskit.substrate.core.actions import (
+    Action,
+    BreakDisk,
+    CapCpu,
+    CapMemory,
+    CapPids,
+    CapWrites,
+    Freeze,
+)
 from chaoskit.substrate.core.processes import Process
 from chaoskit.substrate.core.traffic import Change, Degrade, between
 from chaoskit.substrate.docker import daemon as docker_daemon
@@ -35,7 +43,14 @@ from chaoskit.substrate.docker.substrate import DockerSubstrate
 from chaoskit.substrate.limits import capabilities
 from chaoskit.substrate.limits.cgroup import find_place
 from chaoskit.substrate.undo import ContainerEntry, RepairOutcome, UndoLog, sweep
-from chaoskit.substrate.undo.docker_janitor import HOST, OWNER, endpoint, labels, owner, remove_abandoned
+from chaoskit.substrate.undo.docker_janitor import (
+    HOST,
+    OWNER,
+    endpoint,
+    labels,
+    owner,
+    remove_abandoned,
+)
 from chaoskit.vocabulary import Event
 from chaoskit.wire.messages import WorkerReady
 from faults import Cut, Kill, Scale
@@ -132,7 +147,9 @@ def cluster(substrate: DockerSubstrate, runs: Path) -> Iterator[JobCluster]:
 def all_names() -> list[str]:
     client = docker_daemon.connect()
     try:
-        return [container.name for container in client.containers.list(all=True, ignore_removed=True)]
+        return [
+            container.name for container in client.containers.list(all=True, ignore_removed=True)
+        ]
     finally:
         client.close()
 
@@ -154,9 +171,13 @@ def receive(cluster: JobCluster, wanted: Callable[[Any], bool]) -> Any:
 def run_in(container: Container, code: str, *arguments: str) -> int:
     """Status of a piece of Python, run inside a container. The end of its output is not waited for: it may not come."""
     api = container.handle.client.api
-    execution = api.exec_create(container.handle.id, [container.recipe.python, "-c", code, *arguments])["Id"]
+    execution = api.exec_create(
+        container.handle.id, [container.recipe.python, "-c", code, *arguments]
+    )["Id"]
     api.exec_start(execution, detach=True)
-    wait_until(lambda: not api.exec_inspect(execution)["Running"], "the end of the command", limit_s=WAIT_S)
+    wait_until(
+        lambda: not api.exec_inspect(execution)["Running"], "the end of the command", limit_s=WAIT_S
+    )
     return int(api.exec_inspect(execution)["ExitCode"])
 
 
@@ -221,7 +242,9 @@ def test_every_node_is_a_container(substrate: DockerSubstrate, cluster: JobClust
 
 @pytest.mark.costly
 @needs_docker
-def test_containers_are_kept_warm_and_a_lost_one_is_replaced(substrate: DockerSubstrate, runs: Path) -> None:
+def test_containers_are_kept_warm_and_a_lost_one_is_replaced(
+    substrate: DockerSubstrate, runs: Path
+) -> None:
     """Containers are used again by the next run, but for one that has ended."""
     harness = Harness(substrate, runs)
 
@@ -235,7 +258,9 @@ def test_containers_are_kept_warm_and_a_lost_one_is_replaced(substrate: DockerSu
             twin=False,
             **RELAXED,
         )
-        assert (outcome.verdict, outcome.faults[0].state) == ("passed", "confirmed"), outcome.reasons
+        assert (outcome.verdict, outcome.faults[0].state) == ("passed", "confirmed"), (
+            outcome.reasons
+        )
         return {name: container.handle.id for name, container in substrate.containers.items()}
 
     first = run()
@@ -269,15 +294,19 @@ def test_a_world_grows_into_a_container(substrate: DockerSubstrate, runs: Path) 
     assert (outcome.verdict, outcome.faults[0].state) == ("passed", "confirmed"), outcome.reasons
     assert outcome.lost_steps == 0
     journals = read_journals(Path(outcome.directory) / "journal")
-    assert {record["world"] for record in journals if record.event == Event.COMMIT and record.source == "node2.0"} == {
-        3
-    }
+    assert {
+        record["world"]
+        for record in journals
+        if record.event == Event.COMMIT and record.source == "node2.0"
+    } == {3}
     assert not container_of(substrate, "node2").cold
 
 
 @pytest.mark.costly
 @needs_docker
-def test_a_node_that_is_provided_is_a_container_as_all_are(substrate: DockerSubstrate, runs: Path) -> None:
+def test_a_node_that_is_provided_is_a_container_as_all_are(
+    substrate: DockerSubstrate, runs: Path
+) -> None:
     """A node that is added to a run is a container in its network; there are no more than were planned."""
     job = resolve_job(TROUBLED, {"steps": 10**6, "step_s": 0.02})
     elastic = ElasticPolicy(min_replicas=2, max_replicas=3)
@@ -287,12 +316,16 @@ def test_a_node_that_is_provided_is_a_container_as_all_are(substrate: DockerSubs
         cluster.provide(2)
         assert cluster.nodes == ("node0", "node1")
         cluster.provide(3)
-        receive(cluster, lambda message: isinstance(message, WorkerReady) and message.node == "node2")
+        receive(
+            cluster, lambda message: isinstance(message, WorkerReady) and message.node == "node2"
+        )
         container = container_of(substrate, "node2")
         for process in cluster.node("node2"):
             assert container.handle.id in Path(f"/proc/{process.pid}/cgroup").read_text()
         assert min(cluster.round_trips_ms("node0", "node2")) > 0
-        with pytest.raises(HarnessError, match="made for 3 nodes, not for node3: raise maxReplicas"):
+        with pytest.raises(
+            HarnessError, match="made for 3 nodes, not for node3: raise maxReplicas"
+        ):
             cluster.provide(4)
     finally:
         cluster.end()
@@ -300,7 +333,9 @@ def test_a_node_that_is_provided_is_a_container_as_all_are(substrate: DockerSubs
 
 @pytest.mark.costly
 @needs_docker
-def test_nothing_of_a_run_stays_in_the_network_of_a_container(substrate: DockerSubstrate, runs: Path) -> None:
+def test_nothing_of_a_run_stays_in_the_network_of_a_container(
+    substrate: DockerSubstrate, runs: Path
+) -> None:
     """When a run has ended its link and the rules of a change that was not lifted are gone from its containers."""
     if reason := capabilities.delays():
         pytest.skip(reason)
@@ -311,7 +346,9 @@ def test_nothing_of_a_run_stays_in_the_network_of_a_container(substrate: DockerS
     inside = ["nsenter", f"--net=/proc/{container_of(substrate, 'node1').pid}/ns/net"]
     shown = commands.call([*inside, "ip", "-o", "link"]).stdout.decode()
     assert len(shown.splitlines()) == 1, shown
-    rules = commands.call([*inside, "iptables", "--table", "mangle", "--list-rules", "PREROUTING"]).stdout.decode()
+    rules = commands.call(
+        [*inside, "iptables", "--table", "mangle", "--list-rules", "PREROUTING"]
+    ).stdout.decode()
     assert "NFQUEUE" not in rules
 
 
@@ -342,14 +379,18 @@ def test_a_lost_node_is_gone_at_once_and_another_one_takes_its_name(
     assert pid != processes[0].pid
     record = cluster.run_directory / "coordinator.record"
     joined = '"NodeJoined","node":"node1"'
-    wait_until(lambda: record.read_text().count(joined) == 2, "the node that took the name", limit_s=WAIT_S)
+    wait_until(
+        lambda: record.read_text().count(joined) == 2, "the node that took the name", limit_s=WAIT_S
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.costly
 @pytest.mark.promise("A node is frozen by pausing, and limited by updating its container")
 @needs_docker
-def test_a_paused_node_stands_still_and_goes_on(substrate: DockerSubstrate, cluster: JobCluster) -> None:
+def test_a_paused_node_stands_still_and_goes_on(
+    substrate: DockerSubstrate, cluster: JobCluster
+) -> None:
     """Processes of a paused node do not run, and its container is used by no other run until it goes on."""
     container = container_of(substrate, "node1")
     frozen = cluster.apply("node1", Freeze())
@@ -404,15 +445,21 @@ def test_limits_bite_and_are_lifted(substrate: DockerSubstrate, cluster: JobClus
 
 @pytest.mark.costly
 @needs_docker
-def test_docker_says_which_container_ran_out_of_memory(substrate: DockerSubstrate, cluster: JobCluster) -> None:
+def test_docker_says_which_container_ran_out_of_memory(
+    substrate: DockerSubstrate, cluster: JobCluster
+) -> None:
     """When the kernel ends the first process of a container, all of it ends, and the count of the kernel with it."""
     container, agent = container_of(substrate, "node1"), cluster.node("node1")[0]
     receive(cluster, lambda message: isinstance(message, WorkerReady) and message.node == "node1")
     Path(f"/proc/{container.pid}/oom_score_adj").write_text("1000")
     limit = cluster.apply("node1", CapMemory(64 * MIB))
-    container.handle.exec_run([container.recipe.python, "-c", HOG.replace("1000", "0"), "256"], detach=True)
+    container.handle.exec_run(
+        [container.recipe.python, "-c", HOG.replace("1000", "0"), "256"], detach=True
+    )
     wait_until(lambda: not container.lives(), "the end of the container", limit_s=WAIT_S)
-    wait_until(lambda: container.state()["Status"] == "exited", "Docker to know of it", limit_s=WAIT_S)
+    wait_until(
+        lambda: container.state()["Status"] == "exited", "Docker to know of it", limit_s=WAIT_S
+    )
     assert container.state()["OOMKilled"]
     assert limit.shown() >= 1
     assert limit.lift()
@@ -429,7 +476,9 @@ def idle(client: Any) -> Iterator[Callable[..., Any]]:
 
     def make(name: str = "", **marks: str) -> Any:
         named = {"name": name} if name else {}
-        made.append(client.containers.create(image, ["true"], labels=marks, network_mode="none", **named))
+        made.append(
+            client.containers.create(image, ["true"], labels=marks, network_mode="none", **named)
+        )
         return made[-1]
 
     yield make
@@ -467,10 +516,16 @@ def test_only_containers_of_launchers_that_are_gone_are_removed(idle: Callable[.
 def test_an_entry_removes_only_what_bears_its_labels(idle: Callable[..., Any]) -> None:
     """A container that another tool has made under the same name stays."""
     foreign, other = idle(), idle(**{**labels(), OWNER: "1-1"})
-    places = [(foreign.name, endpoint()), (other.name, endpoint()), ("chaoskit-never-made", endpoint())]
+    places = [
+        (foreign.name, endpoint()),
+        (other.name, endpoint()),
+        ("chaoskit-never-made", endpoint()),
+    ]
     entries = [ContainerEntry(name, owner(), daemon) for name, daemon in places]
     assert [entry.undo() for entry in entries] == [RepairOutcome.NOTHING_LEFT] * 3
-    with pytest.raises(OSError, match="No such file"):  # a daemon that is away may have the container still
+    with pytest.raises(
+        OSError, match="No such file"
+    ):  # a daemon that is away may have the container still
         ContainerEntry(foreign.name, owner(), "/nowhere/docker").undo()
     assert {foreign.name, other.name} <= set(all_names())
 
@@ -486,7 +541,9 @@ def test_nothing_is_left_of_a_launcher_that_is_killed(
     foreign = idle()
     table = f"not_chaoskit_{os.getpid()}"
     commands.call(["nft", "add", "table", "inet", table])
-    place = find_place("freezer", Path("/proc/self/mounts").read_text(), Path("/proc/self/cgroup").read_text())
+    place = find_place(
+        "freezer", Path("/proc/self/mounts").read_text(), Path("/proc/self/cgroup").read_text()
+    )
     assert place is not None
     group = place.parent / f"not-chaoskit-{os.getpid()}"
     group.mkdir()
@@ -501,12 +558,18 @@ def test_nothing_is_left_of_a_launcher_that_is_killed(
         assert launcher.stdout is not None
         names = set(launcher.stdout.readline().split())
         pids = [int(pid) for pid in launcher.stdout.readline().split()]
-        assert len(names) == 3, "of the coordinator and of two nodes: no fault replaces a node, so none stands by"
+        assert len(names) == 3, (
+            "of the coordinator and of two nodes: no fault replaces a node, so none stands by"
+        )
         assert names <= set(all_names())
         assert sweep() == [], "its launcher lives"
         launcher.kill()
         launcher.wait()
-        wait_until(lambda: not names & set(all_names()), "the guard to remove the containers", limit_s=WAIT_S)
+        wait_until(
+            lambda: not names & set(all_names()),
+            "the guard to remove the containers",
+            limit_s=WAIT_S,
+        )
         wait_until(lambda: all(linux.is_ending(pid) for pid in pids), "the end of all processes")
         assert sweep() == []
         assert foreign.name in all_names()
@@ -526,7 +589,10 @@ def test_nothing_is_left_of_a_launcher_that_is_killed(
 def test_an_image_without_chaoskit_is_refused(client: Any, tmp_path: Path) -> None:
     """An image that is missing or lacks Python is bad input."""
     skeleton = docker_image.host_recipe(client).image
-    for image, remedy in (("chaoskit-no-such:image", "build or pull it first"), (skeleton, "use one with python3")):
+    for image, remedy in (
+        ("chaoskit-no-such:image", "build or pull it first"),
+        (skeleton, "use one with python3"),
+    ):
         substrate = DockerSubstrate(image)
         try:
             with pytest.raises(BadInput, match=remedy):
@@ -558,11 +624,17 @@ def test_the_same_skeleton_every_time() -> None:
 
 def test_a_directory_within_another_one_is_mounted_once(tmp_path: Path) -> None:
     """A directory within another one that is mounted needs no mount of its own."""
-    assert outermost([Path("/a/b"), Path("/a"), Path("/ab"), Path("/a/b/c")]) == [Path("/a"), Path("/ab")]
+    assert outermost([Path("/a/b"), Path("/a"), Path("/ab"), Path("/a/b/c")]) == [
+        Path("/a"),
+        Path("/ab"),
+    ]
     recipe = Recipe("image", "python", {}, read_only=frozenset({Path("/usr"), tmp_path}))
     assert recipe.with_directories([tmp_path / "job"], []) is recipe
     writing = recipe.with_directories([], [tmp_path / "runs"])
-    assert writing.with_directories([tmp_path / "runs" / "001"], [tmp_path / "runs" / "002"]) is writing
+    assert (
+        writing.with_directories([tmp_path / "runs" / "001"], [tmp_path / "runs" / "002"])
+        is writing
+    )
     assert {(mount["Target"], mount["ReadOnly"]) for mount in writing.mounts()} == {
         ("/usr", True),
         (str(tmp_path), True),
@@ -605,7 +677,9 @@ def test_where_there_is_no_daemon_a_test_is_skipped_visibly(
     result = pytester.runpytest_inprocess("-rs")
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["*substrate docker: no Docker daemon at /nowhere/docker.sock*"])
-    assert pytester.runpytest_inprocess("--chaos-substrate=docker").ret == pytest.ExitCode.USAGE_ERROR
+    assert (
+        pytester.runpytest_inprocess("--chaos-substrate=docker").ret == pytest.ExitCode.USAGE_ERROR
+    )
 
 
 def test_the_doctor_says_whether_there_is_a_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -622,4 +696,7 @@ def test_the_doctor_says_whether_there_is_a_daemon(monkeypatch: pytest.MonkeyPat
 def test_a_daemon_elsewhere_is_not_used(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon on another machine is not used."""
     monkeypatch.setenv("DOCKER_HOST", host)
-    assert docker_daemon.unavailable() == f"DOCKER_HOST={host}: the daemon must be on this machine, behind unix://"
+    assert (
+        docker_daemon.unavailable()
+        == f"DOCKER_HOST={host}: the daemon must be on this machine, behind unix://"
+    )

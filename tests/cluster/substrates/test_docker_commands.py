@@ -24,7 +24,13 @@ pytestmark = pytest.mark.chaos(substrate="docker")
 
 
 def run(chaos: Chaos, command: list[str], *faults: Fault, **plan: Any) -> Outcome:
-    settings: dict[str, Any] = {"watch": WATCH, "check": False, "twin": False, "nodes": 2, "deadline_s": DEADLINE_S}
+    settings: dict[str, Any] = {
+        "watch": WATCH,
+        "check": False,
+        "twin": False,
+        "nodes": 2,
+        "deadline_s": DEADLINE_S,
+    }
     return chaos.run(command=command, faults=faults, **settings | plan)
 
 
@@ -50,8 +56,15 @@ def test_every_node_is_a_container_that_finds_what_the_command_names(
     directory = Path(outcome.directory)
     addresses = []
     for number in range(2):
-        host, given, variable, where, place, _ = (directory / "log" / f"node{number}.log").read_text().splitlines()
-        assert (host, given, variable, where) == (f"node{number}", "found it", "by this test", str(tmp_path))
+        host, given, variable, where, place, _ = (
+            (directory / "log" / f"node{number}.log").read_text().splitlines()
+        )
+        assert (host, given, variable, where) == (
+            f"node{number}",
+            "found it",
+            "by this test",
+            str(tmp_path),
+        )
         rank, master, address = place.split()
         addresses.append(address)
         assert (rank, master) == (str(number), addresses[0])
@@ -70,11 +83,18 @@ def test_a_container_stands_still_and_another_one_is_lost_in_silence(chaos: Chao
     """The rank that is left waits for it in vain."""
     faults = FreezeNode(rank=0, at_step=5, thaw_after_s=2.5), LoseNode(rank=1, at_step=15)
     training = f"{sys.executable} {JOBS / 'training' / 'averaged.py'} 1000 0.02 15"
-    outcome = run(chaos, ["sh", "-c", f"RANK={{node_rank}} WORLD_SIZE={{nodes}} exec {training}"], *faults)
+    outcome = run(
+        chaos, ["sh", "-c", f"RANK={{node_rank}} WORLD_SIZE={{nodes}} exec {training}"], *faults
+    )
     assert check(outcome, "training completed").detail == "the command on node0 ended with status 1"
     assert [fault.state for fault in outcome.faults] == ["confirmed", "confirmed"]
-    assert re.search(r"[1-9]\d* packets from and to it were dropped", check(outcome, "evidence of LoseNode").detail)
-    again = run(chaos, ["sh", "-c", "echo step {node_rank}"])  # in another container where one was lost
+    assert re.search(
+        r"[1-9]\d* packets from and to it were dropped",
+        check(outcome, "evidence of LoseNode").detail,
+    )
+    again = run(
+        chaos, ["sh", "-c", "echo step {node_rank}"]
+    )  # in another container where one was lost
     assert again.verdict is Verdict.PASSED, again.reasons
 
 
@@ -85,5 +105,7 @@ def test_torchrun_in_two_containers_waits_out_a_cut(chaos: Chaos) -> None:
     fault = Cut(rank=1, at_step=5, heal_after_s=0.8)
     outcome = run(chaos, [*launcher, str(JOBS / "training" / "averaged.py"), "150", "0.02"], fault)
     assert outcome.verdict is Verdict.PASSED, outcome.reasons
-    assert re.search(r"the kernel has counted [1-9]\d* packets", check(outcome, "evidence of Cut").detail)
+    assert re.search(
+        r"the kernel has counted [1-9]\d* packets", check(outcome, "evidence of Cut").detail
+    )
     assert outcome.recovery.seconds >= 0.7

@@ -77,7 +77,13 @@ def test_ci_can_make_networks() -> None:
     """On CI none of these tests may be skipped unseen."""
     if os.environ.get("CI") != "true" or os.geteuid() != 0:
         pytest.skip("not on CI, or not as root")
-    assert capabilities.namespaces() == capabilities.rules() == capabilities.delays() == capabilities.rates() == ""
+    assert (
+        capabilities.namespaces()
+        == capabilities.rules()
+        == capabilities.delays()
+        == capabilities.rates()
+        == ""
+    )
 
 
 # -- networks -----------------------------------------------------------------------------------------------------
@@ -119,7 +125,9 @@ def test_a_link_that_is_wide_enough_holds_nothing_back(network: NamespaceNetwork
     """What passes within the rate is not counted."""
     if reason := capabilities.rates():
         pytest.skip(reason)
-    rate = network.impose(Narrow(bits_per_s=8e10, ways=between(["node1"], ["node2"]), stations=("node1",)))
+    rate = network.impose(
+        Narrow(bits_per_s=8e10, ways=between(["node1"], ["node2"]), stations=("node1",))
+    )
     assert len(network.round_trips_ms("node1", "node2", 5, LIMIT_S)) == 5
     assert rate.lift()
     assert rate.shown() == 0
@@ -200,7 +208,10 @@ def test_nothing_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
         wait_until(
             lambda: (
                 launcher.poll() is not None
-                or any("injected" in path.read_text() for path in tmp_path.glob("runs/*/journal/harness*"))
+                or any(
+                    "injected" in path.read_text()
+                    for path in tmp_path.glob("runs/*/journal/harness*")
+                )
             ),
             "the cut",
         )
@@ -211,7 +222,10 @@ def test_nothing_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
     finally:
         launcher.send_signal(signal.SIGKILL)
         launcher.wait()
-    wait_until(lambda: not [*holders(names), *filter(_is_ours, pids)], "the end of processes and namespaces")
+    wait_until(
+        lambda: not [*holders(names), *filter(_is_ours, pids)],
+        "the end of processes and namespaces",
+    )
 
 
 def _is_ours(pid: int) -> bool:
@@ -262,7 +276,12 @@ def test_an_ordinary_user_runs_it_in_a_user_namespace() -> None:
         os.chown(home, NOBODY, NOBODY)
         ran = subprocess.run(
             [*as_nobody(home), sys.executable, "-c", RUNNING, TROUBLED, str(home / "runs"), "60"],
-            env={**os.environ, "HOME": str(home), "TMPDIR": str(home), "XDG_STATE_HOME": str(home / "state")},
+            env={
+                **os.environ,
+                "HOME": str(home),
+                "TMPDIR": str(home),
+                "XDG_STATE_HOME": str(home / "state"),
+            },
             cwd="/",
             capture_output=True,
             text=True,

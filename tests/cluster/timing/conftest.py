@@ -24,7 +24,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         settings = {"detection": "production"} | (own.kwargs if own is not None else {})
         item.add_marker(pytest.mark.chaos(**settings), append=False)
         if hasattr(config, "workerinput"):
-            item.add_marker(pytest.mark.skip(reason="measures times: run this folder with --numprocesses 0"))
+            item.add_marker(
+                pytest.mark.skip(reason="measures times: run this folder with --numprocesses 0")
+            )
 
 
 @pytest.fixture
@@ -47,4 +49,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         busy = f"  busy: {found[BUSY]}" if found[BUSY] != "no" else ""
         terminalreporter.write_line(f"{took:>18}  {name}{busy}")
     unchecked = sum(found[BUSY] != "no" for _, found in measured)
-    terminalreporter.write_line(f"not checked because the machine was busy: {unchecked} of {len(measured)}")
+    terminalreporter.write_line(
+        f"not checked because the machine was busy: {unchecked} of {len(measured)}"
+    )

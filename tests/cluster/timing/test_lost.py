@@ -27,7 +27,9 @@ from faults import Cut, Delay, Fault, FreezeNode, Hang, Kill, Scale
 AT = 8
 
 
-def run(chaos: Chaos, *faults: Fault, nodes: int = 3, spares: int = 1, steps: int = 24, **plan: Any) -> Outcome:
+def run(
+    chaos: Chaos, *faults: Fault, nodes: int = 3, spares: int = 1, steps: int = 24, **plan: Any
+) -> Outcome:
     for fault in faults:
         if reason := fault.unavailable():
             pytest.skip(reason)
@@ -102,7 +104,9 @@ SLOW = "no report for 1 s, although the kernel of the node acknowledges"
 
 
 @pytest.mark.chaos(substrate="netns")
-def test_a_node_that_is_cut_off_is_lost_when_its_lease_ends(chaos: Chaos, stopwatch: Stopwatch) -> None:
+def test_a_node_that_is_cut_off_is_lost_when_its_lease_ends(
+    chaos: Chaos, stopwatch: Stopwatch
+) -> None:
     """Within as many beats as a lease has, 150 ms: its kernel acknowledges nothing."""
     outcome = run(chaos, Cut(rank=1, at_step=AT))
     assert lost(outcome)["cause"] == "node lost"
@@ -123,7 +127,9 @@ def test_a_node_that_stands_still_is_lost_in_a_second(chaos: Chaos, stopwatch: S
 
 def test_a_longer_lease_ends_later(chaos: Chaos, stopwatch: Stopwatch) -> None:
     """With thirty beats a node may be silent for 1490 ms: the lease is what decides, and not the silence."""
-    outcome = run(chaos, FreezeNode(rank=1, at_step=AT, thaw_after_s=4.0, how=FREEZER), lease_beats=30)
+    outcome = run(
+        chaos, FreezeNode(rank=1, at_step=AT, thaw_after_s=4.0, how=FREEZER), lease_beats=30
+    )
     assert lost(outcome)["cause"] == "node lost"
     stopwatch.within(1.7, struck(outcome), lost(outcome))
     assert lost(outcome).t_ns - struck(outcome).t_ns > 1.4e9
@@ -182,7 +188,9 @@ class AgentStop:
         return Record(self.stopped_ns, "test", "injected", {"rank": 1})
 
 
-@pytest.mark.parametrize("substrate", ["local", pytest.param("netns", marks=pytest.mark.chaos(substrate="netns"))])
+@pytest.mark.parametrize(
+    "substrate", ["local", pytest.param("netns", marks=pytest.mark.chaos(substrate="netns"))]
+)
 @pytest.mark.parametrize("for_s", [0.3, 0.5])
 def test_an_agent_that_is_slow_costs_its_node_nothing(
     chaos: Chaos, tmp_path: Path, substrate: str, for_s: float
@@ -197,7 +205,9 @@ def test_an_agent_that_is_slow_costs_its_node_nothing(
     assert_left_alone(outcome)
 
 
-def test_an_agent_that_is_stopped_for_good_is_missed(chaos: Chaos, stopwatch: Stopwatch, tmp_path: Path) -> None:
+def test_an_agent_that_is_stopped_for_good_is_missed(
+    chaos: Chaos, stopwatch: Stopwatch, tmp_path: Path
+) -> None:
     """However well its node's kernel acknowledges: a rank that cannot be ended, or told of a new plan, is no member."""
     stop = AgentStop(None)
     flag = Flag(tmp_path / "lost", stop)

@@ -20,7 +20,9 @@ from chaoskit.vocabulary import Phase, Verdict
 from chaoskit.wire.messages import Heartbeat, Plan
 from faults import Fault, Hang, Kill, Straggle
 
-LATE, PRINTING = (Path(__file__).parents[2] / "jobs" / name for name in ("failing/late.py", "logs/printing.py"))
+LATE, PRINTING = (
+    Path(__file__).parents[2] / "jobs" / name for name in ("failing/late.py", "logs/printing.py")
+)
 AT = 8
 HANG_S = 0.5  # RunConfig.hang_floor_ms
 FOLLOW_S = 2.0  # chaoskit.coordinator.detectors.muster.FOLLOW_S
@@ -49,7 +51,9 @@ def assert_left_alone(outcome: Outcome) -> None:
 
 
 @pytest.mark.parametrize("how", ["spin", "gil"])
-def test_a_rank_that_hangs_is_found_when_its_phase_is_too_old(chaos: Chaos, stopwatch: Stopwatch, how: str) -> None:
+def test_a_rank_that_hangs_is_found_when_its_phase_is_too_old(
+    chaos: Chaos, stopwatch: Stopwatch, how: str
+) -> None:
     """Its limit is the floor of 500 ms and some steps; a beat and a look later it is found. The next has more time."""
     outcome = run(chaos, Hang(rank=1, at_step=AT, how=how))
     (hang,), (found,) = struck(outcome), outcome.records("detected")
@@ -59,7 +63,9 @@ def test_a_rank_that_hangs_is_found_when_its_phase_is_too_old(chaos: Chaos, stop
     age_ms, limit_ms = int(told[2]), int(told[3])
     assert HANG_S * 1000 <= limit_ms <= age_ms
     assert (outcome.suspects, outcome.hang_limits_ms[told[1]] >= 2 * limit_ms - 1) == (1, True)
-    stopwatch.within(HANG_S + 1.0, hang, found)  # one that spins takes CPU time from those that look
+    stopwatch.within(
+        HANG_S + 1.0, hang, found
+    )  # one that spins takes CPU time from those that look
 
 
 def test_a_pause_whose_like_was_seen_before_is_left_alone(chaos: Chaos) -> None:
@@ -75,7 +81,9 @@ def test_a_pause_whose_like_was_seen_before_is_left_alone(chaos: Chaos) -> None:
 def test_a_rank_that_hangs_on_a_crowded_machine_is_found(chaos: Chaos) -> None:
     """The time for which it waits for a CPU does not count, but it hangs for longer than that."""
     with load():
-        outcome = run(chaos, Hang(rank=1, at_step=AT, how="gil"), job="gpt", nodes=4, options={"size": "tiny"})
+        outcome = run(
+            chaos, Hang(rank=1, at_step=AT, how="gil"), job="gpt", nodes=4, options={"size": "tiny"}
+        )
     assert losses(outcome) == [(1, "hung")]
     (hang,), (found,) = struck(outcome), outcome.records("detected")
     assert found.t_ns - hang.t_ns > HANG_S * 1e9
@@ -103,13 +111,18 @@ def test_steps_of_different_length_are_no_hangs(chaos: Chaos, job: str) -> None:
     assert_left_alone(outcome)
 
 
-def test_a_rank_that_is_late_within_the_limit_is_left_alone(chaos: Chaos, stopwatch: Stopwatch) -> None:
+def test_a_rank_that_is_late_within_the_limit_is_left_alone(
+    chaos: Chaos, stopwatch: Stopwatch
+) -> None:
     """Each phase of two steps begins late by more than half the limit; then the steps are as short as before."""
     outcome = run(chaos, Straggle(rank=1, at_step=AT, delay_ms=300, steps=2))
     assert_left_alone(outcome)
     assert min(point.seconds for point in outcome.steps[AT : AT + 2]) >= 0.6
     first, *_, last = outcome.records("commit")
-    assert stopwatch.is_busy(first, last) or max(point.seconds for point in outcome.steps[AT + 3 :]) < 0.3
+    assert (
+        stopwatch.is_busy(first, last)
+        or max(point.seconds for point in outcome.steps[AT + 3 :]) < 0.3
+    )
 
 
 @pytest.mark.skipif(bool(unavailable("cpu")), reason=unavailable("cpu"))
@@ -125,7 +138,9 @@ def test_a_rank_with_a_share_of_a_cpu_is_left_alone(chaos: Chaos) -> None:
 def waits_in_reduction(message: Any) -> bool:
     """Rank 1 has nothing to do but to wait for the others."""
     beats = message.beats if isinstance(message, Heartbeat) else ()
-    return any((beat.worker, beat.step, beat.phase) == ("node1.0", AT, Phase.REDUCE) for beat in beats)
+    return any(
+        (beat.worker, beat.step, beat.phase) == ("node1.0", AT, Phase.REDUCE) for beat in beats
+    )
 
 
 def grows(message: Any) -> bool:
@@ -133,11 +148,18 @@ def grows(message: Any) -> bool:
     return isinstance(message, Plan) and message.generation > 1 and len(message.members) == 3
 
 
-def test_a_rank_that_does_not_follow_a_plan_is_missed(chaos: Chaos, stopwatch: Stopwatch, tmp_path: Path) -> None:
+def test_a_rank_that_does_not_follow_a_plan_is_missed(
+    chaos: Chaos, stopwatch: Stopwatch, tmp_path: Path
+) -> None:
     """It holds the interpreter lock where it may wait as long as it likes. Then another rank dies, and it is due."""
     waits = Flag(tmp_path / "waits", waits_in_reduction)
     options = {"at_step": AT, "waits": waits.until["file"], "deaf": str(tmp_path / "deaf")}
-    plan = {"job": f"{LATE}:deaf_in_a_reduction", "options": options, "watch": waits, "check": False}
+    plan = {
+        "job": f"{LATE}:deaf_in_a_reduction",
+        "options": options,
+        "watch": waits,
+        "check": False,
+    }
     outcome = run(chaos, Kill(rank=2, at_step=AT, phase="forward"), **plan)
     problems = [check.name for check in outcome.checks if check.verdict != Verdict.PASSED]
     assert problems == ["no false alarm"], "nothing was injected into the rank that is deaf"
@@ -145,17 +167,29 @@ def test_a_rank_that_does_not_follow_a_plan_is_missed(chaos: Chaos, stopwatch: S
     assert killed["rank"] == 2
     assert killed["cause"] == "exited"
     assert (deaf["rank"], deaf["cause"]) == (1, "hung")
-    assert re.fullmatch(rf"reduce for \d+ ms, limit {FOLLOW_S * 1000:.0f} ms, while others wait", deaf["detail"])
-    (plan_record,) = [record for record in outcome.records("plan") if killed.t_ns < record.t_ns < deaf.t_ns]
+    assert re.fullmatch(
+        rf"reduce for \d+ ms, limit {FOLLOW_S * 1000:.0f} ms, while others wait", deaf["detail"]
+    )
+    (plan_record,) = [
+        record for record in outcome.records("plan") if killed.t_ns < record.t_ns < deaf.t_ns
+    ]
     assert deaf.t_ns - plan_record.t_ns > 0.9 * FOLLOW_S * 1e9
     stopwatch.within(FOLLOW_S + 0.5, plan_record, deaf)
 
 
-def test_a_rank_that_follows_a_plan_at_the_end_of_a_long_step_is_not_missed(chaos: Chaos, tmp_path: Path) -> None:
+def test_a_rank_that_follows_a_plan_at_the_end_of_a_long_step_is_not_missed(
+    chaos: Chaos, tmp_path: Path
+) -> None:
     """The world grows when the step is over. Until then a rank waits in it, for longer than it takes to follow."""
     planned = Flag(tmp_path / "planned", grows)
     options = {"full": 3, "planned": planned.until["file"], "seconds": 1.25 * FOLLOW_S}
-    plan = {"job": f"{LATE}:late_for_a_growth", "options": options, "watch": planned, "spares": 0, "steps": 20}
+    plan = {
+        "job": f"{LATE}:late_for_a_growth",
+        "options": options,
+        "watch": planned,
+        "spares": 0,
+        "steps": 20,
+    }
     outcome = run(chaos, Kill(rank=2, at_step=AT), **plan)
     (killed,) = outcome.records("detected")
     assert killed["rank"] == 2
@@ -167,7 +201,13 @@ def test_a_rank_that_follows_a_plan_at_the_end_of_a_long_step_is_not_missed(chao
 
 # -- stragglers ---------------------------------------------------------------------------------------------------
 
-PACED = {"job": "paced", "nodes": 4, "options": {"shard_s": 0.02}, "slow_limit": 3.0, "slow_steps": 10}
+PACED = {
+    "job": "paced",
+    "nodes": 4,
+    "options": {"shard_s": 0.02},
+    "slow_limit": 3.0,
+    "slow_steps": 10,
+}
 
 
 def test_a_straggler_is_told_and_replaced(chaos: Chaos, stopwatch: Stopwatch) -> None:
@@ -182,10 +222,14 @@ def test_a_straggler_is_told_and_replaced(chaos: Chaos, stopwatch: Stopwatch) ->
     stopwatch.within(3.2, fault, found)
 
 
-@pytest.mark.parametrize(("delay_ms", "steps"), [(12, 1000), (45, 8)], ids=["not slow enough", "not for long enough"])
+@pytest.mark.parametrize(
+    ("delay_ms", "steps"), [(12, 1000), (45, 8)], ids=["not slow enough", "not for long enough"]
+)
 def test_an_uneven_rank_is_not_replaced(chaos: Chaos, delay_ms: float, steps: int) -> None:
     """More than twice as slow for all steps, or five times for fewer steps than the limit."""
-    outcome = run(chaos, Straggle(rank=1, at_step=AT, delay_ms=delay_ms, steps=steps), steps=30, **PACED)
+    outcome = run(
+        chaos, Straggle(rank=1, at_step=AT, delay_ms=delay_ms, steps=steps), steps=30, **PACED
+    )
     assert_left_alone(outcome)
 
 

@@ -38,7 +38,8 @@ def test_a_loaded_machine_is_busy_and_still_shows_the_order() -> None:
     with BusyWatch() as watch, load():
         span_ns = int(SPAN_S * 1e9)
         now_ns = wait_until(
-            lambda: (now := time.monotonic_ns()) and watch.busy(now - span_ns, now) and now, "the load is seen"
+            lambda: (now := time.monotonic_ns()) and watch.busy(now - span_ns, now) and now,
+            "the load is seen",
         )
     watched = Stopwatch(watch, found.__setitem__)
     watched.within(0.0001, record(now_ns - span_ns), record(now_ns))

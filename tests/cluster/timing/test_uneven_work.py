@@ -29,7 +29,9 @@ def test_a_rank_at_half_speed_costs_its_share(chaos: Chaos, reduction: str) -> N
     assert first == [4, 4, 4, 4]
     assert second[1] <= 3, "two, where nothing else needs the CPUs"
     assert min(second[0], second[2], second[3]) >= 4
-    moved = [record["step"] for record in journal(outcome, Event.COMMIT) if record["generation"] == 2]
+    moved = [
+        record["step"] for record in journal(outcome, Event.COMMIT) if record["generation"] == 2
+    ]
     assert AT < min(moved) <= AT + 15, "ten on a quiet machine"
     assert outcome.false_alarms == 0
     assert outcome.lost_steps == 0
@@ -63,7 +65,13 @@ def test_a_rank_over_the_limit_is_replaced_by_a_spare_on_another_node(chaos: Cha
 
 def test_slow_input_is_told_from_slow_computation(chaos: Chaos) -> None:
     options = {"shard_s": SHARD_S, "read_s": 2 * SHARD_S}
-    outcome = run(chaos, job=f"{JOBS / 'training' / 'uneven.py'}:slow_input", options=options, slow_limit=2.0, spares=1)
+    outcome = run(
+        chaos,
+        job=f"{JOBS / 'training' / 'uneven.py'}:slow_input",
+        options=options,
+        slow_limit=2.0,
+        spares=1,
+    )
     told = journal(outcome, Event.STRAGGLER)
     assert [(record["rank"], record["kind"]) for record in told] == [(1, "input")]
     assert told[0]["score"] > 2

@@ -38,7 +38,10 @@ def save_until_killed(tier: DiskTier, elements: int, acknowledge: int) -> None:
     names = tier.snapshots().snapshots
     first = names[0].manifest.step + 1 if names else 0
     for step in range(first, first + MOST_SAVES):
-        tier.save(step, {"w": torch.full((elements,), step, dtype=torch.int32), "step": torch.tensor(step)})
+        tier.save(
+            step,
+            {"w": torch.full((elements,), step, dtype=torch.int32), "step": torch.tensor(step)},
+        )
         os.write(acknowledge, _ack.pack(step))
         tier.prune()
 
@@ -80,12 +83,18 @@ def one_life(root: Path, kind: str, chance: random.Random) -> dict[str, int | No
     """Start a process, let it die; what was drawn, the last step that it knew to be stored, and the signal."""
     reader, writer = os.pipe()
     progress_r, progress_w = os.pipe()
-    limit, saves, boundaries = chance.randint(1, 4 * SMALL + 1000), chance.randint(0, 1), chance.randrange(25)
+    limit, saves, boundaries = (
+        chance.randint(1, 4 * SMALL + 1000),
+        chance.randint(0, 1),
+        chance.randrange(25),
+    )
     pid = os.fork()
     if pid == 0:
         os.close(reader)
         os.close(progress_r)
-        hook = tell(progress_w) if kind in ("byte", "instant") else kill_at(kind, chance.randint(1, 3))
+        hook = (
+            tell(progress_w) if kind in ("byte", "instant") else kill_at(kind, chance.randint(1, 3))
+        )
         if kind == "byte":
             signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

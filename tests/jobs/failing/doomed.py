@@ -54,7 +54,9 @@ class Doom:
         """Does not return if this is the place."""
         trainer = self._trainer
         doomed = self._fatal.get(str(trainer.step), []) if trainer.took_part else []
-        doomed = [rank for rank in doomed if rank < trainer.world]  # after a loss not all are back yet
+        doomed = [
+            rank for rank in doomed if rank < trainer.world
+        ]  # after a loss not all are back yet
         if where != self._where or trainer.rank not in doomed or not self._is_first(trainer.rank):
             return
         if where == "torn":
@@ -73,17 +75,26 @@ class Doom:
         """
         trainer = self._trainer
         awaits = (
-            self._fatal and (self._where == "torn" or self._paced) and not (self._ahead is not None and self._struck())
+            self._fatal
+            and (self._where == "torn" or self._paced)
+            and not (self._ahead is not None and self._struck())
         )
         copies = trainer.config.memory_copies if awaits else 0
         waiting: Container[int] = range(min(copies, self._copies_awaited()))
         if self._copied is not None:
-            waiting = self._copied if str(trainer.step) in self._fatal and not self._file(trainer.rank).exists() else ()
+            waiting = (
+                self._copied
+                if str(trainer.step) in self._fatal and not self._file(trainer.rank).exists()
+                else ()
+            )
         if trainer.rank not in waiting or not trainer.took_part:
             return
         with trainer.long_phase("copy"):
             deadline_s = time.monotonic() + PATIENCE_S
-            while trainer._worker.board._slots[_COPIED] < trainer.step and time.monotonic() < deadline_s:
+            while (
+                trainer._worker.board._slots[_COPIED] < trainer.step
+                and time.monotonic() < deadline_s
+            ):
                 time.sleep(0.001)
 
     def _struck(self) -> bool:
@@ -92,7 +103,9 @@ class Doom:
         return any(marker.parent.glob(f"{marker.name}.[0-9]*"))
 
     def _copies_awaited(self) -> int:
-        return 1 if self._ahead is None else 2  # the first one may be that of the rank that is ahead
+        return (
+            1 if self._ahead is None else 2
+        )  # the first one may be that of the rank that is ahead
 
     def _begun(self, step: int) -> Path:
         return Path(f"{self._marker}.begun.{step}")
@@ -143,7 +156,9 @@ def train(
     torch.manual_seed(trainer.seed)
     model = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Dropout(0.1), nn.Linear(64, 1))
     if frozen_mb:
-        model.register_parameter("frozen", nn.Parameter(torch.zeros(frozen_mb * 2**18), requires_grad=False))
+        model.register_parameter(
+            "frozen", nn.Parameter(torch.zeros(frozen_mb * 2**18), requires_grad=False)
+        )
     doom = Doom(trainer, fatal, where, marker, ahead, copied, paced=frozen_mb > 0)
     optimizer = DoomedAdam([one for one in model.parameters() if one.requires_grad], doom)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.7)

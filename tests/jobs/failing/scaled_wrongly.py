@@ -13,7 +13,9 @@ troubled = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(troubled)
 
 
-def train(trainer: Any, *, steps: int, step_s: float = 0.0, until: dict[str, Any] | None = None) -> None:
+def train(
+    trainer: Any, *, steps: int, step_s: float = 0.0, until: dict[str, Any] | None = None
+) -> None:
     register = trainer.register
 
     def register_and_spoil(**registered: Any) -> None:

@@ -33,7 +33,12 @@ def train(trainer: Any, *, steps: int = 12, bad_step: int = 5, resets: bool = Fa
                         first.write_text(str(os.getpid()))
                     if first.read_text() == str(os.getpid()):
                         raise DistNetworkError("a link that fails for this process only")
-                if resets and trainer.rank == 0 and trainer.step == bad_step and _fails_again(journal, seen):
+                if (
+                    resets
+                    and trainer.rank == 0
+                    and trainer.step == bad_step
+                    and _fails_again(journal, seen)
+                ):
                     raise DistNetworkError("connection closed by peer")
 
 

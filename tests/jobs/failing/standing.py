@@ -18,7 +18,9 @@ FAULT_STEP = 6
 PAUSE_S = 0.01
 
 
-def train(trainer: Any, *, steps: int, marks: str, until: dict[str, Any] | None = None, **how: Any) -> None:
+def train(
+    trainer: Any, *, steps: int, marks: str, until: dict[str, Any] | None = None, **how: Any
+) -> None:
     """Train a small replicated model; ``how``: see :class:`Standstill`."""
     torch.manual_seed(trainer.seed)
     model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
@@ -26,7 +28,9 @@ def train(trainer: Any, *, steps: int, marks: str, until: dict[str, Any] | None 
     _train(trainer, model, Goal(trainer, steps, until), Standstill(trainer, Path(marks), **how))
 
 
-def sharded(trainer: Any, *, steps: int, marks: str, until: dict[str, Any] | None = None, **how: Any) -> None:
+def sharded(
+    trainer: Any, *, steps: int, marks: str, until: dict[str, Any] | None = None, **how: Any
+) -> None:
     """Train the same model, sharded over the ranks."""
     torch.manual_seed(trainer.seed)
     model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
@@ -57,7 +61,14 @@ class Standstill:
     """
 
     def __init__(
-        self, trainer: Any, marks: Path, *, where: str, ranks: int, for_s: float = 0.0, deaf: bool = False
+        self,
+        trainer: Any,
+        marks: Path,
+        *,
+        where: str,
+        ranks: int,
+        for_s: float = 0.0,
+        deaf: bool = False,
     ) -> None:
         self._trainer, self._marks = trainer, marks
         self._where, self._ranks, self._for_s, self._deaf = where, ranks, for_s, deaf

@@ -34,7 +34,9 @@ def train(trainer: Any, *, steps: int, bad_step: int = 0, marker: str = "") -> N
                 due = bad_step > 0 and trainer.step == bad_step and not Path(marker).exists()
                 visits += due
                 loss = model(shard.batch[0]).square().mean()
-                step.backward(loss * float("nan") if due and visits == 1 and trainer.rank == SUSPECT else loss)
+                step.backward(
+                    loss * float("nan") if due and visits == 1 and trainer.rank == SUSPECT else loss
+                )
                 if due and visits == 2 and trainer.rank == DOOMED:
                     Path(marker).touch(exist_ok=False)
                     os.kill(os.getpid(), signal.SIGKILL)

@@ -44,7 +44,9 @@ def _train(
                 step.backward(model(shard.batch).square().mean() * inside(shard.index))
 
 
-def plain(trainer: Any, *, steps: int, step_s: float = 0.0, until: dict[str, Any] | None = None) -> None:
+def plain(
+    trainer: Any, *, steps: int, step_s: float = 0.0, until: dict[str, Any] | None = None
+) -> None:
     """Clips gradients, drops out, and changes its learning rate: all of it must survive."""
     _train(trainer, steps, step_s=lambda step: step_s, until=until)
 
@@ -66,7 +68,9 @@ def gives_up(trainer: Any) -> None:
             step.backward(model(shard.batch).square().mean())
 
 
-def chatty(trainer: Any, *, steps: int, step_s: float = 0.0, until: dict[str, Any] | None = None) -> None:
+def chatty(
+    trainer: Any, *, steps: int, step_s: float = 0.0, until: dict[str, Any] | None = None
+) -> None:
     """Each rank prints a long line before each step."""
 
     def outside() -> None:
@@ -75,7 +79,9 @@ def chatty(trainer: Any, *, steps: int, step_s: float = 0.0, until: dict[str, An
     _train(trainer, steps, outside=outside, step_s=lambda step: step_s, until=until)
 
 
-def bad_batches(trainer: Any, *, steps: int, bad: dict[str, list[int]], value: float | None = None) -> None:
+def bad_batches(
+    trainer: Any, *, steps: int, bad: dict[str, list[int]], value: float | None = None
+) -> None:
     """The loss of the shards ``bad[step]`` is not finite, whoever computes it."""
 
     def inside(shard: int) -> float:
@@ -125,7 +131,9 @@ def slow_to_leave(trainer: Any, *, steps: int, until: dict[str, Any] | None = No
     """The last rank is busy in its own code when it is to leave, until long after the others have met."""
 
     def outside() -> None:
-        time.sleep(5.0 if trainer.elastic_event_detected() and trainer.rank == trainer.world - 1 else 0.0)
+        time.sleep(
+            5.0 if trainer.elastic_event_detected() and trainer.rank == trainer.world - 1 else 0.0
+        )
 
     _train(trainer, steps, outside=outside, step_s=lambda step: 0.02, until=until)
 
@@ -188,7 +196,9 @@ def late_ones_fail(
     _train(trainer, steps, outside=outside, step_s=lambda step: step_s, until=until)
 
 
-def babbling(trainer: Any, *, steps: int, step_s: float, marker: str, until: dict[str, Any] | None = None) -> None:
+def babbling(
+    trainer: Any, *, steps: int, step_s: float, marker: str, until: dict[str, Any] | None = None
+) -> None:
     """At one step, rank 1 writes nonsense to every descriptor that it has inherited; once."""
 
     def outside() -> None:

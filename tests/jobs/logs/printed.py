@@ -43,7 +43,9 @@ class Bar:
     def draw(self) -> None:
         self.drawn_s = time.monotonic()
         share = self.at * 100 // self.total
-        write(f"\rtrain: {share:3d}%|{'█' * (share // 10):10s}| {self.at}/{self.total} [00:01<00:02{self.postfix}]")
+        write(
+            f"\rtrain: {share:3d}%|{'█' * (share // 10):10s}| {self.at}/{self.total} [00:01<00:02{self.postfix}]"
+        )
 
     def update(self, loss: str) -> None:
         self.at += 1
@@ -90,7 +92,9 @@ def main() -> None:
         elif how in ("epochs", "uneven"):
             write(f"epoch {step // 10} step {step % 10} loss {loss}\n")
         elif how == "colours":
-            write(f"\x1b[32m10:00:00\x1b[0m step \x1b[1;36m{step}\x1b[0m loss \x1b[33m{loss}\x1b[0m\n")
+            write(
+                f"\x1b[32m10:00:00\x1b[0m step \x1b[1;36m{step}\x1b[0m loss \x1b[33m{loss}\x1b[0m\n"
+            )
         elif how == "thousands":
             write(f"step {step + 985:,} loss {loss}\n")
         elif how == "abbreviated":

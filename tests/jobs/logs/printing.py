@@ -57,10 +57,14 @@ def train(
                 while trainer.step == hold_at and not Path(file).exists():
                     time.sleep(step_s)
                     if prints:
-                        print(f"step {trainer.step} loss {loss.item():.6f} took {step_s * 1000:.1f} ms, and waits")
+                        print(
+                            f"step {trainer.step} loss {loss.item():.6f} took {step_s * 1000:.1f} ms, and waits"
+                        )
                 if not prints:
                     continue
-                shown = math.nan if nan_from is not None and trainer.step >= nan_from else loss.item()
+                shown = (
+                    math.nan if nan_from is not None and trainer.step >= nan_from else loss.item()
+                )
                 took_ms = (time.monotonic() - begun_s) * 1000
                 print(f"step {trainer.step} loss {shown:.6f} took {took_ms:.1f} ms")
                 if trainer.step == stop_at:

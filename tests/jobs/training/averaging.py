@@ -32,7 +32,12 @@ class Ends:
     """
 
     def __init__(
-        self, trainer: Any, fatal: dict[str, list[int]], revisited: dict[str, list[int]], place: str, marks: str
+        self,
+        trainer: Any,
+        fatal: dict[str, list[int]],
+        revisited: dict[str, list[int]],
+        place: str,
+        marks: str,
     ) -> None:
         self._trainer, self._place, self._marks = trainer, place, marks
         self._visits = [fatal, revisited]

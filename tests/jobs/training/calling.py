@@ -20,7 +20,9 @@ from chaoskit import Trainer
 from chaoskit.fixtures.jobs.goal import Goal
 
 _CHANCE = torch.Generator().manual_seed(0)
-DATA = TensorDataset(torch.randn(64, 8, generator=_CHANCE), torch.randint(0, 4, (64,), generator=_CHANCE))
+DATA = TensorDataset(
+    torch.randn(64, 8, generator=_CHANCE), torch.randint(0, 4, (64,), generator=_CHANCE)
+)
 SHARDS = 5  # of the evaluation: more than ranks, and no multiple of them
 FAULT_STEP = 6
 
@@ -43,7 +45,11 @@ class Trouble:
 
     def reach(self, where: str) -> None:
         trainer = self._trainer
-        if (where, trainer.rank, trainer.step) != (self._where, 1, FAULT_STEP) or self._once.exists():
+        if (where, trainer.rank, trainer.step) != (
+            self._where,
+            1,
+            FAULT_STEP,
+        ) or self._once.exists():
             return
         self._once.touch()
         if self._act == "kill":
@@ -105,7 +111,9 @@ def train_and_call(
         call_and_note(trainer, model, notes, trouble)
 
 
-def sharded_final(trainer: Trainer, *, notes: str, steps: int, where: str = "", act: str = "kill") -> None:
+def sharded_final(
+    trainer: Trainer, *, notes: str, steps: int, where: str = "", act: str = "kill"
+) -> None:
     """The calls stand behind the loop: a final evaluation."""
     mesh = trainer.mesh()
     model = model_of(trainer)

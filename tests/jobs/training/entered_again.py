@@ -23,7 +23,9 @@ def train(trainer: Any, *, steps: int = 12) -> None:
 
     torch.manual_seed(trainer.seed)
     with torch.device("meta" if trainer.will_restore else "cpu"):
-        model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8, momentum=0.0), torch.nn.Linear(8, 8))
+        model = torch.nn.Sequential(
+            torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8, momentum=0.0), torch.nn.Linear(8, 8)
+        )
     fully_shard(model, mesh=trainer.mesh())
     if trainer.will_restore:
         model.to_empty(device="cpu")

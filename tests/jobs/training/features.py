@@ -17,7 +17,9 @@ IMAGES = torch.rand(96, 1, 4, 4, generator=torch.Generator().manual_seed(3))
 LABELS = (IMAGES.mean((1, 2, 3)) * 40).long() % 4
 PAIRS = torch.utils.data.TensorDataset(IMAGES, LABELS)
 BATCH = 16
-SCHEDULE_STEPS = 2000  # more than an open-ended run takes: the unbroken run must have the same schedule
+SCHEDULE_STEPS = (
+    2000  # more than an open-ended run takes: the unbroken run must have the same schedule
+)
 
 Loss = Callable[[Any], Tensor]
 Until = dict[str, Any] | None
@@ -104,7 +106,9 @@ def batchnorm(trainer: Any, *, steps: int, until: Until = None) -> None:
             model(IMAGES)
         model.train()
         if trainer.took_part and int(counting.calls) != trainer.step:
-            raise ValueError(f"{int(counting.calls)} calls are committed after {trainer.step} steps")
+            raise ValueError(
+                f"{int(counting.calls)} calls are committed after {trainer.step} steps"
+            )
 
     _loop(trainer, steps, until, _cross_entropy(model), before=evaluate)
 
@@ -127,7 +131,12 @@ def half(trainer: Any, *, steps: int, until: Until = None) -> None:
     torch.manual_seed(trainer.seed)
     model = _network().to(torch.bfloat16)
     trainer.register(model=model, optimizer=_sgd(model))
-    _loop(trainer, steps, until, lambda batch: F.cross_entropy(model(batch[0].bfloat16()).float(), batch[1]))
+    _loop(
+        trainer,
+        steps,
+        until,
+        lambda batch: F.cross_entropy(model(batch[0].bfloat16()).float(), batch[1]),
+    )
 
 
 def accumulation(trainer: Any, *, steps: int, until: Until = None) -> None:
@@ -158,9 +167,13 @@ def tied(trainer: Any, *, steps: int, until: Until = None) -> None:
 def frozen(trainer: Any, *, steps: int, until: Until = None) -> None:
     """The first layer never learns, the last one rests for a while: weight decay must not move it meanwhile."""
     torch.manual_seed(trainer.seed)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4)
+    )
     model[1].requires_grad_(False)
-    trainer.register(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1))
+    trainer.register(
+        model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+    )
     resting: list[Tensor] = []
 
     def before() -> None:
@@ -195,7 +208,9 @@ def experts(trainer: Any, *, steps: int, until: Until = None) -> None:
     torch.manual_seed(trainer.seed)
     model = Experts()
     untouched = model.experts[3].weight.detach().clone()
-    trainer.register(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.5))
+    trainer.register(
+        model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.5)
+    )
     _loop(trainer, steps, until, _cross_entropy(model))
     if not torch.equal(untouched, model.experts[3].weight):
         raise ValueError("an expert moved that no shard has chosen")

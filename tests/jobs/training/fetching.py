@@ -38,22 +38,30 @@ class Batches:
     def await_begun(self, count: int) -> None:
         """Wait until so many were."""
         with self._changed:
-            assert self._changed.wait_for(lambda: self._begun >= count, LIMIT_S), "the next batch is not fetched"
+            assert self._changed.wait_for(lambda: self._begun >= count, LIMIT_S), (
+                "the next batch is not fetched"
+            )
 
 
 def _rows(indices: Sequence[int]) -> Tensor:
     return ROWS[list(indices)]
 
 
-def _train(trainer: Any, model: nn.Module, steps: int, source: Source, *, prefetch: bool, waits: bool) -> None:
+def _train(
+    trainer: Any, model: nn.Module, steps: int, source: Source, *, prefetch: bool, waits: bool
+) -> None:
     """Train. ``waits``: within each shard until the batch of the next one is being fetched."""
-    trainer.register(model=model, optimizer=torch.optim.Adam(model.parameters(), lr=1e-2), clip_norm=0.5)
+    trainer.register(
+        model=model, optimizer=torch.optim.Adam(model.parameters(), lr=1e-2), clip_norm=0.5
+    )
     data, bodies = Batches(source), 0
     while trainer.step < steps:
         with trainer.transaction() as step:
             for shard in step.shards(data, batch_size=24, prefetch=prefetch):
                 bodies += 1
-                if waits and bodies > 1:  # the first may be a rehearsal, after which nothing is known to come
+                if (
+                    waits and bodies > 1
+                ):  # the first may be a rehearsal, after which nothing is known to come
                     data.await_begun(bodies + 1)
                 step.backward(model(shard.batch).square().mean())
 
@@ -89,4 +97,11 @@ def unreadable(trainer: Any, *, steps: int, first: int) -> None:
 
 def drawing(trainer: Any, *, steps: int) -> None:
     """Augments its samples with numbers from the generator that dropout uses."""
-    _train(trainer, _model(trainer), steps, lambda indices: _rows(indices) + torch.rand(4), prefetch=True, waits=False)
+    _train(
+        trainer,
+        _model(trainer),
+        steps,
+        lambda indices: _rows(indices) + torch.rand(4),
+        prefetch=True,
+        waits=False,
+    )

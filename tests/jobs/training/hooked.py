@@ -21,7 +21,9 @@ DATA = torch.arange(1024, dtype=torch.float32).view(256, 4) / 1024
 
 def tell(trainer: Any, what: str, **fields: Any) -> None:
     """One line in the log of this worker."""
-    print(json.dumps({"what": what, "at": trainer.step, "rank": trainer.rank, **fields}), flush=True)
+    print(
+        json.dumps({"what": what, "at": trainer.step, "rank": trainer.rank, **fields}), flush=True
+    )
 
 
 def sign_of(trainer: Any, world: int) -> Path:
@@ -29,7 +31,9 @@ def sign_of(trainer: Any, world: int) -> Path:
     return Path(trainer.disk).parent / f"step in a world of {world}"
 
 
-def name_hooks(trainer: Any, model: nn.Module, fails: str, takes_s: float, awaits_world: int = 0) -> None:
+def name_hooks(
+    trainer: Any, model: nn.Module, fails: str, takes_s: float, awaits_world: int = 0
+) -> None:
     """Name a hook of each kind, which tells of its calls.
 
     Args:
@@ -56,7 +60,11 @@ def name_hooks(trainer: Any, model: nn.Module, fails: str, takes_s: float, await
         torch.save(model.state_dict(), trainer.disk / "mine.pt")
         time.sleep(takes_s)
         deadline_s = time.monotonic() + PATIENCE_S
-        while awaits_world and not sign_of(trainer, awaits_world).exists() and time.monotonic() < deadline_s:
+        while (
+            awaits_world
+            and not sign_of(trainer, awaits_world).exists()
+            and time.monotonic() < deadline_s
+        ):
             time.sleep(0.005)
         tell(trainer, "said goodbye", others_went_on=sign_of(trainer, awaits_world).exists())
 

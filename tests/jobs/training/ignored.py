@@ -23,7 +23,9 @@ class Labelled:
         return torch.randn(8, generator=generator), torch.tensor(index % 4)
 
 
-def replicated(trainer: Any, *, steps: int, ignored: dict[str, list[int]], spoiled: int = -1) -> None:
+def replicated(
+    trainer: Any, *, steps: int, ignored: dict[str, list[int]], spoiled: int = -1
+) -> None:
     """The labels of the shards ``ignored[step]`` are ignored; the gradient of step ``spoiled`` is NaN, too."""
     _train(trainer, _model(trainer), steps, ignored, spoiled)
 
@@ -40,7 +42,9 @@ def _model(trainer: Any) -> nn.Module:
     return nn.Linear(8, 4)
 
 
-def _train(trainer: Any, model: nn.Module, steps: int, ignored: dict[str, list[int]], spoiled: int) -> None:
+def _train(
+    trainer: Any, model: nn.Module, steps: int, ignored: dict[str, list[int]], spoiled: int
+) -> None:
     trainer.register(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=0.01))
     while trainer.step < steps:
         with trainer.transaction() as step:

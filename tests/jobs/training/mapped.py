@@ -29,7 +29,9 @@ class Windows(torch.utils.data.Dataset[torch.Tensor]):
         return torch.from_numpy(self._windows[index].astype(np.float32))
 
 
-def train(trainer: Any, *, path: str, notes: str, steps: int, until: dict[str, Any] | None = None) -> None:
+def train(
+    trainer: Any, *, path: str, notes: str, steps: int, until: dict[str, Any] | None = None
+) -> None:
     """Notes what this worker read from the disk before it could train."""
     windows, read_bytes = Windows(path), read_all(path)
     with Path(notes).open("a") as file:

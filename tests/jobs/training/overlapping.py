@@ -72,7 +72,9 @@ def train(trainer: Any, *, steps: int, at_steps: list[int]) -> None:
                 while sent_bytes() < wanted and time.monotonic() < deadline_s:
                     time.sleep(0.002)
             if sent_bytes() < wanted:
-                raise RuntimeError(f"no bucket was sent during the backward pass of step {trainer.step}")
+                raise RuntimeError(
+                    f"no bucket was sent during the backward pass of step {trainer.step}"
+                )
 
         with trainer.transaction() as step:
             for shard in step.shards(DATA, batch_size=8):

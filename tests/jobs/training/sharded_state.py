@@ -87,7 +87,9 @@ def main() -> None:
     step = int(rest[0]) if rest else 1
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(world))
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(world)
+    )
     loading = act in ("load", "plain", "restore")
     model, optimizer = build(int(world), 0 if loading else step)
     state, told = state_of(model, optimizer), {}
@@ -118,13 +120,18 @@ def main() -> None:
         dcp.save(state, checkpoint_id=f"step-{step + 1}", storage_writer=writer)
     elif act == "restore":
         found = restore(state, disk=root)
-        told |= {"step": found and found.step, "lost": [one.name for one in found.lost] if found else []}
+        told |= {
+            "step": found and found.step,
+            "lost": [one.name for one in found.lost] if found else [],
+        }
     elif act == "load":
         dcp.load(state, storage_reader=SnapshotReader(root, step))
     else:
         dcp.load(state, checkpoint_id=max(Path(root).glob("step-*")))
     if loading:
-        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        set_state_dict(
+            model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        )
         loader = state["loader"]
         state = {**state_of(model, optimizer), "loader": loader}
     told["digest"] = digest(state)

@@ -102,8 +102,16 @@ def measured(
     def parts() -> tuple[float, float, float]:
         eased = sum(count < max(counts) for count in counts) > recovers_after > 0
         is_slow = not in_first_world.isdisjoint(slow)
-        more = late if is_slow and trainer.step >= from_step and not eased else dict.fromkeys(usual, 0.0)
-        return usual["compute"] + more["compute"], usual["input"] + more["input"], usual["wait"] + more["wait"]
+        more = (
+            late
+            if is_slow and trainer.step >= from_step and not eased
+            else dict.fromkeys(usual, 0.0)
+        )
+        return (
+            usual["compute"] + more["compute"],
+            usual["input"] + more["input"],
+            usual["wait"] + more["wait"],
+        )
 
     trainer._stopwatch._board = Measured(trainer._worker.board, parts)
     data = torch.arange(512, dtype=torch.float32).view(128, 4) / 512
@@ -113,7 +121,9 @@ def measured(
         with trainer.transaction() as step:
             goal.pace(0.02)
             for shard in step.shards(data, batch_size=48):
-                in_first_world.update({trainer.rank} if trainer._worker.board.generation == 1 else ())
+                in_first_world.update(
+                    {trainer.rank} if trainer._worker.board.generation == 1 else ()
+                )
                 count += trainer.took_part  # not in the rehearsal
                 step.backward(model(shard.batch).square().mean())
         counts.append(count)

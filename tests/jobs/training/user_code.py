@@ -18,7 +18,9 @@ from chaoskit.fixtures.jobs.goal import Goal
 from chaoskit.vocabulary import Phase
 
 _CHANCE = torch.Generator().manual_seed(0)
-DATA = TensorDataset(torch.randn(64, 8, generator=_CHANCE), torch.randint(0, 4, (64,), generator=_CHANCE))
+DATA = TensorDataset(
+    torch.randn(64, 8, generator=_CHANCE), torch.randint(0, 4, (64,), generator=_CHANCE)
+)
 Until = dict[str, Any] | None
 
 
@@ -103,7 +105,9 @@ def fails_in_backward(trainer: Trainer, *, steps: int, at_step: int, caught: str
                 failed.add(shard.index)
                 raise TimeoutError("this backward pass fails")
 
-        return cross_entropy(last(_Between.apply(torch.tanh(first(shard.batch[0])), fail)), shard.batch[1])
+        return cross_entropy(
+            last(_Between.apply(torch.tanh(first(shard.batch[0])), fail)), shard.batch[1]
+        )
 
     while trainer.step < steps:
         try:
@@ -122,7 +126,9 @@ def fails_in_backward(trainer: Trainer, *, steps: int, at_step: int, caught: str
 
 def _require_phase(trainer: Any, phase: Phase) -> None:
     if (shown := trainer._worker.board.phase) is not phase:
-        raise RuntimeError(f"code that may take its time is shown as {shown.label}, not as {phase.label}")
+        raise RuntimeError(
+            f"code that may take its time is shown as {shown.label}, not as {phase.label}"
+        )
 
 
 def note(trainer: Trainer, notes: str) -> None:

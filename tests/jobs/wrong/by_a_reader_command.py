@@ -14,7 +14,12 @@ from pathlib import Path
 _RANKS = 2
 _STARTS = 4
 _EVERY = 10
-_WAITS = [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"]  # ends with what holds its input
+_WAITS = [
+    sys.executable,
+    "-S",
+    "-c",
+    "import sys; sys.stdin.read()",
+]  # ends with what holds its input
 _LEAVES = [
     *_WAITS[:-1],
     f"import os; os.fork() and os._exit(0); {_WAITS[-1]}",
@@ -27,7 +32,10 @@ def launch(how: str) -> int:
     for start in range(_STARTS):
         started = 1 if how == "one_rank" and start else _RANKS
         ranks = [
-            subprocess.Popen([sys.executable, *sys.argv], env={**os.environ, "RANK": str(rank), "START": str(start)})
+            subprocess.Popen(
+                [sys.executable, *sys.argv],
+                env={**os.environ, "RANK": str(rank), "START": str(start)},
+            )
             for rank in range(started)
         ]
         if all_ended_well(ranks):

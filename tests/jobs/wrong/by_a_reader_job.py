@@ -23,13 +23,18 @@ def generation(trainer: Any) -> int:
     return trainer._formation.plan.generation if trainer._formation else 0
 
 
-def around_last_update(trainer: Any, steps: int, act: Callable[[Callable[[], None]], None], **when: bool) -> None:
+def around_last_update(
+    trainer: Any, steps: int, act: Callable[[Callable[[], None]], None], **when: bool
+) -> None:
     """Have ``act`` make the update of the last step. ``in_every_run``: also where nothing was lost."""
     replica = trainer.replica
     advance = replica.advance
 
     def update() -> None:
-        is_due = generation(trainer) > (0 if when.get("in_every_run") else 1) and replica.step == steps - 1
+        is_due = (
+            generation(trainer) > (0 if when.get("in_every_run") else 1)
+            and replica.step == steps - 1
+        )
         act(advance) if is_due else advance()
 
     replica.advance = update

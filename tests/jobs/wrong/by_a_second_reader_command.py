@@ -22,7 +22,12 @@ _EVERY = 10
 _BURST = 3
 _LINGERS_S = 1.0
 _LEFT_S = 0.5
-_WAITS = [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"]  # ends with what holds its input
+_WAITS = [
+    sys.executable,
+    "-S",
+    "-c",
+    "import sys; sys.stdin.read()",
+]  # ends with what holds its input
 
 
 def start(rank: int, number: int) -> subprocess.Popen[bytes]:

@@ -23,8 +23,15 @@ _SLOW_AT, _SLOW_S = 4, 0.3
 class Job:
     """What mistakes are made in: a trainer, what is registered with it, and its last step."""
 
-    def __init__(self, trainer: Any, optimizers: list[torch.optim.Optimizer], scheduler: Any, steps: int) -> None:
-        self.trainer, self.optimizers, self.scheduler, self.last = trainer, optimizers, scheduler, steps - 1
+    def __init__(
+        self, trainer: Any, optimizers: list[torch.optim.Optimizer], scheduler: Any, steps: int
+    ) -> None:
+        self.trainer, self.optimizers, self.scheduler, self.last = (
+            trainer,
+            optimizers,
+            scheduler,
+            steps - 1,
+        )
 
     @property
     def state(self) -> Any:
@@ -74,7 +81,9 @@ def schedule_when_recovered(job: Job) -> None:
 def schedule_unless_twin(job: Job) -> None:
     """Of a batch that follows the world: the twin is told its sizes."""
     is_twin = bool(job.trainer.config.follow.schedule)
-    job.after_last_update(job.set_schedule_back, lambda: generation(job.trainer) > 0 and not is_twin)
+    job.after_last_update(
+        job.set_schedule_back, lambda: generation(job.trainer) > 0 and not is_twin
+    )
 
 
 def schedule_always(job: Job) -> None:

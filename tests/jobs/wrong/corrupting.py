@@ -26,7 +26,14 @@ class Flip:
     """
 
     def __init__(
-        self, trainer: Any, where: str, rank: int, at_step: int, sticky: bool, marker: str, pause: int
+        self,
+        trainer: Any,
+        where: str,
+        rank: int,
+        at_step: int,
+        sticky: bool,
+        marker: str,
+        pause: int,
     ) -> None:
         self._trainer, self.where = trainer, where
         self._rank, self._at_step, self._sticky, self._marker = rank, at_step, sticky, marker
@@ -110,7 +117,10 @@ class Model(nn.Module):
 def _meet(trainer: Any, marker: str) -> None:
     """Wait for the other ranks, and for the file that the test makes."""
     Path(f"{marker}.rank{trainer.rank}").touch()
-    awaited = [Path(f"{marker}.ready"), *(Path(f"{marker}.rank{rank}") for rank in range(trainer.world))]
+    awaited = [
+        Path(f"{marker}.ready"),
+        *(Path(f"{marker}.rank{rank}") for rank in range(trainer.world)),
+    ]
     while not all(path.exists() for path in awaited):
         time.sleep(0.005)
 

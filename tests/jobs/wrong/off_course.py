@@ -67,7 +67,9 @@ def train(
         how: the mistake, in step ``at`` (-1: the last one), if there was a recovery before.
     """
     model = _model(trainer).to(getattr(torch, dtype))
-    trainer.register(model=model, optimizer=OPTIMIZERS[optimizer](model.parameters()), clip_norm=clip_norm)
+    trainer.register(
+        model=model, optimizer=OPTIMIZERS[optimizer](model.parameters()), clip_norm=clip_norm
+    )
     if trainer.worker != "reference":
         _watch(trainer, trainer.replica, how, at % steps)
     _learn(trainer, model, steps)

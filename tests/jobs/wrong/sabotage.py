@@ -31,7 +31,9 @@ def generation(trainer: Any) -> int:
     return trainer._formation.plan.generation if trainer._formation else 0
 
 
-def rewrite(trainer: Any, event: Event, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
+def rewrite(
+    trainer: Any, event: Event, change: Callable[[dict[str, Any]], dict[str, Any] | None]
+) -> None:
     """Have the process write other records of ``event``, or none."""
     journal = trainer._worker.journal
     write = journal.write
@@ -55,7 +57,11 @@ def skips_a_shard(trainer: Any) -> None:
     """Rank 1 does not contribute in one step; the others commit all the same."""
 
     def change(fields: dict[str, Any]) -> dict[str, Any]:
-        return fields | {"shards": [], "samples": []} if trainer.rank == 1 and fields["step"] == AT else fields
+        return (
+            fields | {"shards": [], "samples": []}
+            if trainer.rank == 1 and fields["step"] == AT
+            else fields
+        )
 
     rewrite(trainer, Event.REDUCE, change)
 
@@ -80,19 +86,24 @@ def takes_two_steps(trainer: Any) -> None:
 
 def samples_anew(trainer: Any) -> None:
     """After a recovery the data begins from the start."""
-    trainer._work.sampler = _sampler(trainer, lambda sampler, step, shard: sampler.samples(step - AT, shard))
+    trainer._work.sampler = _sampler(
+        trainer, lambda sampler, step, shard: sampler.samples(step - AT, shard)
+    )
 
 
 def deals_half_twice(trainer: Any) -> None:
     """After a recovery, of each two samples one is dealt twice, and the other one never."""
     trainer._work.sampler = _sampler(
-        trainer, lambda sampler, step, shard: [sample & ~1 for sample in sampler.samples(step, shard)]
+        trainer,
+        lambda sampler, step, shard: [sample & ~1 for sample in sampler.samples(step, shard)],
     )
 
 
 def shrinks_the_batch(trainer: Any) -> None:
     """After a recovery every shard has one sample less."""
-    trainer._work.sampler = _sampler(trainer, lambda sampler, step, shard: sampler.samples(step, shard)[:-1])
+    trainer._work.sampler = _sampler(
+        trainer, lambda sampler, step, shard: sampler.samples(step, shard)[:-1]
+    )
 
 
 def _sampler(trainer: Any, deal: Callable[[Any, int, int], list[int]]) -> Callable[[int, int], Any]:
@@ -104,7 +115,11 @@ def _sampler(trainer: Any, deal: Callable[[Any, int, int], list[int]]) -> Callab
 
         def samples(self, step: int, shard: int) -> list[int]:
             recovered = generation(trainer) > 1
-            return deal(self._sampler, step, shard) if recovered else self._sampler.samples(step, shard)
+            return (
+                deal(self._sampler, step, shard)
+                if recovered
+                else self._sampler.samples(step, shard)
+            )
 
     return Dealer
 
@@ -135,7 +150,9 @@ def trusts_any_copy(trainer: Any) -> None:
     """A copy with the wrong checksum is loaded all the same."""
     pull = trainer_module.pull
 
-    def careless(replica: Any, endpoint: Any, token: str, transport: str, sealed: str, **more: Any) -> Any:
+    def careless(
+        replica: Any, endpoint: Any, token: str, transport: str, sealed: str, **more: Any
+    ) -> Any:
         time.sleep(0.3 if sealed else 0.0)  # the vandal comes first
         try:
             return pull(replica, endpoint, token, transport, sealed, **more)
@@ -148,7 +165,9 @@ def trusts_any_copy(trainer: Any) -> None:
 def does_not_look_at_numbers(trainer: Any) -> None:
     """No sum is ever found to be infinite or no number."""
     reduce = trainer._work.reduce
-    trainer._work.reduce = lambda *given, **more: dataclasses.replace(reduce(*given, **more), finite=True)
+    trainer._work.reduce = lambda *given, **more: dataclasses.replace(
+        reduce(*given, **more), finite=True
+    )
 
 
 def does_not_compare(trainer: Any) -> None:
@@ -233,7 +252,9 @@ def believes_the_clock(trainer: Any) -> None:
 
 def is_slandered(trainer: Any) -> None:
     """Rank 1 really hangs in the step after the one in which a fault made it a little slow."""
-    trainer.delay_s = lambda: HUNG_S * (generation(trainer) == 1 and trainer.rank == 1 and trainer.step == AT)
+    trainer.delay_s = lambda: (
+        HUNG_S * (generation(trainer) == 1 and trainer.rank == 1 and trainer.step == AT)
+    )
 
 
 def evaluates(trainer: Any) -> None:
@@ -262,7 +283,9 @@ def skips_the_rehearsal(trainer: Any) -> None:
 
 def computes_otherwise(trainer: Any) -> None:
     """Each worker has its own numeric switches, and tells the coordinator that they are the usual ones."""
-    rewrite(trainer, Event.READY, lambda fields: fields | {"fingerprint": f"threads {fields['pid']}"})
+    rewrite(
+        trainer, Event.READY, lambda fields: fields | {"fingerprint": f"threads {fields['pid']}"}
+    )
 
 
 def commits_what_it_likes(trainer: Any) -> None:
@@ -276,7 +299,12 @@ def commits_what_it_likes(trainer: Any) -> None:
 
 
 def train(
-    trainer: Any, *, steps: int, how: str = "none", step_s: float = 0.02, until: dict[str, Any] | None = None
+    trainer: Any,
+    *,
+    steps: int,
+    how: str = "none",
+    step_s: float = 0.02,
+    until: dict[str, Any] | None = None,
 ) -> None:
     """Train faithfully, but for one of the functions above.
 

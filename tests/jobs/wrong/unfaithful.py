@@ -73,7 +73,11 @@ def long_batch(trainer: Any, *, steps: int) -> None:
 
 def loses_two(trainer: Any, *, steps: int, step_s: float = 0.02) -> None:
     """Survives any single loss, but goes wrong where two ranks are lost within one step."""
-    seen = {"step": -1, "world": 0, "before": 0}  # ``before``: when the last step was computed for the last time
+    seen = {
+        "step": -1,
+        "world": 0,
+        "before": 0,
+    }  # ``before``: when the last step was computed for the last time
 
     def noise() -> float:
         if seen["step"] != trainer.step:

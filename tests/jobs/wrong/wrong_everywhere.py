@@ -65,7 +65,9 @@ def deals_half_twice(trainer: Any) -> None:
 
 def ends_with_nan(trainer: Any) -> None:
     """A weight is no number after the last step, when nothing is computed from it any more."""
-    _at_the_end(trainer, lambda replica: replica.parameters[0].data.view(-1)[:1].fill_(float("nan")))
+    _at_the_end(
+        trainer, lambda replica: replica.parameters[0].data.view(-1)[:1].fill_(float("nan"))
+    )
 
 
 def forgets_momentum(trainer: Any) -> None:
@@ -97,9 +99,15 @@ def normalised() -> nn.Module:
 def train(trainer: Any, *, steps: int, how: str = "none", norm: bool = False) -> None:
     """Train; the mistake is installed in workers only: plain PyTorch has nothing that could make it."""
     torch.manual_seed(trainer.seed)
-    model = normalised() if norm else nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 1))
+    model = (
+        normalised()
+        if norm
+        else nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 1))
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    trainer.register(model=model, optimizer=optimizer, clip_norm=0.05 if how == "clips_twice" else None)
+    trainer.register(
+        model=model, optimizer=optimizer, clip_norm=0.05 if how == "clips_twice" else None
+    )
     if trainer.worker != "reference":
         globals()[how](trainer)
     while trainer.step < steps:

@@ -51,8 +51,12 @@ def unacknowledged_bytes(end: socket.socket) -> int:
 
 def cut(end: socket.socket) -> None:
     """Have the kernel drop every segment that comes for this end, before TCP sees it."""
-    program = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0))  # return 0: no byte of it is kept
-    end.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", 1, ctypes.addressof(program)))
+    program = ctypes.create_string_buffer(
+        struct.pack("=HBBI", 0x06, 0, 0, 0)
+    )  # return 0: no byte of it is kept
+    end.setsockopt(
+        socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", 1, ctypes.addressof(program))
+    )
 
 
 def heal(end: socket.socket) -> None:
@@ -97,7 +101,9 @@ def test_the_kernel_of_a_process_that_is_stopped_acknowledges() -> None:
             process.join()
 
 
-def test_a_kernel_that_nothing_reaches_does_not_acknowledge(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_a_kernel_that_nothing_reaches_does_not_acknowledge(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
     """Nothing comes back, however often it is asked; when it is reached again, the first of it is an answer."""
     mine, theirs = ends
     asked = Acknowledgements()
@@ -110,7 +116,9 @@ def test_a_kernel_that_nothing_reaches_does_not_acknowledge(ends: tuple[socket.s
     assert asked.take() == []
 
 
-def test_what_was_acknowledged_before_is_no_answer(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_what_was_acknowledged_before_is_no_answer(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
     """Only a segment that comes after the question is one."""
     mine, theirs = ends
     asked = Acknowledgements()
@@ -121,7 +129,9 @@ def test_what_was_acknowledged_before_is_no_answer(ends: tuple[socket.socket, so
     stays(lambda: asked.take() == [], "no answer", for_s=UNANSWERED_S)
 
 
-def test_what_was_sent_before_and_is_lost_hides_no_answer(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_what_was_sent_before_and_is_lost_hides_no_answer(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
     """The kernel says that something is missing, long before that is sent again."""
     mine, theirs = ends
     asked = Acknowledgements()
@@ -175,7 +185,9 @@ def test_what_is_no_tcp_gives_no_answer() -> None:
         assert asked.take() == []
 
 
-def test_a_kernel_that_does_not_count_segments_gives_no_answer(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_a_kernel_that_does_not_count_segments_gives_no_answer(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
     """Before Linux 4.6 the structure is shorter: all is as if nothing was acknowledged."""
 
     class Older:

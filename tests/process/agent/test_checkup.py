@@ -51,7 +51,10 @@ def test_a_job_on_gpus_finds_none_here(tmp_path: Path) -> None:
     """There is no driver, or no binding: a node of such a job is not fit."""
     hidden = "import sys; sys.modules['pynvml'] = None" + _WATCHES
     with subprocess.Popen(
-        [sys.executable, "-c", hidden, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", hidden, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -106,4 +109,6 @@ def test_a_gpu_that_gets_hot_from_its_work_is_not_taken_away() -> None:
     assert decide("n1", found).refused
     softened = decide("n1", map(while_it_trains, found))
     assert (softened.standing, len(softened.reasons)) == (Standing.WARNED, 5)
-    assert decide("n1", map(while_it_trains, gpu.judge(nvml.read(RecordedNvml("gsp_timeout")), Limits()))).refused
+    assert decide(
+        "n1", map(while_it_trains, gpu.judge(nvml.read(RecordedNvml("gsp_timeout")), Limits()))
+    ).refused

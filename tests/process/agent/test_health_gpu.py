@@ -24,7 +24,10 @@ LIMITS = Limits()
 def judged(recording: str, limits: Limits = LIMITS) -> dict[str, list[Finding]]:
     """Findings of a recording by severity, without those that only tell that there is nothing."""
     found = gpu.judge(nvml.read(RecordedNvml(recording)), limits)
-    return {severity: [one for one in found if one.severity == severity] for severity in ("ok", "warn", "bad")}
+    return {
+        severity: [one for one in found if one.severity == severity]
+        for severity in ("ok", "warn", "bad")
+    }
 
 
 def named(found: list[Finding]) -> set[tuple[str, float | str]]:
@@ -76,7 +79,10 @@ def test_errors_of_the_application_are_not_held_against_the_node() -> None:
     assert (found["warn"], found["bad"]) == ([], [])
     told = {one.value: one.detail for one in found["ok"] if one.what == "gpu0.xid"}
     assert set(told) == {13.0, 31.0, 43.0, 45.0}
-    assert told[45.0] == "cleanup after the application ended, 2 times: of the application, not of the node"
+    assert (
+        told[45.0]
+        == "cleanup after the application ended, 2 times: of the application, not of the node"
+    )
 
 
 def test_a_contained_error_is_a_warning_an_uncontained_one_is_not() -> None:
@@ -115,7 +121,9 @@ def test_link_and_firmware_errors_are_told_of_the_gpu_that_has_them() -> None:
 
 
 def test_no_gpu_is_no_error_unless_one_is_expected() -> None:
-    assert [one.severity for one in gpu.judge(nvml.read(RecordedNvml("no_driver")), LIMITS)] == ["ok"]
+    assert [one.severity for one in gpu.judge(nvml.read(RecordedNvml("no_driver")), LIMITS)] == [
+        "ok"
+    ]
     missed = gpu.judge(nvml.read(RecordedNvml("no_driver")), Limits(gpus_expected=8))
     assert [(one.what, one.severity) for one in missed] == [("gpu.count", "bad")]
     fewer = gpu.judge(nvml.read(RecordedNvml("h100_healthy")), Limits(gpus_expected=8))
@@ -129,13 +137,23 @@ def test_a_driver_that_does_not_work_is_bad_whatever_is_expected() -> None:
 
 def test_what_has_risen_since_the_last_reading_is_bad() -> None:
     """An aggregate counter may be old news; its rise is not."""
-    before = GpuReading(devices=(Device(index=0, uuid="a", ecc_uncorrected_aggregate=7, ecc_uncorrected_volatile=0),))
-    after = GpuReading(devices=(Device(index=0, uuid="a", ecc_uncorrected_aggregate=8, ecc_uncorrected_volatile=0),))
+    before = GpuReading(
+        devices=(
+            Device(index=0, uuid="a", ecc_uncorrected_aggregate=7, ecc_uncorrected_volatile=0),
+        )
+    )
+    after = GpuReading(
+        devices=(
+            Device(index=0, uuid="a", ecc_uncorrected_aggregate=8, ecc_uncorrected_volatile=0),
+        )
+    )
     risen = gpu.judge(after, LIMITS, before)
     assert [one.what for one in risen if one.severity == "bad"] == ["gpu0.ecc_uncorrected_risen"]
     assert not [one for one in gpu.judge(after, LIMITS, after) if one.severity == "bad"]
     other = GpuReading(devices=(msgspec.structs.replace(after.devices[0], uuid="b"),))
-    assert not [one for one in gpu.judge(other, LIMITS, before) if one.severity == "bad"], "another GPU, not a rise"
+    assert not [one for one in gpu.judge(other, LIMITS, before) if one.severity == "bad"], (
+        "another GPU, not a rise"
+    )
 
 
 def test_xids_belong_to_their_gpu_and_are_not_forgotten() -> None:
@@ -158,7 +176,9 @@ def test_every_xid_has_a_class_and_what_is_bad_a_remedy(number: int) -> None:
 
 
 def test_the_fatal_xids_are_bad_and_the_jobs_own_are_not() -> None:
-    assert {xid.classify(number).severity for number in (48, 64, 74, 79, 95, 119, 120, 140)} == {"bad"}
+    assert {xid.classify(number).severity for number in (48, 64, 74, 79, 95, 119, 120, 140)} == {
+        "bad"
+    }
     assert {xid.classify(number).severity for number in (63, 92, 94)} == {"warn"}
     assert {xid.classify(number).severity for number in (13, 31, 43, 45)} == {"ok"}
 
@@ -177,7 +197,9 @@ def test_through_the_real_binding(tmp_path: Path) -> None:
     (tmp_path / "xids").write_text("1 79\n0 31\n")
     code = "import msgspec; from chaoskit.health import nvml; print(msgspec.json.encode(nvml.read()).decode())"
     environment = stub_nvml.environment(tmp_path, tmp_path / "xids")
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    told = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
     reading = msgspec.convert(json.loads(told.stdout), GpuReading)
     assert reading == GpuReading(
         driver="570.00",

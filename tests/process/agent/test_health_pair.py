@@ -61,7 +61,9 @@ def test_several_test_at_once(server: PairServer) -> None:
     """Tests that overlap are all served."""
     readings: list[PairReading] = []
     threads = [
-        threading.Thread(target=lambda: readings.append(pair.read(server.address, TOKEN, stream_bytes=2**20)))
+        threading.Thread(
+            target=lambda: readings.append(pair.read(server.address, TOKEN, stream_bytes=2**20))
+        )
         for _ in range(4)
     ]
     for thread in threads:
@@ -139,7 +141,9 @@ class Relay:
         client, _ = self._listener.accept()
         client.settimeout(None)
         server = socket.create_connection(self._server)
-        self._threads.append(threading.Thread(target=self._hand_on, args=(server, client, False), daemon=True))
+        self._threads.append(
+            threading.Thread(target=self._hand_on, args=(server, client, False), daemon=True)
+        )
         self._threads[-1].start()
         self._hand_on(client, server, True)
 
@@ -183,7 +187,12 @@ def test_a_way_that_ends_in_the_middle_tells_what_was_measured_before(server: Pa
 
 
 GOOD = PairReading(
-    address="n:1", connect_ms=1.0, rtt_ms=(0.1, 0.2, 0.3), offset_ms=1.0, sent_mb_s=900.0, received_mb_s=900.0
+    address="n:1",
+    connect_ms=1.0,
+    rtt_ms=(0.1, 0.2, 0.3),
+    offset_ms=1.0,
+    sent_mb_s=900.0,
+    received_mb_s=900.0,
 )
 
 
@@ -220,7 +229,9 @@ def test_the_kernels_tell_how_good_the_way_is_whatever_the_processes_do(server: 
 
 def test_a_short_stream_over_a_long_way_is_not_taken_for_a_narrow_one() -> None:
     """256 KiB in a little more than five round trips."""
-    far = msgspec.structs.replace(GOOD, rtt_ms=(20.0,), path_ms=20.0, sent_mb_s=2.4, received_mb_s=2.4)
+    far = msgspec.structs.replace(
+        GOOD, rtt_ms=(20.0,), path_ms=20.0, sent_mb_s=2.4, received_mb_s=2.4
+    )
     assert wrong(pair.judge(pair.of_path(far, 2**18), LIMITS)) == {"pair.rtt_ms": "warn"}
     narrow = msgspec.structs.replace(GOOD, path_ms=0.1, sent_mb_s=2.4)
     assert wrong(pair.judge(pair.of_path(narrow, 2**18), LIMITS)) == {"pair.sent_mb_s": "bad"}

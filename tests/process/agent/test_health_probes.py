@@ -32,7 +32,9 @@ from chaoskit.substrate.undo import UndoLog
 
 LIMITS = Limits()
 #: However long a probe takes on a busy machine, it is no finding.
-PATIENT = Limits(disk_write_warn_ms=600_000.0, disk_write_max_ms=600_000.0, compute_warn_ms=600_000.0)
+PATIENT = Limits(
+    disk_write_warn_ms=600_000.0, disk_write_max_ms=600_000.0, compute_warn_ms=600_000.0
+)
 numbers = st.floats(allow_nan=False)
 
 
@@ -59,7 +61,11 @@ def test_a_limit_is_the_last_good_value(value: float, one: float, other: float) 
 
 
 def test_what_is_no_number_is_bad() -> None:
-    assert at_most("x", float("nan"), bad=1.0).severity == at_least("x", float("nan"), bad=1.0).severity == "bad"
+    assert (
+        at_most("x", float("nan"), bad=1.0).severity
+        == at_least("x", float("nan"), bad=1.0).severity
+        == "bad"
+    )
 
 
 def test_limits_are_set_by_name() -> None:
@@ -69,7 +75,9 @@ def test_limits_are_set_by_name() -> None:
     )
 
 
-@pytest.mark.parametrize("given", ["gpus=8", "gpus_expected", "gpus_expected=1.5", "clock_offset_max_ms=-1", "=", ""])
+@pytest.mark.parametrize(
+    "given", ["gpus=8", "gpus_expected", "gpus_expected=1.5", "clock_offset_max_ms=-1", "=", ""]
+)
 def test_what_is_no_limit_is_refused(given: str) -> None:
     with pytest.raises(BadInput):
         parse_limits([given])
@@ -78,7 +86,9 @@ def test_what_is_no_limit_is_refused(given: str) -> None:
 # -- clock --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("step_ms", "expected"), [(0.01, {}), (3600_000.0, {"clock.step_ms": "warn"})])
+@pytest.mark.parametrize(
+    ("step_ms", "expected"), [(0.01, {}), (3600_000.0, {"clock.step_ms": "warn"})]
+)
 def test_a_clock_that_is_set_is_worth_a_warning(step_ms: float, expected: dict[str, str]) -> None:
     assert wrong(clock.judge(ClockReading(step_ms=step_ms), LIMITS)) == expected
 
@@ -131,7 +141,9 @@ def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
     ],
     ids=["full", "nearly full", "read-only", "fails to sync", "fails to read", "slow"],
 )
-def test_a_disk_that_is_broken(trouble: Trouble, what: str, says: str, undo: UndoLog, tmp_path: Path) -> None:
+def test_a_disk_that_is_broken(
+    trouble: Trouble, what: str, says: str, undo: UndoLog, tmp_path: Path
+) -> None:
     """A file system of ours before the directory, in a process that has its own mounts."""
     directory = tmp_path / "disk"
     directory.mkdir()
@@ -180,7 +192,9 @@ print(msgspec.json.encode([reading.free_bytes, disk.judge(reading, limits)]).dec
     ],
     ids=["small", "without inodes", "read-only", "good"],
 )
-def test_a_file_system_of_the_kernel(options: str, files: int, what: dict[str, str], tmp_path: Path) -> None:
+def test_a_file_system_of_the_kernel(
+    options: str, files: int, what: dict[str, str], tmp_path: Path
+) -> None:
     """A tmpfs in a mount namespace of its own, full or read-only as the kernel itself says it; its room is read."""
     if subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode:
         pytest.skip("needs user namespaces, or root")
@@ -192,7 +206,9 @@ def test_a_file_system_of_the_kernel(options: str, files: int, what: dict[str, s
 
 
 def test_what_comes_back_changed_is_bad() -> None:
-    reading = DiskReading(path="/d", free_bytes=10**12, size_bytes=10**12, write_ms=1.0, read_ms=1.0, intact=False)
+    reading = DiskReading(
+        path="/d", free_bytes=10**12, size_bytes=10**12, write_ms=1.0, read_ms=1.0, intact=False
+    )
     assert wrong(disk.judge(reading, LIMITS)) == {"disk.intact": "bad"}
 
 
@@ -243,7 +259,8 @@ def test_the_known_answer_is_what_integers_come_to_without_torch() -> None:
     size, modulus = 96, 2**64
     factor, addend = 2862933555777941757, 3037000493
     rows = [
-        [_signed(((row * size + column) * factor + addend) % modulus) for column in range(size)] for row in range(size)
+        [_signed(((row * size + column) * factor + addend) % modulus) for column in range(size)]
+        for row in range(size)
     ]
     for _ in range(2):
         rows = [
@@ -272,9 +289,7 @@ def test_this_processor_computes_right_and_always_the_same() -> None:
         alone = compute.floats_digest()
     finally:
         torch.set_num_threads(threads)
-    other = (
-        "from chaoskit.health import compute; import torch; torch.set_num_threads(1); print(compute.floats_digest())"
-    )
+    other = "from chaoskit.health import compute; import torch; torch.set_num_threads(1); print(compute.floats_digest())"
     told = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == alone, "another process on the same machine"
 
@@ -294,7 +309,9 @@ def test_a_processor_that_computes_wrongly() -> None:
     assert wrong(compute.judge(flipped, PATIENT)) == {"compute.integers": "bad"}
     unsteady = msgspec.structs.replace(good, floats=("a", "b"))
     assert wrong(compute.judge(unsteady, PATIENT)) == {"compute.floats": "bad"}
-    assert wrong(compute.judge(good, PATIENT, expected_floats="another")) == {"compute.floats": "bad"}
+    assert wrong(compute.judge(good, PATIENT, expected_floats="another")) == {
+        "compute.floats": "bad"
+    }
     assert wrong(compute.judge(good, PATIENT, expected_floats=good.floats[0])) == {}
 
 
@@ -304,7 +321,9 @@ def test_a_processor_that_computes_wrongly() -> None:
 def test_a_node_is_examined_whole(tmp_path: Path) -> None:
     found = examine("node7", tmp_path, LIMITS)
     assert {one.node for one in found} == {"node7"}
-    assert {one.what.rstrip("0123456789").partition(".")[0].rstrip("0123456789") for one in found} == set(PROBES)
+    assert {
+        one.what.rstrip("0123456789").partition(".")[0].rstrip("0123456789") for one in found
+    } == set(PROBES)
     only = examine("node7", tmp_path, LIMITS, only=("disk",))
     assert {one.what.partition(".")[0] for one in only} == {"disk"}
 

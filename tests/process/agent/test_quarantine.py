@@ -32,14 +32,21 @@ def test_one_bad_finding_refuses_and_nothing_else_does(found: list[Finding]) -> 
     verdict = decide("n", found)
     severities = {one.severity for one in found}
     assert verdict.refused == ("bad" in severities) == bool(verdict.exit_code)
-    assert (verdict.standing == Standing.WARNED) == (severities >= {"warn"} and "bad" not in severities)
+    assert (verdict.standing == Standing.WARNED) == (
+        severities >= {"warn"} and "bad" not in severities
+    )
     worst = "bad" if "bad" in severities else "warn"
     assert verdict.reasons == tuple(describe(one) for one in found if one.severity == worst)
-    assert bool(verdict.reasons) == (verdict.standing != Standing.ADMITTED), "the reasons are always named"
+    assert bool(verdict.reasons) == (verdict.standing != Standing.ADMITTED), (
+        "the reasons are always named"
+    )
 
 
 def test_a_reason_says_what_it_was_compared_with() -> None:
-    assert describe(Finding("disk.free_bytes", "bad", 12345.0, 2e9)) == "disk.free_bytes=12345, limit 2000000000"
+    assert (
+        describe(Finding("disk.free_bytes", "bad", 12345.0, 2e9))
+        == "disk.free_bytes=12345, limit 2000000000"
+    )
     assert describe(Finding("gpu0.xid", "bad", 79.0, "", "fell off")) == "gpu0.xid=79: fell off"
 
 
@@ -69,7 +76,9 @@ def test_evidence_is_added_and_the_first_reason_stays(tmp_path: Path) -> None:
     quarantine = Quarantine(tmp_path)
     first = quarantine.add("n1", "hot", ["91 C"], by="me")
     second = quarantine.add("n1", "hot again", ["91 C", "93 C"])
-    assert second == type(first)(node="n1", reason="hot", since=first.since, by="me", evidence=("91 C", "93 C"))
+    assert second == type(first)(
+        node="n1", reason="hot", since=first.since, by="me", evidence=("91 C", "93 C")
+    )
 
 
 def test_one_that_fails_on_probation_is_kept_out_again(tmp_path: Path) -> None:
@@ -77,7 +86,11 @@ def test_one_that_fails_on_probation_is_kept_out_again(tmp_path: Path) -> None:
     quarantine.add("n1", "hot", ["91 C"])
     quarantine.release("n1", "fan replaced")
     again = quarantine.add("n1", "hot after all", ["95 C"])
-    assert (again.reason, again.evidence, again.on_probation) == ("hot after all", ("91 C", "95 C"), False)
+    assert (again.reason, again.evidence, again.on_probation) == (
+        "hot after all",
+        ("91 C", "95 C"),
+        False,
+    )
     assert quarantine.kept_out() == ("n1",)
 
 
@@ -101,11 +114,17 @@ def test_bad_input_changes_nothing(act: object, field: str, tmp_path: Path) -> N
     assert quarantine.path.read_bytes() == before
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"version": 1, "entries": [1]}', '{"version": 2}', '{"more": 1}'])
+@pytest.mark.parametrize(
+    "content", ["", "{", '{"version": 1, "entries": [1]}', '{"version": 2}', '{"more": 1}']
+)
 def test_a_damaged_list_lets_nobody_in(content: str, tmp_path: Path) -> None:
     quarantine = Quarantine(tmp_path)
     quarantine.path.write_text(content)
-    for act in (quarantine.kept_out, lambda: quarantine.add("n1", "why"), lambda: quarantine.prove("n1")):
+    for act in (
+        quarantine.kept_out,
+        lambda: quarantine.add("n1", "why"),
+        lambda: quarantine.prove("n1"),
+    ):
         with pytest.raises(BadInput) as refused:
             act()
         assert refused.value.field == "quarantine"
@@ -134,7 +153,9 @@ def test_several_processes_lose_nothing_of_each_other(tmp_path: Path) -> None:
     commands = [[sys.executable, "-c", _ADDS, str(tmp_path), name, "25"] for name in "abcd"]
     running = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for command in commands]
     assert [process.wait() for process in running] == [0] * 4
-    assert set(Quarantine(tmp_path).kept_out()) == {f"{name}-{number}" for name in "abcd" for number in range(25)}
+    assert set(Quarantine(tmp_path).kept_out()) == {
+        f"{name}-{number}" for name in "abcd" for number in range(25)
+    }
 
 
 def test_a_process_that_is_killed_leaves_a_whole_list(tmp_path: Path) -> None:
@@ -185,8 +206,12 @@ class Laws(RuleBasedStateMachine):
     @invariant()
     def the_list_is_the_model(self) -> None:
         fresh = Quarantine(self.directory)
-        assert set(fresh.kept_out()) == {node for node, released in self.model.items() if not released}
-        assert set(fresh.on_probation()) == {node for node, released in self.model.items() if released}
+        assert set(fresh.kept_out()) == {
+            node for node, released in self.model.items() if not released
+        }
+        assert set(fresh.on_probation()) == {
+            node for node, released in self.model.items() if released
+        }
 
 
 def test_laws_of_the_list(tmp_path: Path) -> None:

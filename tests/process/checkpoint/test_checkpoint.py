@@ -66,7 +66,9 @@ class Owner:
 
 
 def content(view: ArenaView) -> set[float]:
-    return set(torch.frombuffer(bytearray(view.data()), dtype=torch.float32).tolist()) - {0.0} or {0.0}
+    return set(torch.frombuffer(bytearray(view.data()), dtype=torch.float32).tolist()) - {0.0} or {
+        0.0
+    }
 
 
 def checksum_of(view: ArenaView) -> str:
@@ -126,7 +128,9 @@ def test_a_copy_equals_its_source_and_keeps_its_seal_while_the_next_is_made() ->
         with pytest.raises(Torn):
             tier.save(owner.arena)
         assert tier.copies() == [copy]
-        assert checksum_of(copy.view) == sealed.checksum, "a copy that failed has changed the newest one"
+        assert checksum_of(copy.view) == sealed.checksum, (
+            "a copy that failed has changed the newest one"
+        )
         owner.arena.end_write()
         owner.commit()
 
@@ -155,7 +159,9 @@ def check_copies(tier: MemoryTier) -> list[int]:
     return [copy.seal.step for copy in tier.copies()]
 
 
-@pytest.mark.parametrize(("moment", "torn"), [("begun", True), ("chunk", True), ("copied", False), ("sealed", False)])
+@pytest.mark.parametrize(
+    ("moment", "torn"), [("begun", True), ("chunk", True), ("copied", False), ("sealed", False)]
+)
 def test_a_writer_that_goes_on_during_a_copy_is_noticed(moment: str, torn: bool) -> None:
     """A commit before all is copied raises Torn, and leaves the copy before; one after that does no harm."""
     owner, reached = Owner(2_000_000), list[str]()
@@ -248,7 +254,9 @@ Act = st.sampled_from(["commit", "save", "tear", "mend"])
 
 @settings(max_examples=examples(300), deadline=None, database=None)
 @given(st.lists(Act, max_size=30))
-def test_whenever_the_writer_ends_the_newest_copy_is_whole_and_a_step_old_at_most(acts: list[str]) -> None:
+def test_whenever_the_writer_ends_the_newest_copy_is_whole_and_a_step_old_at_most(
+    acts: list[str],
+) -> None:
     """A writer that waits for the copy of a step before it begins to write the next one."""
     owner, tier = Owner(16), MemoryTier()
     tier.save(owner.arena)
@@ -310,7 +318,9 @@ while True:
 
 
 def config_of(copies: int, rack_nodes: int = 0, rule: Copies = "affordable") -> RunConfig:
-    return RunConfig(job=JobSpec("job.py"), memory_copies=copies, rack_nodes=rack_nodes, copies=rule)
+    return RunConfig(
+        job=JobSpec("job.py"), memory_copies=copies, rack_nodes=rack_nodes, copies=rule
+    )
 
 
 class Writer:
@@ -335,9 +345,13 @@ class Writer:
         self.board = Board.create()
         fds = (self.board.fd, self.board.bell)
         command = [sys.executable, "-c", WRITER, *map(str, fds), str(count), halt, str(last)]
-        self.process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, pass_fds=fds, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         assert self.process.stdout is not None
-        self.endpoint = Endpoint(host_id(), "127.0.0.1", 1, self.process.pid, int(self.process.stdout.readline()))
+        self.endpoint = Endpoint(
+            host_id(), "127.0.0.1", 1, self.process.pid, int(self.process.stdout.readline())
+        )
         self.journal = Journal(directory, "node0")
         self.told: list[Sealed] = []
         self.failures: list[BaseException] = []
@@ -345,7 +359,9 @@ class Writer:
         place = ("node0", "127.0.0.1", "token", config_of(copies, rule=rule), self.journal)
         self.keeper = Keeper(NodeContext(*place, self._hear, self.failures.append))
         self.keeper.adopt("node0.0", self.endpoint, self.board)
-        self.keeper.follow(plan_of(*((f"node{number}.0", f"node{number}") for number in range(nodes))))
+        self.keeper.follow(
+            plan_of(*((f"node{number}.0", f"node{number}") for number in range(nodes)))
+        )
         self.keeper.recall()  # answered when all orders before it are carried out
         assert self.answered.wait(LIMIT_S)
         self.answered.clear()
@@ -374,7 +390,9 @@ class Writer:
 
 def plan_of(*members: tuple[str, str], generation: int = 1) -> Plan:
     endpoint = Endpoint("host", "127.0.0.1", 1, 2, 3)
-    ranks = [Member(rank, worker, node, endpoint, (rank,)) for rank, (worker, node) in enumerate(members)]
+    ranks = [
+        Member(rank, worker, node, endpoint, (rank,)) for rank, (worker, node) in enumerate(members)
+    ]
     return Plan(generation, tuple(ranks), True)
 
 
@@ -391,7 +409,9 @@ def check_snapshots(snapshots: tuple[Snapshot, ...]) -> None:
 
 
 @pytest.mark.parametrize("step", [1, 3, 4, 6, 9, 15])
-@pytest.mark.parametrize("plan", [{"nodes": 2, "rule": "every_step"}, {"nodes": 1, "rule": "affordable"}], ids=str)
+@pytest.mark.parametrize(
+    "plan", [{"nodes": 2, "rule": "every_step"}, {"nodes": 1, "rule": "affordable"}], ids=str
+)
 def test_a_killed_writer_leaves_its_last_step_or_the_one_before(
     tmp_path: Path, step: int, plan: dict[str, Any]
 ) -> None:
@@ -424,7 +444,9 @@ def test_copies_that_can_be_afforded_are_as_old_as_the_journal_says_at_most(tmp_
     told = written(tmp_path, Event.COPY_INTERVAL)
     assert told[0]["every"] == 1, "no step was measured before the first copy"
     assert snapshot.step > 700 - told[-1]["every"]
-    assert max(record["every"] for record in told) > 10, "each of these steps takes less than a hundred copies"
+    assert max(record["every"] for record in told) > 10, (
+        "each of these steps takes less than a hundred copies"
+    )
     assert not written(tmp_path, Event.COPY_FAILED)
 
 
@@ -432,7 +454,9 @@ def test_a_fault_of_copies_waits_for_the_one_that_is_due_and_for_no_other(tmp_pa
     """A state that was let go is not owed: the newest copy that is there is struck."""
     writer = Writer(tmp_path, copies=1, nodes=2, halt="between two updates", last=400)
     writer.train_until(400)
-    wait_until(lambda: not writer.keeper.owes("node0.0", 400), "the keeper has seen the newest state")
+    wait_until(
+        lambda: not writer.keeper.owes("node0.0", 400), "the keeper has seen the newest state"
+    )
     assert writer.keeper.owes("node0.0", 401)
     assert not writer.keeper.owes("node1.0", 401), "another node copies that one"
     (copy,) = writer.keeper.kept("node0.0")
@@ -441,7 +465,9 @@ def test_a_fault_of_copies_waits_for_the_one_that_is_due_and_for_no_other(tmp_pa
 
 
 @pytest.mark.parametrize(("halt", "torn"), [("in an update", [50]), ("between two updates", [])])
-def test_a_worker_that_ended_in_its_update_is_written_down(tmp_path: Path, halt: str, torn: list[int]) -> None:
+def test_a_worker_that_ended_in_its_update_is_written_down(
+    tmp_path: Path, halt: str, torn: list[int]
+) -> None:
     """With its step and generation: so the judge knows that what it left is of no use."""
     writer = Writer(tmp_path, copies=1, nodes=2, halt=halt, last=50)
     if torn:
@@ -449,7 +475,10 @@ def test_a_worker_that_ended_in_its_update_is_written_down(tmp_path: Path, halt:
     else:
         writer.train_until(50)
     writer.end()
-    found = [(record["worker"], record["step"], record["generation"]) for record in written(tmp_path, Event.TORN)]
+    found = [
+        (record["worker"], record["step"], record["generation"])
+        for record in written(tmp_path, Event.TORN)
+    ]
     assert found == [("node0.0", step, 1) for step in torn]
 
 
@@ -502,13 +531,17 @@ def test_copies_that_fail_are_written_down_and_tried_ever_more_seldom(
 # -- which nodes copy, and what is read back ----------------------------------------------------------------------
 
 
-def test_a_state_that_is_to_be_stored_is_waited_for_longer_from_the_first_one_on(tmp_path: Path) -> None:
+def test_a_state_that_is_to_be_stored_is_waited_for_longer_from_the_first_one_on(
+    tmp_path: Path,
+) -> None:
     """The keeper says which is the next: when it follows a worker, and again with each state that it has seen."""
     owner, board, answered = Owner(), Board.create(), threading.Event()
     clock = FakeClock()
     hurried = Board(board.fd, now_s=clock.now_s, sleep=clock.sleep)
     config = RunConfig(
-        job=JobSpec("job.py"), memory_copies=0, disk=CheckpointTier(target=str(tmp_path / "disk"), every_steps=3)
+        job=JobSpec("job.py"),
+        memory_copies=0,
+        disk=CheckpointTier(target=str(tmp_path / "disk"), every_steps=3),
     )
     place = ("node0", "127.0.0.1", "token", config, Journal(tmp_path, "node0"))
     keeper = Keeper(NodeContext(*place, lambda message: answered.set(), pytest.fail))
@@ -527,7 +560,9 @@ def test_a_state_that_is_to_be_stored_is_waited_for_longer_from_the_first_one_on
     for _ in range(4):
         owner.commit()
     board.announce()
-    board.await_copy(5, LIMIT_S, LIMIT_S)  # it has seen step 4, and need not see what comes before step 6
+    board.await_copy(
+        5, LIMIT_S, LIMIT_S
+    )  # it has seen step 4, and need not see what comes before step 6
     assert is_due(6)
 
 
@@ -591,4 +626,10 @@ def test_a_damaged_index_is_corruption_not_a_bug_of_the_user() -> None:
     index = view.index_bytes()
     view.bytes[4096 : 4096 + len(index)] = bytes(len(index))
     with pytest.raises(Corrupt):
-        pull(fresh, Endpoint(host_id(), "127.0.0.1", 1, os.getpid(), view.fd), "token", "auto", sealed.checksum)
+        pull(
+            fresh,
+            Endpoint(host_id(), "127.0.0.1", 1, os.getpid(), view.fd),
+            "token",
+            "auto",
+            sealed.checksum,
+        )

@@ -50,7 +50,9 @@ def check(found: list[dict[str, Any]], times: int) -> None:
     for one in found:
         assert one["damaged"] == [], one
         assert one["left"] == [], one
-        assert len(one["steps"]) <= 2 + 4, one  # those that are killed before they prune leave one more each
+        assert len(one["steps"]) <= 2 + 4, (
+            one
+        )  # those that are killed before they prune leave one more each
         known = one["acknowledged"] if one["acknowledged"] is not None else before
         if known is not None or one["steps"]:
             assert not one["mixed"], one
@@ -72,7 +74,9 @@ def test_a_kill_at_a_boundary(tmp_path: Path, boundary: str) -> None:
     check(found, 4)
     assert [one["signal"] for one in found] == [signal.SIGKILL] * 4
     if boundary in ("write", "sync", "metadata", "manifest", "seal", "commit"):
-        assert [one["swept"] for one in found] == [1] * 4  # the leftover is recognised as the dead process's
+        assert [one["swept"] for one in found] == [
+            1
+        ] * 4  # the leftover is recognised as the dead process's
     else:
         assert [one["swept"] for one in found] == [0] * 4
 
@@ -202,7 +206,11 @@ def test_nothing_becomes_visible_before_the_disk_has_it(tmp_path: Path) -> None:
     (renamed,) = (number for number, (call, _) in enumerate(events) if call == "rename")
     staging = events[renamed][1]
     for name in ("__0_0.distcp", ".metadata", "manifest.json"):
-        about = [(number, call) for number, (call, path) in enumerate(events) if path == f"{staging}/{name}"]
+        about = [
+            (number, call)
+            for number, (call, path) in enumerate(events)
+            if path == f"{staging}/{name}"
+        ]
         assert {call for _, call in about} == {"write", "fsync"}, name
         assert about[-1][1] == "fsync", name
         assert about[-1][0] < renamed, name
@@ -210,5 +218,7 @@ def test_nothing_becomes_visible_before_the_disk_has_it(tmp_path: Path) -> None:
     assert ("fsync", str(root)) in events[renamed:]
     assert ("fsync", str(tmp_path)) in events[:renamed]  # the root was made, too
     data = max(number for number, (_, path) in enumerate(events) if path.endswith(".distcp"))
-    manifest = min(number for number, (_, path) in enumerate(events) if path.endswith("manifest.json"))
+    manifest = min(
+        number for number, (_, path) in enumerate(events) if path.endswith("manifest.json")
+    )
     assert data < manifest

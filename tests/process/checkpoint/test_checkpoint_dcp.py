@@ -39,7 +39,9 @@ LIMIT_S = 120
 pytestmark = [pytest.mark.costly, pytest.mark.filterwarnings("ignore::UserWarning")]
 
 
-def ranks(tmp_path: Path, world: int, act: str, step: int = 1, codes: list[int] | None = None) -> dict[str, Any]:
+def ranks(
+    tmp_path: Path, world: int, act: str, step: int = 1, codes: list[int] | None = None
+) -> dict[str, Any]:
     """Run a job on so many ranks; what the first one says."""
     store = tmp_path / f"store-{len(list(tmp_path.glob('store-*')))}"
     command = [sys.executable, str(JOB)]
@@ -90,7 +92,9 @@ def test_more_ranks_than_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.promise("`restore` loads the newest snapshot that is whole, on all ranks, or the one before it")
+@pytest.mark.promise(
+    "`restore` loads the newest snapshot that is whole, on all ranks, or the one before it"
+)
 def test_a_damaged_snapshot_is_passed_over_by_all_ranks(tmp_path: Path) -> None:
     older, _ = ranks(tmp_path, 2, "save", 1), ranks(tmp_path, 2, "save", 2)
     newest = tmp_path / "root" / "step-000000002.g0" / "__1_0.distcp"
@@ -107,7 +111,9 @@ def test_a_damaged_snapshot_is_passed_over_by_all_ranks(tmp_path: Path) -> None:
 def test_a_full_disk_of_one_rank_is_heard_of_by_all(tmp_path: Path) -> None:
     told = ranks(tmp_path, 2, "full")
     assert "rank 1: OSError: [Errno 28] No space left on device" in told["error"]
-    assert [snapshot.manifest.step for snapshot in DiskTier(tmp_path / "root").snapshots().snapshots] == [2]
+    assert [
+        snapshot.manifest.step for snapshot in DiskTier(tmp_path / "root").snapshots().snapshots
+    ] == [2]
     assert list((tmp_path / "root" / ".staging").iterdir()) == []
 
 
@@ -120,7 +126,9 @@ def test_ranks_that_name_different_steps_are_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_step_in_the_state_reaches_a_process_that_saves(tmp_path: Path) -> None:
     ranks(tmp_path, 2, "keyed", 7)
-    assert [snapshot.name for snapshot in DiskTier(tmp_path / "root").snapshots().snapshots] == ["step-000000007.g0"]
+    assert [snapshot.name for snapshot in DiskTier(tmp_path / "root").snapshots().snapshots] == [
+        "step-000000007.g0"
+    ]
 
 
 def test_a_rank_that_dies_in_a_save_leaves_nothing_that_counts(tmp_path: Path) -> None:
@@ -203,7 +211,9 @@ def test_tensors_are_loaded_in_place(tmp_path: Path) -> None:
 
 def peak_bytes() -> int:
     """Most memory that this process has had, as the kernel counts it."""
-    (line,) = [one for one in Path("/proc/self/status").read_text().splitlines() if one.startswith("VmHWM")]
+    (line,) = [
+        one for one in Path("/proc/self/status").read_text().splitlines() if one.startswith("VmHWM")
+    ]
     return int(line.split()[1]) * 1024
 
 
@@ -218,20 +228,29 @@ def test_a_step_that_is_trained_again_has_a_place_of_its_own(tmp_path: Path) -> 
     assert same(loaded, state(2))
 
 
-@pytest.mark.promise("`restore` loads the newest snapshot that is whole, on all ranks, or the one before it")
+@pytest.mark.promise(
+    "`restore` loads the newest snapshot that is whole, on all ranks, or the one before it"
+)
 def test_the_newest_of_all_places_is_restored(tmp_path: Path) -> None:
     """One that is damaged is set aside in its own place, and the newest of the others is taken; then the next."""
     stored, disk = RemoteTier(f"file://{tmp_path}/remote"), DiskTier(tmp_path / "disk")
     writer = SnapshotWriter(
-        disk, committed=lambda snapshot: uploaded.append(stored.upload(DirectorySource(snapshot.path)))
+        disk,
+        committed=lambda snapshot: uploaded.append(stored.upload(DirectorySource(snapshot.path))),
     )
     uploaded: list[Sent] = []
     memory = SnapshotWriter(tmp_path / "memory")
     for step in (1, 2, 3, 4):
-        dcp.save(state(step), checkpoint_id=f"step-{step}", storage_writer=memory if step % 2 else writer)
+        dcp.save(
+            state(step), checkpoint_id=f"step-{step}", storage_writer=memory if step % 2 else writer
+        )
     assert [sent.name for sent in uploaded] == ["step-000000002.g0", "step-000000004.g0"]
     disk.quarantine(tmp_path / "disk" / "step-000000002.g0", "it is only in the store")
-    places: dict[str, Any] = {"memory": tmp_path / "memory", "disk": disk, "remote": stored.store.url}
+    places: dict[str, Any] = {
+        "memory": tmp_path / "memory",
+        "disk": disk,
+        "remote": stored.store.url,
+    }
 
     def restored(step: int, place: str, lost: list[str]) -> None:
         loaded = state(9)
@@ -284,8 +303,12 @@ class FullDisk:
 
 
 @pytest.mark.promise("leaves the snapshots before it, and nothing partial", boundary="commit")
-@pytest.mark.parametrize("boundary", ["stage", "write", "sync", "metadata", "manifest", "seal", "commit"])
-def test_a_save_that_fails_leaves_the_one_before_and_nothing_else(tmp_path: Path, boundary: str) -> None:
+@pytest.mark.parametrize(
+    "boundary", ["stage", "write", "sync", "metadata", "manifest", "seal", "commit"]
+)
+def test_a_save_that_fails_leaves_the_one_before_and_nothing_else(
+    tmp_path: Path, boundary: str
+) -> None:
     disk = FullDisk(boundary)
     disk.full = False
     tier = DiskTier(tmp_path / "disk", at=disk)
@@ -309,7 +332,9 @@ def test_a_failure_is_reported_and_training_goes_on(tmp_path: Path) -> None:
     assert [str(failure) for failure in writer.failures] == [
         f"step 1 was not saved to {tmp_path}: [Errno 28] No space left on device"
     ]
-    dcp.async_save(state(2), checkpoint_id="step-2", storage_writer=writer, process_group=None).result()
+    dcp.async_save(
+        state(2), checkpoint_id="step-2", storage_writer=writer, process_group=None
+    ).result()
     assert [failure.step for failure in writer.failures] == [2]
     assert restore(state(3), disk=tmp_path) is None
 
@@ -372,7 +397,17 @@ def test_the_script_of_the_documentation_runs_and_resumes(tmp_path: Path) -> Non
     page = (Path(__file__).parents[3] / "docs" / "checkpoints.md").read_text(encoding="utf-8")
     script = tmp_path / "script.py"
     script.write_text("# script:" + page.split("```python\n# script:")[1].split("```")[0])
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(script),
+    ]
     for first in (0, 30):
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        done = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
         assert f"from {first} to {first + 30}" in done.stdout, done.stderr

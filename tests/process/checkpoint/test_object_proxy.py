@@ -35,7 +35,9 @@ from chaoskit.substrate.object_store.troubles import (
 from chaoskit.substrate.undo import UndoLog
 
 BODY = os.urandom(300_000)
-SIGNED = {"Authorization": "AWS4-HMAC-SHA256 Credential=any/20260101/us-east-1/s3/aws4_request"}  # by somebody
+SIGNED = {
+    "Authorization": "AWS4-HMAC-SHA256 Credential=any/20260101/us-east-1/s3/aws4_request"
+}  # by somebody
 
 
 @pytest.fixture
@@ -45,7 +47,9 @@ def bucket(s3_server: S3Server, tmp_path: Path) -> str:
     return name
 
 
-def ask(proxy: ObjectProxy, method: str, path: str, body: bytes = b"", timeout_s: float = LIMIT_S) -> tuple[int, bytes]:
+def ask(
+    proxy: ObjectProxy, method: str, path: str, body: bytes = b"", timeout_s: float = LIMIT_S
+) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=timeout_s)
     try:
         connection.request(method, path, body or None, SIGNED)
@@ -117,7 +121,13 @@ def test_bodies_in_chunks_pass(s3_proxy: ObjectProxy, bucket: str) -> None:
     """A body in chunks passes."""
     connection = http.client.HTTPConnection("127.0.0.1", s3_proxy.port, timeout=LIMIT_S)
     pieces = (BODY[first : first + 70_000] for first in range(0, len(BODY), 70_000))
-    connection.request("PUT", f"/{bucket}/key", pieces, {"Transfer-Encoding": "chunked"} | SIGNED, encode_chunked=True)
+    connection.request(
+        "PUT",
+        f"/{bucket}/key",
+        pieces,
+        {"Transfer-Encoding": "chunked"} | SIGNED,
+        encode_chunked=True,
+    )
     assert connection.getresponse().status == 200
     connection.close()
     assert s3_proxy.traffic().sent_bytes > len(BODY), "with the framing"
@@ -138,7 +148,9 @@ def test_an_outage_turns_connections_away(s3_proxy: ObjectProxy, bucket: str) ->
     """An outage resets open connections and new ones, and counts both, until the same port answers again."""
     kept = socket.create_connection(("127.0.0.1", s3_proxy.port), LIMIT_S)
     kept.sendall(b"GET / HTTP/1.1\r\n")
-    ask(s3_proxy, "HEAD", f"/{bucket}")  # connections are taken in order: the first one is open, too
+    ask(
+        s3_proxy, "HEAD", f"/{bucket}"
+    )  # connections are taken in order: the first one is open, too
     number = s3_proxy.impose(Outage())
     with kept, pytest.raises(ConnectionError):
         kept.recv(1)
@@ -154,8 +166,12 @@ def test_an_outage_that_meets_nothing_counts_nothing(s3_proxy: ObjectProxy) -> N
     assert s3_proxy.lift(s3_proxy.impose(Outage())) == 0
 
 
-@pytest.mark.parametrize("said", [b"GET\r\n\r\n", b"PUT /b/k HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n"])
-def test_what_is_no_http_ends_its_own_connection_only(s3_proxy: ObjectProxy, bucket: str, said: bytes) -> None:
+@pytest.mark.parametrize(
+    "said", [b"GET\r\n\r\n", b"PUT /b/k HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n"]
+)
+def test_what_is_no_http_ends_its_own_connection_only(
+    s3_proxy: ObjectProxy, bucket: str, said: bytes
+) -> None:
     """A request without a path, or a chunk whose size is no number; the proxy goes on."""
     with socket.create_connection(("127.0.0.1", s3_proxy.port), LIMIT_S) as client:
         client.sendall(said)
@@ -239,7 +255,10 @@ def test_it_ends_with_its_launcher(launcher: subprocess.Popen[str], tmp_path: Pa
     launcher.send_signal(signal.SIGKILL)
     launcher.wait()
     wait_until(lambda: start_ticks(pid) != ticks or is_ending(pid), "the end of the proxy")
-    wait_until(lambda: not list((tmp_path / "undo").iterdir()), "the guard to find that nothing is left to do")
+    wait_until(
+        lambda: not list((tmp_path / "undo").iterdir()),
+        "the guard to find that nothing is left to do",
+    )
 
 
 def test_a_store_that_is_not_there_resets(undo: UndoLog) -> None:

@@ -40,7 +40,16 @@ from chaoskit.fixtures.s3_server import S3Server
 from chaoskit.job import JobSpec
 from chaoskit.journal import Journal
 from chaoskit.substrate.object_store.proxy import ObjectProxy
-from chaoskit.substrate.object_store.troubles import Garble, Lag, Outage, Reply, Reset, Stall, Trouble, Truncate
+from chaoskit.substrate.object_store.troubles import (
+    Garble,
+    Lag,
+    Outage,
+    Reply,
+    Reset,
+    Stall,
+    Trouble,
+    Truncate,
+)
 from chaoskit.wire.messages import Sealed
 
 pytestmark = pytest.mark.costly
@@ -56,7 +65,11 @@ LARGE = FILE_CHUNK_BYTES // 4 + 100_000  # elements: a file of two parts
 def state(step: int) -> dict[str, Tensor]:
     """A state of some 17 MB; that of another step differs everywhere."""
     large = torch.arange(LARGE, dtype=torch.float32) + step
-    return {"large": large.view(-1, 8), "small": torch.full((3, 5), float(step)), "count": torch.tensor(step)}
+    return {
+        "large": large.view(-1, 8),
+        "small": torch.full((3, 5), float(step)),
+        "count": torch.tensor(step),
+    }
 
 
 def save(disk: DiskTier, step: int) -> Path:
@@ -118,7 +131,10 @@ def remote(s3_server: S3Server, s3_proxy: ObjectProxy, tmp_path: Path) -> Iterat
 
 
 def targets(step: int = 0) -> dict[str, tuple[Tensor, Box]]:
-    return {path: (torch.zeros_like(value), whole(tuple(value.shape))) for path, value in state(step).items()}
+    return {
+        path: (torch.zeros_like(value), whole(tuple(value.shape)))
+        for path, value in state(step).items()
+    }
 
 
 def assert_restored(tier: RemoteTier, step: int, lost: int = 0) -> None:
@@ -137,7 +153,11 @@ def offering(
     filled: Remote, s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., tuple[Keeper, SimpleQueue[Any]]]]:
     """Starts keepers of nodes whose job has a directory of its own and the bucket; and what each tells."""
-    for name, value in (("ACCESS_KEY_ID", "any"), ("SECRET_ACCESS_KEY", "any"), ("DEFAULT_REGION", "us-east-1")):
+    for name, value in (
+        ("ACCESS_KEY_ID", "any"),
+        ("SECRET_ACCESS_KEY", "any"),
+        ("DEFAULT_REGION", "us-east-1"),
+    ):
         monkeypatch.setenv(f"AWS_{name}", value)
     remote = CheckpointTier(target=filled.url, endpoint=filled.proxy.url)
 
@@ -145,7 +165,9 @@ def offering(
         tiers = {"disk": CheckpointTier(target=str(tmp_path / "disk")), "remote": remote}
         config, told = RunConfig(job=JobSpec("job.py"), resume=resume, **tiers), SimpleQueue[Any]()
         journal = Journal(tmp_path / "journal", "node0")
-        return Keeper(NodeContext("node0", "127.0.0.1", "token", config, journal, told.put, told.put)), told
+        return Keeper(
+            NodeContext("node0", "127.0.0.1", "token", config, journal, told.put, told.put)
+        ), told
 
     yield start
     DiskTier(tmp_path / "disk").sweep()
@@ -166,7 +188,10 @@ def test_a_node_offers_what_it_has_before_the_store_answers(
     assert offered(told.get(timeout=LIMIT_S)) == (7, [("disk", 2)])
     assert told.empty()
     filled.proxy.lift(outage)
-    assert offered(told.get(timeout=LIMIT_S)) == (7, [("disk", 2), ("remote", 3), ("remote", 2), ("remote", 1)])
+    assert offered(told.get(timeout=LIMIT_S)) == (
+        7,
+        [("disk", 2), ("remote", 3), ("remote", 2), ("remote", 1)],
+    )
 
 
 def test_a_store_that_hangs_holds_up_no_other_order(
@@ -179,7 +204,10 @@ def test_a_store_that_hangs_holds_up_no_other_order(
     keeper.ended("node0.0")
     DiskTier(tmp_path / "disk").save(2, state(2), generation=1)
     keeper.recall(8)
-    assert offered(told.get(timeout=15.0)) == (8, [("disk", 2)])  # the first one waits for twice as long
+    assert offered(told.get(timeout=15.0)) == (
+        8,
+        [("disk", 2)],
+    )  # the first one waits for twice as long
 
 
 # -- any file system ----------------------------------------------------------------------------------------------
@@ -187,7 +215,9 @@ def test_a_store_that_hangs_holds_up_no_other_order(
 
 @pytest.mark.promise("the world may have another size than the one that saved", kind=["file", "s3"])
 @pytest.mark.parametrize("kind", ["file", "memory", "s3"])
-def test_round_trip(kind: str, snapshots: dict[int, Path], tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_round_trip(
+    kind: str, snapshots: dict[int, Path], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """What is uploaded to any file system is restored, whole and in part, and can be removed."""
     if kind == "s3":
         tier = request.getfixturevalue("remote").tier()
@@ -197,7 +227,9 @@ def test_round_trip(kind: str, snapshots: dict[int, Path], tmp_path: Path, reque
         tier.read_into(targets())
     for step in (1, 2):
         sent = tier.upload(DirectorySource(snapshots[step]))
-        assert sent.read_bytes == (0 if kind == "s3" else sent.size_bytes), "what a store does not confirm is read back"
+        assert sent.read_bytes == (0 if kind == "s3" else sent.size_bytes), (
+            "what a store does not confirm is read back"
+        )
     assert tier.names() == [snapshots[2].name, snapshots[1].name]
     assert_restored(tier, 2)
     tier.open(snapshots[1].name).verify()
@@ -248,7 +280,9 @@ def test_dcp_loads_by_url(snapshots: dict[int, Path], tmp_path: Path) -> None:
         assert all(torch.equal(loaded[path], value) for path, value in state(step).items())
 
 
-def test_a_store_that_is_out_is_not_passed_over(filled: Remote, snapshots: dict[int, Path], tmp_path: Path) -> None:
+def test_a_store_that_is_out_is_not_passed_over(
+    filled: Remote, snapshots: dict[int, Path], tmp_path: Path
+) -> None:
     """It may hold a newer snapshot than the disk has; with its answer that one is restored."""
     DiskTier(tmp_path / "disk").save(2, state(2))
     loaded = {path: torch.zeros_like(value) for path, value in state(2).items()}
@@ -267,7 +301,9 @@ def test_what_dcp_saves_is_uploaded(remote: Remote, tmp_path: Path) -> None:
     import torch.distributed.checkpoint as dcp
 
     uploader = Uploader(remote.tier(), after_commit=RemoteTier.prune)
-    writer = SnapshotWriter(DiskTier(tmp_path / "disk"), committed=lambda snapshot: uploader.offer(snapshot.path))
+    writer = SnapshotWriter(
+        DiskTier(tmp_path / "disk"), committed=lambda snapshot: uploader.offer(snapshot.path)
+    )
     dcp.save(state(2), checkpoint_id="step-2", storage_writer=writer, no_dist=True)
     assert uploader.wait(LIMIT_S)
     assert uploader.close()
@@ -286,7 +322,11 @@ def test_objects_and_generations_are_uploaded(remote: Remote, tmp_path: Path) ->
     assert_restored(tier, 2)
     assert tier.open(sent.name).read_object("epoch") == b"three"
     loaded = {path: torch.zeros_like(value) for path, value in state(2).items()}
-    dcp.load(loaded, storage_reader=FsspecReader(f"{remote.url}/{sent.name}", **remote.options), no_dist=True)
+    dcp.load(
+        loaded,
+        storage_reader=FsspecReader(f"{remote.url}/{sent.name}", **remote.options),
+        no_dist=True,
+    )
     assert all(torch.equal(loaded[path], value) for path, value in state(2).items())
 
 
@@ -307,14 +347,20 @@ def test_urls_that_are_none(url: str, remedy: str) -> None:
 
 @pytest.mark.promise("damage on the disk never becomes a good copy", kind="s3")
 @pytest.mark.parametrize("kind", ["file", "s3"])
-def test_a_damaged_source_is_not_sent(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_damaged_source_is_not_sent(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     """A damaged snapshot on the disk is not committed to the store."""
     disk = DiskTier(tmp_path / "other")
     path = save(disk, 1)
     with (path / "a.distcp").open("r+b") as file:
         file.seek(FILE_CHUNK_BYTES + 5)
         file.write(b"?")
-    tier = RemoteTier(f"file://{tmp_path}/run") if kind == "file" else request.getfixturevalue("remote").tier()
+    tier = (
+        RemoteTier(f"file://{tmp_path}/run")
+        if kind == "file"
+        else request.getfixturevalue("remote").tier()
+    )
     with pytest.raises(Damaged, match="chunk 1"):
         tier.upload(DirectorySource(path))
     assert tier.names() == []
@@ -338,11 +384,17 @@ def test_a_damaged_source_is_not_sent(kind: str, tmp_path: Path, request: pytest
         Truncate(share=0.5, most=6),
         Stall(spared=2, most=2),
     ],
-    ids=lambda trouble: f"{type(trouble).__name__}-{getattr(trouble, 'status', '')}{''.join(trouble.methods)}",
+    ids=lambda trouble: (
+        f"{type(trouble).__name__}-{getattr(trouble, 'status', '')}{''.join(trouble.methods)}"
+    ),
 )
-def test_errors_that_pass_are_outlasted(snapshots: dict[int, Path], remote: Remote, trouble: Trouble) -> None:
+def test_errors_that_pass_are_outlasted(
+    snapshots: dict[int, Path], remote: Remote, trouble: Trouble
+) -> None:
     """An upload outlasts errors that pass."""
-    traffic = Traffic(backoff=QUICK.backoff, request_timeout_s=0.5 if isinstance(trouble, Stall) else 5.0)
+    traffic = Traffic(
+        backoff=QUICK.backoff, request_timeout_s=0.5 if isinstance(trouble, Stall) else 5.0
+    )
     tier = remote.tier(traffic)
     number = remote.proxy.impose(trouble)
     tier.upload(DirectorySource(snapshots[2]))
@@ -350,7 +402,9 @@ def test_errors_that_pass_are_outlasted(snapshots: dict[int, Path], remote: Remo
     assert remote.proxy.lift(number) >= 1, "it was disturbed"
 
 
-@pytest.mark.promise("An upload is begun again, by any process on any host, and sends what is missing")
+@pytest.mark.promise(
+    "An upload is begun again, by any process on any host, and sends what is missing"
+)
 def test_an_outage_in_the_middle(snapshots: dict[int, Path], remote: Remote) -> None:
     """The process gives up; what the store had taken is not sent again."""
     tier = remote.tier(HASTY)
@@ -375,7 +429,9 @@ def test_an_outage_in_the_middle(snapshots: dict[int, Path], remote: Remote) -> 
     before = remote.sent_bytes()
     remote.tier().upload(DirectorySource(snapshots[2]))
     size_bytes = DirectorySource(snapshots[2]).manifest.size_bytes
-    assert remote.sent_bytes() - before < size_bytes - FILE_CHUNK_BYTES + 500_000, "a part was there already"
+    assert remote.sent_bytes() - before < size_bytes - FILE_CHUNK_BYTES + 500_000, (
+        "a part was there already"
+    )
     assert_restored(remote.tier(), 2)
 
 
@@ -394,7 +450,9 @@ SHARES = [0.2, 0.5, 0.8, 0.9, 0.97, 0.99]
 
 
 @SLOW
-@pytest.mark.promise("the manifest is the commit: it is put after every file is there and verified", share=0.97)
+@pytest.mark.promise(
+    "the manifest is the commit: it is put after every file is there and verified", share=0.97
+)
 @pytest.mark.parametrize("share", SHARES)
 def test_a_kill_in_the_middle(snapshots: dict[int, Path], remote: Remote, share: float) -> None:
     """Half a snapshot is never seen, and the next process goes on where the store stands."""
@@ -402,7 +460,14 @@ def test_a_kill_in_the_middle(snapshots: dict[int, Path], remote: Remote, share:
     remote.tier().upload(DirectorySource(snapshots[1]))
     before = remote.sent_bytes()
     remote.proxy.impose(Lag(bytes_per_s=40e6))
-    command = [sys.executable, "-c", UPLOAD, remote.url, json.dumps(remote.options), str(snapshots[2])]
+    command = [
+        sys.executable,
+        "-c",
+        UPLOAD,
+        remote.url,
+        json.dumps(remote.options),
+        str(snapshots[2]),
+    ]
     with subprocess.Popen(command) as process:
         sent_bytes = share * source.manifest.size_bytes
         wait_until(lambda: remote.sent_bytes() - before > sent_bytes, "that share of the bytes")
@@ -481,7 +546,9 @@ def filled(template: str, remote: Remote) -> Remote:
     return remote
 
 
-@pytest.mark.promise("it gets its `quarantine.json`, and the next older one is taken. Nothing is deleted.")
+@pytest.mark.promise(
+    "it gets its `quarantine.json`, and the next older one is taken. Nothing is deleted."
+)
 def test_damage_at_rest_is_found_and_set_aside(filled: Remote, snapshots: dict[int, Path]) -> None:
     """Damaged snapshots are set aside with a note, an older one is restored, and a new upload repairs them."""
     filled.spoil(f"{snapshots[3].name}/a.distcp", FILE_CHUNK_BYTES + 77)
@@ -499,11 +566,15 @@ def test_damage_at_rest_is_found_and_set_aside(filled: Remote, snapshots: dict[i
 def test_a_damaged_manifest(filled: Remote, snapshots: dict[int, Path]) -> None:
     """A manifest that is damaged, or belongs to another snapshot, is set aside."""
     filled.direct.pipe_file(f"{filled.url}/{snapshots[3].name}/{MANIFEST}", b"{}")
-    filled.direct.pipe_file(f"{filled.url}/{snapshots[2].name}/{MANIFEST}", (snapshots[1] / MANIFEST).read_bytes())
+    filled.direct.pipe_file(
+        f"{filled.url}/{snapshots[2].name}/{MANIFEST}", (snapshots[1] / MANIFEST).read_bytes()
+    )
     assert_restored(filled.tier(), 1, lost=2)
 
 
-@pytest.mark.promise("One with a wrong digest is read once more, since bytes can also be damaged on their way")
+@pytest.mark.promise(
+    "One with a wrong digest is read once more, since bytes can also be damaged on their way"
+)
 def test_bytes_that_are_damaged_on_their_way(filled: Remote, snapshots: dict[int, Path]) -> None:
     """Bytes that are damaged once on their way are asked for again; always damaged ones count as damage."""
     tier, wanted = filled.tier(), targets()
@@ -548,7 +619,10 @@ def test_an_outage_during_a_restore(filled: Remote, snapshots: dict[int, Path]) 
     lifting.start()
     assert tier.read_into(wanted).manifest.step == 3
     lifting.join()
-    for trouble in (Outage(), Reply(503, path=f"{snapshots[3].name}/a.distcp")):  # of all, and of one file alone
+    for trouble in (
+        Outage(),
+        Reply(503, path=f"{snapshots[3].name}/a.distcp"),
+    ):  # of all, and of one file alone
         number = filled.proxy.impose(trouble)
         with pytest.raises(RemoteUnavailable):
             filled.tier(HASTY).read_into(targets())
@@ -636,7 +710,9 @@ print(uploader.close(0.2), flush=True)
 
 
 @pytest.mark.promise("`close` leaves a hanging thread behind, which holds up no exit")
-def test_a_file_system_that_hangs_holds_up_no_exit(snapshots: dict[int, Path], tmp_path: Path) -> None:
+def test_a_file_system_that_hangs_holds_up_no_exit(
+    snapshots: dict[int, Path], tmp_path: Path
+) -> None:
     """A file system that hangs holds up no exit of the process."""
     command = [sys.executable, "-c", HANGS, str(tmp_path / "dead"), str(snapshots[1])]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=LIMIT_S, check=True)

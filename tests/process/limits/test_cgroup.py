@@ -84,27 +84,40 @@ def groups(process: subprocess.Popen[bytes]) -> str:
 
 def left(pid: int) -> list[Path]:
     """Groups that the launcher ``pid`` has made and not removed."""
-    walk = os.walk("/sys/fs/cgroup")  # groups of other tests go while it looks; unlike rglob, it passes over them
-    return [Path(parent, name) for parent, names, _ in walk for name in names if name.startswith(f"{PREFIX}{pid}-")]
+    walk = os.walk(
+        "/sys/fs/cgroup"
+    )  # groups of other tests go while it looks; unlike rglob, it passes over them
+    return [
+        Path(parent, name)
+        for parent, names, _ in walk
+        for name in names
+        if name.startswith(f"{PREFIX}{pid}-")
+    ]
 
 
 # -- limits -------------------------------------------------------------------------------------------------------
 
 
 @needs("cpu")
-def test_a_quota_throttles_and_is_lifted(start: Callable[[str], subprocess.Popen[bytes]], undo: UndoLog) -> None:
+def test_a_quota_throttles_and_is_lifted(
+    start: Callable[[str], subprocess.Popen[bytes]], undo: UndoLog
+) -> None:
     """A process above its quota is throttled and counted, and runs freely when the quota is lifted."""
     process = start(BURNING)
     home = groups(process)
     group = Cgroup("cpu", process.pid, linux.start_ticks(process.pid), undo)
     group.limit_cpu(0.2)
     assert group.path.name in groups(process)
-    wait_until(lambda: group.throttled()[0] >= 3 and group.throttled()[1] > 0.01, "three throttled periods")
+    wait_until(
+        lambda: group.throttled()[0] >= 3 and group.throttled()[1] > 0.01, "three throttled periods"
+    )
     group.limit_cpu(None)
     before = group.throttled()[0]
     ticks = linux.cpu_ticks(process.pid, process.pid) or 0
     # five periods of the quota
-    wait_until(lambda: (linux.cpu_ticks(process.pid, process.pid) or 0) >= ticks + 10, "100 ms of CPU time")
+    wait_until(
+        lambda: (linux.cpu_ticks(process.pid, process.pid) or 0) >= ticks + 10, "100 ms of CPU time"
+    )
     assert group.throttled()[0] <= before + 1
     assert group.remove()
     assert not group.path.exists()
@@ -119,7 +132,9 @@ def test_a_process_that_takes_too_much_is_killed(
     """A process above its limit of memory is killed by the kernel and counted."""
     process = start(EATING)
     holds = ProcessHolds(undo)
-    limit = holds.apply("node0", CapProcessMemory(process.pid, linux.start_ticks(process.pid), 8 * MIB))
+    limit = holds.apply(
+        "node0", CapProcessMemory(process.pid, linux.start_ticks(process.pid), 8 * MIB)
+    )
     assert limit.shown() == 0
     process.communicate(b"x")
     assert process.returncode == -signal.SIGKILL
@@ -129,7 +144,9 @@ def test_a_process_that_takes_too_much_is_killed(
     assert limit.shown() == 1, "what was counted stays known"
 
 
-def test_a_group_of_cgroup_v2(start: Callable[[str], subprocess.Popen[bytes]], undo: UndoLog) -> None:
+def test_a_group_of_cgroup_v2(
+    start: Callable[[str], subprocess.Popen[bytes]], undo: UndoLog
+) -> None:
     """Made, entered, left and removed, whatever controllers the hierarchy has."""
     if "cgroup2" not in Path("/proc/self/mounts").read_text():
         pytest.skip("cgroup v2 is not mounted")
@@ -148,7 +165,9 @@ def test_a_group_that_the_kernel_refuses_is_not_left_behind(
     """A group whose limit the kernel refuses is removed."""
     process = start(BURNING)
     with pytest.raises(HarnessError, match=r"Invalid argument|out of range"):
-        ProcessHolds(undo).apply("node0", CapProcessCpu(process.pid, linux.start_ticks(process.pid), 1e12))
+        ProcessHolds(undo).apply(
+            "node0", CapProcessCpu(process.pid, linux.start_ticks(process.pid), 1e12)
+        )
     assert left(os.getpid()) == []
 
 
@@ -189,7 +208,10 @@ def test_the_group_of_a_killed_launcher_is_removed(
     launcher.communicate()
     wait_until(lambda: linux.is_ending(int(guard)), "the end of the guard")
     repairs: list[Repair] = []
-    wait_until(lambda: repairs.extend(sweep(tmp_path)) or repairs, "the end of its lock, which is a moment later")
+    wait_until(
+        lambda: repairs.extend(sweep(tmp_path)) or repairs,
+        "the end of its lock, which is a moment later",
+    )
     assert repairs == [Repair("cgroup", str(path), RepairOutcome.REPAIRED)]
     assert describe(repairs[0]) == f"removed {path}, left behind"
     assert not path.exists()
@@ -214,12 +236,18 @@ def test_the_group_of_a_killed_launcher_is_removed(
         "LimitCpu(rank=1, at_step=2, lift_after_s=3600.0)",
     ],
 )
-def test_a_launcher_killed_in_the_middle_of_a_run_leaves_no_group(tmp_path: Path, fault: str) -> None:
+def test_a_launcher_killed_in_the_middle_of_a_run_leaves_no_group(
+    tmp_path: Path, fault: str
+) -> None:
     job = f"{Path(__file__).parents[2]}/jobs/failing/troubled.py:plain"
     environment = dict(os.environ, XDG_RUNTIME_DIR=str(tmp_path))
-    launcher = subprocess.Popen([sys.executable, "-c", RUNNING, job, fault, str(tmp_path / "runs")], env=environment)
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", RUNNING, job, fault, str(tmp_path / "runs")], env=environment
+    )
     try:
-        wait_until(lambda: left(launcher.pid) or launcher.poll() is not None, "the group of the fault")
+        wait_until(
+            lambda: left(launcher.pid) or launcher.poll() is not None, "the group of the fault"
+        )
         assert launcher.poll() is None
         pids = linux.descendants(launcher.pid)
     finally:
@@ -238,13 +266,17 @@ def test_a_group_that_was_never_made_needs_no_undo(tmp_path: Path) -> None:
         "os.kill(undo.guard_pid, signal.SIGKILL); os.waitpid(undo.guard_pid, 0); os._exit(1)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
-    assert sweep(tmp_path) == [Repair("cgroup", "/sys/fs/cgroup/chaoskit-0-0-0", RepairOutcome.NOTHING_LEFT)]
+    assert sweep(tmp_path) == [
+        Repair("cgroup", "/sys/fs/cgroup/chaoskit-0-0-0", RepairOutcome.NOTHING_LEFT)
+    ]
 
 
 @needs("cpu")
 def test_what_does_not_bear_our_name_is_never_removed(undo: UndoLog) -> None:
     """Only groups with our prefix are ever removed."""
-    place = find_place("cpu", Path("/proc/self/mounts").read_text(), Path("/proc/self/cgroup").read_text())
+    place = find_place(
+        "cpu", Path("/proc/self/mounts").read_text(), Path("/proc/self/cgroup").read_text()
+    )
     assert place is not None
     foreign = place.parent / f"foreign-{os.getpid()}"
     foreign.mkdir()
@@ -267,7 +299,12 @@ HYBRID = V1 + "cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n"
 @pytest.mark.parametrize(
     ("controller", "mounts", "groups", "place"),
     [
-        ("cpu", V1, "3:cpu,cpuacct:/\n2:memory:/box/7\n", Place(1, *[Path("/sys/fs/cgroup/cpu,cpuacct")] * 2)),
+        (
+            "cpu",
+            V1,
+            "3:cpu,cpuacct:/\n2:memory:/box/7\n",
+            Place(1, *[Path("/sys/fs/cgroup/cpu,cpuacct")] * 2),
+        ),
         (
             "memory",
             HYBRID,
@@ -278,18 +315,34 @@ HYBRID = V1 + "cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n"
             "cpu",
             V2,
             "0::/user.slice/session-1.scope\n",
-            Place(2, Path("/sys/fs/cgroup/user.slice/session-1.scope"), Path("/sys/fs/cgroup/user.slice")),
+            Place(
+                2,
+                Path("/sys/fs/cgroup/user.slice/session-1.scope"),
+                Path("/sys/fs/cgroup/user.slice"),
+            ),
         ),
         ("cpu", V2, "0::/\n", Place(2, Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup"))),
-        ("pids", HYBRID, "0::/x\n", Place(2, Path("/sys/fs/cgroup/unified/x"), Path("/sys/fs/cgroup/unified"))),
+        (
+            "pids",
+            HYBRID,
+            "0::/x\n",
+            Place(2, Path("/sys/fs/cgroup/unified/x"), Path("/sys/fs/cgroup/unified")),
+        ),
         ("pids", V1, "3:cpu,cpuacct:/\n", None),
-        ("io", BLKIO, "7:blkio:/box\n", Place(1, Path("/sys/fs/cgroup/blkio/box"), Path("/sys/fs/cgroup/blkio"))),
+        (
+            "io",
+            BLKIO,
+            "7:blkio:/box\n",
+            Place(1, Path("/sys/fs/cgroup/blkio/box"), Path("/sys/fs/cgroup/blkio")),
+        ),
         ("freezer", FREEZER, "6:freezer:/\n", Place(1, *[Path("/sys/fs/cgroup/freezer")] * 2)),
         ("freezer", FREEZER + V2, "6:freezer:/\n0::/\n", Place(2, *[Path("/sys/fs/cgroup")] * 2)),
         ("cpu", "proc /proc proc rw 0 0\n", "", None),
     ],
 )
-def test_the_place_of_a_process(controller: str, mounts: str, groups: str, place: Place | None) -> None:
+def test_the_place_of_a_process(
+    controller: str, mounts: str, groups: str, place: Place | None
+) -> None:
     """Our groups lie beside that of the process; cgroup v1 comes first where a controller is in both.
 
     But for the freezer: what version 2 has frozen can still be killed.
@@ -315,7 +368,9 @@ def test_a_machine_without_control_groups_says_so(tmp_path: Path) -> None:
         "others = [Straggle(rank=0, at_step=1, how='duty'), OutOfMemory(rank=0, at_step=1, how='error')]\n"
         "plan_experiment('gpt', steps=4, faults=others)\n"
     )
-    hide = 'umount -l /sys/fs/cgroup; if grep -q cgroup /proc/mounts; then exit 9; fi; exec "$0" "$@"'
+    hide = (
+        'umount -l /sys/fs/cgroup; if grep -q cgroup /proc/mounts; then exit 9; fi; exec "$0" "$@"'
+    )
     command = ["unshare", "-m", "sh", "-c", hide, sys.executable, "-c", code, str(tmp_path)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     if "unshare" in ran.stderr or ran.returncode == 9:
@@ -326,6 +381,11 @@ def test_a_machine_without_control_groups_says_so(tmp_path: Path) -> None:
     assert lines[1].endswith(
         "leave it out, or use another form: no cgroup hierarchy with the cpu controller is mounted"
     )
-    assert lines[2] == "how='cgroup' only: no cgroup hierarchy with the memory controller is mounted"
-    assert "leave it out, or use another form: no cgroup hierarchy with the memory controller" in lines[3]
+    assert (
+        lines[2] == "how='cgroup' only: no cgroup hierarchy with the memory controller is mounted"
+    )
+    assert (
+        "leave it out, or use another form: no cgroup hierarchy with the memory controller"
+        in lines[3]
+    )
     assert list(tmp_path.iterdir()) == []

@@ -67,15 +67,26 @@ def test_an_error_of_a_file_that_is_too_large_names_the_limit(code: str, tmp_pat
 
 def test_a_small_limit_is_refused_before_a_run(tmp_path: Path) -> None:
     (line,) = errors(HARNESS, tmp_path / "runs").splitlines()
-    assert line.startswith("ulimit -f='4096 bytes': raise the limit of the size of files, `ulimit -f unlimited`")
+    assert line.startswith(
+        "ulimit -f='4096 bytes': raise the limit of the size of files, `ulimit -f unlimited`"
+    )
     assert not (tmp_path / "runs").exists()
 
 
 def test_a_launch_refuses_it_in_one_line(tmp_path: Path) -> None:
     script = f"ulimit -f 8; exec {sys.executable} -B -m chaoskit launch {JOB_FILE}:plain --nodes 1 --set steps=20"
-    variables = os.environ | {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    variables = os.environ | {
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
     ended = subprocess.run(
-        ["sh", "-c", script], cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        ["sh", "-c", script],
+        cwd=tmp_path,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
     )
     assert ended.returncode == 2
     assert "ulimit -f" in ended.stderr + ended.stdout

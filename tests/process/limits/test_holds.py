@@ -88,7 +88,9 @@ class Node:
 
     def __init__(self, directory: Path) -> None:
         command = [sys.executable, "-c", NODE, str(directory / "file")]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         self.pid = self.process.pid
 
     def send(self, word: str) -> None:
@@ -106,7 +108,9 @@ class Node:
 
     def processes(self, name: str = "") -> list[Process]:
         pids = [self.pid, *linux.descendants(self.pid)]
-        return [Process(pid, linux.start_ticks(pid), "") for pid in pids if not linux.is_ending(pid)]
+        return [
+            Process(pid, linux.start_ticks(pid), "") for pid in pids if not linux.is_ending(pid)
+        ]
 
     def end(self) -> None:
         for one in self.processes():
@@ -143,7 +147,9 @@ def group_of(pid: int) -> str:
 
 @needs("freezer")
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_node_stands_still_and_goes_on(tmp_path: Path, node: Node, undo: UndoLog, version: int) -> None:
+def test_a_node_stands_still_and_goes_on(
+    tmp_path: Path, node: Node, undo: UndoLog, version: int
+) -> None:
     """Under either version of cgroup every process of a frozen node stands still, and goes on where it was."""
     if cgroup.version("freezer", version) != version:
         pytest.skip(f"the freezer is not in cgroup v{version}")
@@ -174,7 +180,9 @@ def test_what_a_node_starts_is_in_its_group(node: Node, holds: Holds) -> None:
 
 @needs("freezer")
 @pytest.mark.parametrize("version", [1, 2])
-def test_the_guard_thaws_what_a_killed_launcher_froze(tmp_path: Path, node: Node, version: int) -> None:
+def test_the_guard_thaws_what_a_killed_launcher_froze(
+    tmp_path: Path, node: Node, version: int
+) -> None:
     """Its launcher was killed while the node stood still: it goes on, in the group from which it came."""
     home = group_of(node.pid)
     launcher = subprocess.Popen(
@@ -257,7 +265,9 @@ def test_a_node_may_start_no_more(node: Node, holds: Holds) -> None:
     assert node.ask("fork").isdecimal()
 
 
-@pytest.mark.promise("the kernel counts so many written bytes that the node used up what it may write")
+@pytest.mark.promise(
+    "the kernel counts so many written bytes that the node used up what it may write"
+)
 @needs("io")
 def test_writes_of_a_node_are_held_back(tmp_path: Path, node: Node, holds: Holds) -> None:
     """Writes of a node pass at the rate of the limit, and are counted as held back."""

@@ -27,7 +27,11 @@ def test_every_limit_bites_and_is_lifted(tmp_path: Path) -> None:
     assert set(found) == set(CONTROLLERS)
     for controller in CONTROLLERS:
         told = found[controller]
-        assert (told.pop("version"), told.pop("possible"), told.pop("removed")) == (2, True, True), controller
+        assert (told.pop("version"), told.pop("possible"), told.pop("removed")) == (
+            2,
+            True,
+            True,
+        ), controller
     assert found["cpu"] == {"throttled": True, "lives": True}
     assert found["memory"] == {"status": -signal.SIGKILL, "kills": 1}
     assert found["pids"]["status"] == 7

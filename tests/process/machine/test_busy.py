@@ -31,8 +31,14 @@ def test_each_process_of_the_load_works() -> None:
     """A load that sleeps would make the storm lane a calm one."""
     with busy.load() as pids:
         assert len(pids) == COUNT
-        wait_until(lambda: all(used_s(pid) > 0.1 for pid in pids[:-1]), "all spinning processes use the processors")
-        wait_until(lambda: "write_bytes: 0" not in Path(f"/proc/{pids[-1]}/io").read_text(), "data on the disk")
+        wait_until(
+            lambda: all(used_s(pid) > 0.1 for pid in pids[:-1]),
+            "all spinning processes use the processors",
+        )
+        wait_until(
+            lambda: "write_bytes: 0" not in Path(f"/proc/{pids[-1]}/io").read_text(),
+            "data on the disk",
+        )
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
@@ -44,14 +50,20 @@ def test_the_status_is_that_of_the_command() -> None:
 def test_the_load_ends_when_its_parent_is_killed() -> None:
     """A cancelled run leaves no spinning process behind."""
     with subprocess.Popen([*BUSY, "sleep", "100"]) as process:
-        wait_until(lambda: len(descendants(process.pid)) == COUNT + 1, "the load and the command run")
+        wait_until(
+            lambda: len(descendants(process.pid)) == COUNT + 1, "the load and the command run"
+        )
         spinning = wait_until(  # a process has another command line until it has begun
-            lambda: len(pids := working(process.pid)) == COUNT and pids, "all processes of the load have begun"
+            lambda: len(pids := working(process.pid)) == COUNT and pids,
+            "all processes of the load have begun",
         )
         found = descendants(process.pid)
         wait_until(lambda: all(used_s(pid) > 0.05 for pid in spinning[:-1]), "the load has begun")
         process.kill()
-        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in spinning), "the end of the load")
+        wait_until(
+            lambda: not any(Path(f"/proc/{pid}").exists() for pid in spinning),
+            "the end of the load",
+        )
         left = [pid for pid in found if pid not in spinning]
         for pid in left:  # the command is not ours to end: its own lane does
             os.kill(pid, 9)

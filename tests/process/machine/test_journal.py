@@ -22,7 +22,15 @@ from support.nodes.disks import SmallDisk, small_disk
 from support.waiting import stays, wait_until
 
 from chaoskit.errors import JournalFull
-from chaoskit.journal import FileCoverage, Journal, JournalTail, load_journals, read_events, read_journals, read_tail
+from chaoskit.journal import (
+    FileCoverage,
+    Journal,
+    JournalTail,
+    load_journals,
+    read_events,
+    read_journals,
+    read_tail,
+)
 from chaoskit.vocabulary import Event
 
 WAIT_S = 60.0
@@ -54,9 +62,13 @@ while os.read(0, 1):
 """
 
 
-def start(directory: Path, source: str, longest: int, count: int = 10**9) -> subprocess.Popen[bytes]:
+def start(
+    directory: Path, source: str, longest: int, count: int = 10**9
+) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-c", WRITER, str(directory), source, str(longest), str(count)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, env=dict(os.environ, PYTHONDONTWRITEBYTECODE="1"))
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, env=dict(os.environ, PYTHONDONTWRITEBYTECODE="1")
+    )
 
 
 def reported(writer: subprocess.Popen[bytes], at_least: int) -> int:
@@ -71,7 +83,9 @@ def reported(writer: subprocess.Popen[bytes], at_least: int) -> int:
 def last_reported(writer: subprocess.Popen[bytes], known: int) -> int:
     """The last record that a writer, now dead, has reported."""
     assert writer.stdout is not None
-    numbers = [int(line) for line in writer.stdout.read().splitlines(keepends=True) if line.endswith(b"\n")]
+    numbers = [
+        int(line) for line in writer.stdout.read().splitlines(keepends=True) if line.endswith(b"\n")
+    ]
     return numbers[-1] if numbers else known
 
 
@@ -103,7 +117,9 @@ def test_a_kill_loses_nothing_that_was_reported(
         assert len(mine) > last_reported(writer, known[number])
         assert {record["writer"] for record in mine} == {writer.pid}
         *lines, rest = (tmp_path / f"worker{number}.jsonl").read_bytes().split(b"\n")
-        assert [json.loads(line)["number"] for line in lines] == list(range(len(lines))), "torn, and not at the end"
+        assert [json.loads(line)["number"] for line in lines] == list(range(len(lines))), (
+            "torn, and not at the end"
+        )
         assert len(lines) == len(mine)
         assert not rest or rest.startswith(b"{")
 
@@ -114,7 +130,9 @@ def test_records_of_all_processes_are_in_the_order_of_time(
     """Journals that grew side by side are read as one sequence: what happened first comes first."""
     command = [sys.executable, "-c", ON_DEMAND, str(tmp_path)]
     writers += [
-        subprocess.Popen([*command, source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        subprocess.Popen(
+            [*command, source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+        )
         for source in "cab"
     ]
     order = random.Random(3).choices(range(3), k=60)
@@ -131,16 +149,22 @@ def test_records_of_all_processes_are_in_the_order_of_time(
     assert times == sorted(times)
 
 
-def test_two_processes_can_append_to_one_journal(tmp_path: Path, writers: list[subprocess.Popen[bytes]]) -> None:
+def test_two_processes_can_append_to_one_journal(
+    tmp_path: Path, writers: list[subprocess.Popen[bytes]]
+) -> None:
     """A record is one write at the end of the file: two processes do not tear each other's lines."""
     writers += [start(tmp_path, "shared", 9000, 300) for _ in range(2)]
     for writer in writers:
         assert writer.communicate(timeout=WAIT_S)[0].count(b"\n") == 300
     records = read_journals(tmp_path)
     for writer in writers:
-        assert [record["number"] for record in records if record["writer"] == writer.pid] == list(range(300))
+        assert [record["number"] for record in records if record["writer"] == writer.pid] == list(
+            range(300)
+        )
     # a writer that begins while another one writes may see no end of a line, and begin one of its own
-    assert len([line for line in (tmp_path / "shared.jsonl").read_bytes().splitlines() if line]) == 600
+    assert (
+        len([line for line in (tmp_path / "shared.jsonl").read_bytes().splitlines() if line]) == 600
+    )
 
 
 def test_a_record_that_comes_too_late_goes_to_no_other_file(tmp_path: Path) -> None:
@@ -172,12 +196,21 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
         assert [record.event for record in read_journals(tmp_path)] == ["ready"]
         assert coverage(tmp_path).bad_lines == coverage(tmp_path).torn == (cut > first_bytes)
     path.write_bytes(whole[:-1])
-    assert [record.event for record in read_journals(tmp_path)] == ["ready", "failed"], "only its end was lost"
+    assert [record.event for record in read_journals(tmp_path)] == ["ready", "failed"], (
+        "only its end was lost"
+    )
 
 
 RESERVED = ("event", "by", "seq", "crc", "self")
-names = st.text(st.characters(categories=["Ll"]), min_size=1, max_size=6).filter(lambda name: name not in RESERVED)
-leaves = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False, allow_infinity=False)
+names = st.text(st.characters(categories=["Ll"]), min_size=1, max_size=6).filter(
+    lambda name: name not in RESERVED
+)
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.floats(allow_nan=False, allow_infinity=False)
+)
 values = st.recursive(
     leaves | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
@@ -187,7 +220,9 @@ values = st.recursive(
 
 @settings(max_examples=60, deadline=None, database=None)
 @given(st.dictionaries(names, values, max_size=4))
-def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, fields: dict[str, object]) -> None:
+def test_what_is_written_is_read(
+    tmp_path_factory: pytest.TempPathFactory, fields: dict[str, object]
+) -> None:
     """Any plain values come back as they were, line breaks and odd characters included, without closing the file."""
     directory = tmp_path_factory.mktemp("journal")
     journal = Journal(directory, "worker")
@@ -232,9 +267,15 @@ def test_a_journal_tells_whether_it_has_a_record(tmp_path: Path) -> None:
     with closing(Journal(tmp_path, "coordinator")) as journal:
         journal.write(Event.PLAN, t_ns=7, generation=2, members=[{"rank": 0, "shards": (0, 1)}])
     with closing(Journal(tmp_path, "coordinator")) as journal:
-        assert journal.has(Event.PLAN, t_ns=7, generation=2, members=[{"rank": 0, "shards": (0, 1)}])
-        assert not journal.has(Event.PLAN, t_ns=8, generation=2, members=[{"rank": 0, "shards": (0, 1)}])
-        assert not journal.has(Event.PLAN, t_ns=7, generation=3, members=[{"rank": 0, "shards": (0, 1)}])
+        assert journal.has(
+            Event.PLAN, t_ns=7, generation=2, members=[{"rank": 0, "shards": (0, 1)}]
+        )
+        assert not journal.has(
+            Event.PLAN, t_ns=8, generation=2, members=[{"rank": 0, "shards": (0, 1)}]
+        )
+        assert not journal.has(
+            Event.PLAN, t_ns=7, generation=3, members=[{"rank": 0, "shards": (0, 1)}]
+        )
         assert not journal.has(Event.SETTLED, t_ns=7, generation=2)
 
 
@@ -284,14 +325,21 @@ NO_RECORDS = {
 
 @pytest.mark.parametrize("place", [0, 2, 4])
 @pytest.mark.parametrize("what", NO_RECORDS)
-def test_a_line_that_is_no_record_is_counted_and_stops_no_reader(tmp_path: Path, what: str, place: int) -> None:
+def test_a_line_that_is_no_record_is_counted_and_stops_no_reader(
+    tmp_path: Path, what: str, place: int
+) -> None:
     """At the begin, in the middle and at the end of a file; each of the readers goes on with the next line."""
     path = written(tmp_path, 4)
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:place], NO_RECORDS[what] + b"\n", *lines[place:]]))
     records = read_journals(tmp_path)
     assert [record["step"] for record in records] == [0, 1, 2, 3]
-    assert read_events(tmp_path, Event.COMMIT) == read_tail(tmp_path) == JournalTail(tmp_path).poll() == records
+    assert (
+        read_events(tmp_path, Event.COMMIT)
+        == read_tail(tmp_path)
+        == JournalTail(tmp_path).poll()
+        == records
+    )
     found = coverage(tmp_path)
     assert (found.records, found.bad_lines, found.missing, found.torn) == (4, 1, 0, False)
 
@@ -342,7 +390,9 @@ def test_records_that_are_missing_are_counted(tmp_path: Path, gone: list[int]) -
 
 def test_each_writer_of_a_file_has_a_sequence_of_its_own(tmp_path: Path) -> None:
     """An agent and its keeper write into one file, and so do coordinators one after the other."""
-    first, second = (Journal(tmp_path, "worker", role=role, node="node0") for role in ("agent", "keeper"))
+    first, second = (
+        Journal(tmp_path, "worker", role=role, node="node0") for role in ("agent", "keeper")
+    )
     for step in range(3):
         first.write(Event.COMMIT, step=step)
         second.write(Event.READY)
@@ -373,7 +423,9 @@ def lines(disk: SmallDisk) -> list[bytes]:
     return [line for line in (disk.root / "worker.jsonl").read_bytes().split(b"\n") if line.strip()]
 
 
-def test_records_without_room_are_written_in_their_order_when_there_is_some(disk: SmallDisk) -> None:
+def test_records_without_room_are_written_in_their_order_when_there_is_some(
+    disk: SmallDisk,
+) -> None:
     """While the disk is full, records wait in memory; then all of them are written, and how many were late."""
     with closing(Journal(disk.root, "worker")) as journal:
         journal.write(Event.READY)
@@ -384,7 +436,12 @@ def test_records_without_room_are_written_in_their_order_when_there_is_some(disk
         wait_until(lambda: read_journals(disk.root)[-1].event == Event.RECORDS_LATE, "the records")
         journal.write(Event.FINISHED)
     found = read_journals(disk.root)
-    assert [record.event for record in found] == ["ready", *["commit"] * 200, "records_late", "finished"]
+    assert [record.event for record in found] == [
+        "ready",
+        *["commit"] * 200,
+        "records_late",
+        "finished",
+    ]
     assert [record["step"] for record in found[1:201]] == list(range(200))
     late = found[201]
     assert 0 < late["records"] <= 200  # the first may have found room in the last page
@@ -394,7 +451,10 @@ def test_records_without_room_are_written_in_their_order_when_there_is_some(disk
 
 def test_a_record_that_was_written_in_part_is_written_whole(disk: SmallDisk) -> None:
     """A disk that fills up takes the begin of a record: no other is glued to that, of this or another process."""
-    with closing(Journal(disk.root, "worker")) as journal, closing(Journal(disk.root, "worker")) as other:
+    with (
+        closing(Journal(disk.root, "worker")) as journal,
+        closing(Journal(disk.root, "worker")) as other,
+    ):
         journal.write(Event.READY, filling="x" * 1000)
         disk.fill(room_bytes=4096)
         journal.write(Event.COMMIT, step=1, filling="y" * 9000)
@@ -403,7 +463,11 @@ def test_a_record_that_was_written_in_part_is_written_whole(disk: SmallDisk) -> 
         disk.free()
         wait_until(lambda: len(read_journals(disk.root)) >= 5, "the records")
         other.write(Event.COMMIT, step=4)
-    found = {record["step"]: record for record in read_journals(disk.root) if record.event == Event.COMMIT}
+    found = {
+        record["step"]: record
+        for record in read_journals(disk.root)
+        if record.event == Event.COMMIT
+    }
     assert set(found) == {1, 2, 3, 4}
     assert found[1]["filling"] == "y" * 9000
     assert len(lines(disk)) == len(read_journals(disk.root)), "every line is a record"
@@ -419,7 +483,9 @@ def test_a_disk_that_stays_full_is_an_error_that_names_it(disk: SmallDisk) -> No
     """After a while, or where too much waits in memory; never without a word."""
     with closing(Journal(disk.root, "slow", late_s=0.2)) as journal:
         disk.fill()
-        with pytest.raises(JournalFull, match=f"{disk.root}.*No space left on device for 0.2 s.*free room"):
+        with pytest.raises(
+            JournalFull, match=f"{disk.root}.*No space left on device for 0.2 s.*free room"
+        ):
             write_for_ever(journal)
         disk.free()
     with closing(Journal(disk.root, "fast", late_bytes_max=1000)) as journal:
@@ -448,7 +514,9 @@ journal.write(Event.COMMIT, step=2)
 """
 
 
-def test_a_record_that_a_limit_cuts_short_is_an_error_and_takes_no_other_with_it(tmp_path: Path) -> None:
+def test_a_record_that_a_limit_cuts_short_is_an_error_and_takes_no_other_with_it(
+    tmp_path: Path,
+) -> None:
     """Nothing of it is left in the way of the next one, and its number is missing."""
     command = [sys.executable, "-c", LIMITED_FOR_A_WHILE, str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -466,7 +534,9 @@ def test_other_errors_are_raised_at_once(tmp_path: Path) -> None:
         "journal = Journal(Path(sys.argv[1]), 'worker'); resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0));"
         "journal.write(Event.READY)"
     )
-    ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False
+    )
     assert "File too large" in ended.stderr
 
 

@@ -16,7 +16,14 @@ from support.descriptors import many_open
 from support.waiting import stays, wait_until
 
 from chaoskit import Harness, Verdict
-from chaoskit.process.linux import Starvation, children, current_test, descendants, signal_name, undisturbed
+from chaoskit.process.linux import (
+    Starvation,
+    children,
+    current_test,
+    descendants,
+    signal_name,
+    undisturbed,
+)
 from faults import Kill
 
 SPIN = "import os; os.sched_setaffinity(0, {%d}); %s\nwhile True: pass"
@@ -55,7 +62,9 @@ wait.set()
 def test_step_back_covers_all_threads_and_the_session() -> None:
     """All threads and the autogroup get nicer: with autogroups the niceness of a thread counts within its session."""
     command = ["nice", "-n", "3", sys.executable, "-c", STEP_BACK]
-    ended = subprocess.run(command, start_new_session=True, capture_output=True, text=True, check=True)
+    ended = subprocess.run(
+        command, start_new_session=True, capture_output=True, text=True, check=True
+    )
     steps, session = ended.stdout.splitlines()
     assert session in ("10", "none")
     assert steps in ("[10, 10, 10]", "[9, 9, 9]", "[8, 8, 8]", "[6, 6, 6]"), "19 is the end"
@@ -93,7 +102,9 @@ def test_a_sleeping_process_is_not_starved() -> None:
         wait_until(lambda: ") S " in stat.read_text(), "the process to sleep")
         starvation = Starvation(sleeper.pid, sleeper.pid)
         before = starvation.read_ns()
-        stays(lambda: starvation.read_ns() == before, "what a sleeping process has waited", for_s=0.1)
+        stays(
+            lambda: starvation.read_ns() == before, "what a sleeping process has waited", for_s=0.1
+        )
         sleeper.kill()
     assert starvation.read_ns() == 0
 
@@ -110,7 +121,12 @@ def test_a_process_that_is_nicer_already_stays_so() -> None:
         "import os; from chaoskit.process.linux import lower_priority; os.setpriority(os.PRIO_PROCESS, 0, 19);"
         "os.getuid() or os.setuid(65534); lower_priority(10); print(os.getpriority(os.PRIO_PROCESS, 0))"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "19\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "19\n"
+    )
 
 
 RECALL = """
@@ -139,7 +155,9 @@ print(os.getpriority(os.PRIO_PROCESS, thread) - begin)
 
 def test_the_keeper_of_an_ordinary_user_answers_at_the_priority_of_training(tmp_path: Path) -> None:
     """A user without CAP_SYS_NICE cannot take a niceness back: the keeper's thread never takes one."""
-    ended = subprocess.run([sys.executable, "-c", RECALL, str(tmp_path)], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", RECALL, str(tmp_path)], capture_output=True, text=True, check=False
+    )
     assert ended.stdout == "0\n", ended.stderr
 
 
@@ -149,14 +167,20 @@ REAL_TIME = "import os; os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1
 
 def test_undisturbed_lasts_for_its_block_only() -> None:
     """Within the block the thread has real-time priority, after it the policy that it had. Its children have none."""
-    asked = subprocess.run([sys.executable, "-c", REAL_TIME], capture_output=True, text=True, check=False)
+    asked = subprocess.run(
+        [sys.executable, "-c", REAL_TIME], capture_output=True, text=True, check=False
+    )
     if asked.returncode:
         pytest.skip(f"real-time priority is not allowed here: {asked.stderr.splitlines()[-1]}")
     before = os.sched_getscheduler(0)
     with undisturbed():
         assert os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK == os.SCHED_FIFO
-        child = subprocess.run([sys.executable, "-c", POLICY], capture_output=True, text=True, check=True)
-    assert child.stdout.strip() == str(os.SCHED_OTHER), "a helper that is started here would keep it for its life"
+        child = subprocess.run(
+            [sys.executable, "-c", POLICY], capture_output=True, text=True, check=True
+        )
+    assert child.stdout.strip() == str(os.SCHED_OTHER), (
+        "a helper that is started here would keep it for its life"
+    )
     assert os.sched_getscheduler(0) == before
 
 
@@ -166,7 +190,12 @@ def test_an_ordinary_user_is_disturbed_as_ever() -> None:
         "import os; from chaoskit.process.linux import undisturbed\nos.getuid() or os.setuid(65534)\n"
         "with undisturbed(): print(os.sched_getscheduler(0))"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "0\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "0\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -198,7 +227,9 @@ threading.Thread(target=start).start()
 
 def test_what_any_thread_has_started_is_a_child() -> None:
     """Launchers start ranks from threads; the kernel lists children by the thread that started them."""
-    process = subprocess.Popen([sys.executable, "-S", "-c", STARTS], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-c", STARTS], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     child = int(process.stdout.readline())
     try:
@@ -214,7 +245,13 @@ def test_a_session_with_many_open_files_runs_jobs(tmp_path: Path) -> None:
     """A long session of tests, or a process that trains, may have more than 1,023, which ``select`` does not take."""
     with many_open(), Harness(directory=tmp_path) as harness:
         outcome = harness.run(
-            "gpt", nodes=2, spares=1, steps=6, options={"size": "tiny"}, faults=[Kill(rank=1, at_step=3)], twin=False
+            "gpt",
+            nodes=2,
+            spares=1,
+            steps=6,
+            options={"size": "tiny"},
+            faults=[Kill(rank=1, at_step=3)],
+            twin=False,
         )
     assert outcome.verdict == Verdict.PASSED, outcome.reasons
 

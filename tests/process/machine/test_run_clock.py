@@ -77,7 +77,9 @@ def test_a_record_is_read_by_the_clock_of_the_machine_that_it_has_moved_to(tmp_p
     lost = events.WorkerLost("node1.0", "exited", "", detected_ns=90 * 10**9)
     first = Record(tmp_path / "coordinator.record")
     first.append([Remember(events.Tick(), 80.5, 3.25), Remember(lost, 91.0, 3.25)])
-    run_clock.set_ahead(-HOUR_NS)  # the next machine is an hour ahead of the run's clock, and so of the first one
+    run_clock.set_ahead(
+        -HOUR_NS
+    )  # the next machine is an hour ahead of the run's clock, and so of the first one
     try:
         tick, again = Record(tmp_path / "coordinator.record").memory
     finally:
@@ -145,9 +147,21 @@ def test_a_run_is_judged_by_one_clock(harness: Harness, fault: Fault) -> None:
 @pytest.mark.costly
 @pytest.mark.slow
 def test_smoke_is_green_on_clocks_that_are_apart() -> None:
-    command = [sys.executable, "-m", "pytest", str(TESTS.parent / "suites" / "smoke"), "-q", "-p", "no:cacheprovider"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        str(TESTS.parent / "suites" / "smoke"),
+        "-q",
+        "-p",
+        "no:cacheprovider",
+    ]
     environment = os.environ | {"PYTHONPATH": str(TESTS)}
     done = subprocess.run(
-        [*command, "--chaos-substrate", SUBSTRATE], env=environment, capture_output=True, text=True, check=False
+        [*command, "--chaos-substrate", SUBSTRATE],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout[-5000:]

@@ -40,7 +40,9 @@ class Way:
 
     def cut(self) -> None:
         """What was on its way is lost, and there is another connection."""
-        self.on_its_way = [bytearray(side.begin()) for side in self.sides]  # by the side that has sent it
+        self.on_its_way = [
+            bytearray(side.begin()) for side in self.sides
+        ]  # by the side that has sent it
 
     def send(self, side: int, data: bytes) -> None:
         self.sent[side] += data
@@ -109,7 +111,9 @@ def test_what_was_taken_is_kept_no_longer() -> None:
     assert way.sides[0].has_room
 
 
-@pytest.mark.parametrize("data", [b"\x02\x00\x00\x00\x01x", b"\x09\x00\x00\x00\x00", b"\x01\xff\xff\xff\xff"])
+@pytest.mark.parametrize(
+    "data", [b"\x02\x00\x00\x00\x01x", b"\x09\x00\x00\x00\x00", b"\x01\xff\xff\xff\xff"]
+)
 def test_what_is_no_such_stream_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"begins with|is not a valid|a frame of"):
         Resumable().receive(data)
@@ -125,8 +129,18 @@ class Crossing:
         self.token, self._connections = secrets.token_hex(16), list[socket.socket]()
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
-        command = [*COMMAND, "--listen", str(self.port), "--patience-s", str(PATIENCE_S), "--token-file", "/dev/stdin"]
-        process = subprocess.Popen(command, env=ENVIRONMENT, start_new_session=True, stdin=subprocess.PIPE)
+        command = [
+            *COMMAND,
+            "--listen",
+            str(self.port),
+            "--patience-s",
+            str(PATIENCE_S),
+            "--token-file",
+            "/dev/stdin",
+        ]
+        process = subprocess.Popen(
+            command, env=ENVIRONMENT, start_new_session=True, stdin=subprocess.PIPE
+        )
         assert process.stdin is not None
         with process.stdin as told:
             told.write(self.token.encode())
@@ -171,7 +185,9 @@ def crossing(tmp_path: Path) -> Iterator[Crossing]:
 
 
 @pytest.mark.costly
-def test_a_connection_that_is_cut_again_and_again_costs_nothing(crossing: Crossing, tmp_path: Path) -> None:
+def test_a_connection_that_is_cut_again_and_again_costs_nothing(
+    crossing: Crossing, tmp_path: Path
+) -> None:
     """Neither records that are written meanwhile nor what is asked."""
     there, here = tmp_path / "there", tmp_path / "here"
     crossing.started.link.ship(there, here, "")
@@ -211,7 +227,9 @@ def test_what_goes_there_survives_cuts_too(crossing: Crossing, tmp_path: Path) -
         over.set()
         cutter.join()
     assert crossing.count > 1
-    assert (tmp_path / "sources" / source.digest / "data.bin").read_bytes() == (job / "data.bin").read_bytes()
+    assert (tmp_path / "sources" / source.digest / "data.bin").read_bytes() == (
+        job / "data.bin"
+    ).read_bytes()
 
 
 def test_both_sides_can_speak_at_once() -> None:
@@ -222,7 +240,9 @@ def test_both_sides_can_speak_at_once() -> None:
         ours, theirs = socket.socketpair()
         ends.append(ours)
         threading.Thread(target=Ferry(theirs).carry, args=[connection], daemon=True).start()
-    senders = [threading.Thread(target=end.sendall, args=[bytes(size_bytes)], daemon=True) for end in ends]
+    senders = [
+        threading.Thread(target=end.sendall, args=[bytes(size_bytes)], daemon=True) for end in ends
+    ]
     for end in ends:
         end.settimeout(60.0)
     for sender in senders:

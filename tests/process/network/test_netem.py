@@ -28,6 +28,8 @@ def test_netem_and_our_queues_agree(tmp_path: Path) -> None:
     assert theirs["netem"], "the modules of user-mode Linux have netem"
     for found in (theirs, user_mode_linux.run_here(program)):
         assert found["steady"]["quickest_ms"] >= 40 * LEAST, "twenty milliseconds each way"
-        assert found["jitter"]["quickest_ms"] >= 24 * LEAST, "none comes earlier by more than eight each way"
+        assert found["jitter"]["quickest_ms"] >= 24 * LEAST, (
+            "none comes earlier by more than eight each way"
+        )
         for fault in ("steady", "jitter"):
             assert found[fault]["packets"] >= 60, "each echo was counted"

@@ -34,7 +34,9 @@ def queues(fabric: Fabric) -> Iterator[DelayQueues]:
     queues.close()
 
 
-def echo(fabric: Fabric, source: str, target: str, count: int = 5, timeout_s: float = LIMIT_S) -> list[float]:
+def echo(
+    fabric: Fabric, source: str, target: str, count: int = 5, timeout_s: float = LIMIT_S
+) -> list[float]:
     with namespaces.entered(fabric.stations[source].namespace):
         echoes = Echoes(open_socket())
     try:
@@ -57,7 +59,9 @@ def await_echo(fabric: Fabric, source: str, target: str, below_ms: float) -> Non
 
     One is enough: a packet that is held up is never early, and one that is not may be late on a busy machine.
     """
-    wait_until(lambda: min(echo(fabric, source, target, 1)) < below_ms, f"an echo within {below_ms:g} ms")
+    wait_until(
+        lambda: min(echo(fabric, source, target, 1)) < below_ms, f"an echo within {below_ms:g} ms"
+    )
 
 
 def test_a_delay_is_added_to_one_way(fabric: Fabric, queues: DelayQueues) -> None:
@@ -99,7 +103,9 @@ def test_a_rate_goes_on_counting_while_others_come_and_go(fabric: Fabric) -> Non
         met = shapes.packets(1)
         shapes.impose(2, Narrow(bits_per_s=1e6, ways=towards(["a"], ["b"])))
         assert shapes.packets(1) >= met
-        assert shapes.packets(2) < 20, "what waited before is no evidence of this one; some are still under way"
+        assert shapes.packets(2) < 20, (
+            "what waited before is no evidence of this one; some are still under way"
+        )
         flood(fabric, "a", "b")
         wait_until(lambda: shapes.packets(2) > 20, "packets that wait for the rate")
         shapes.lift(2)

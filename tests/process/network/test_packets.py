@@ -13,9 +13,19 @@ from chaoskit.substrate.core import namespaces
 from chaoskit.substrate.core.echo import Echoes, open_socket
 from chaoskit.substrate.limits import capabilities
 from chaoskit.substrate.network.fabric import Fabric
-from chaoskit.substrate.network.packets import DropReceived, HoldReceived, ReceivedPackets, SendEchoes, Sending
+from chaoskit.substrate.network.packets import (
+    DropReceived,
+    HoldReceived,
+    ReceivedPackets,
+    SendEchoes,
+    Sending,
+)
 
-WHY_NOT = capabilities.rules() or capabilities.queues() or ("" if capabilities.privileged() else "not root")
+WHY_NOT = (
+    capabilities.rules()
+    or capabilities.queues()
+    or ("" if capabilities.privileged() else "not root")
+)
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=f"packets: {WHY_NOT}")
 ECHO_S = 0.3
 
@@ -29,7 +39,10 @@ def fabric() -> Iterator[Fabric]:
 @pytest.fixture
 def received(fabric: Fabric) -> Iterator[ReceivedPackets]:
     """What is done to packets that ``near`` receives. The test is in its namespace meanwhile."""
-    with namespaces.entered(fabric.stations["near"].namespace), contextlib.closing(ReceivedPackets()) as made:
+    with (
+        namespaces.entered(fabric.stations["near"].namespace),
+        contextlib.closing(ReceivedPackets()) as made,
+    ):
         yield made
 
 
@@ -43,7 +56,9 @@ def echoes_ms(fabric: Fabric, station: str, count: int = 3) -> list[float]:
         return sent.round_trips_ms(address(fabric, station), count, ECHO_S)
 
 
-def test_what_comes_from_an_address_is_dropped_until_that_is_lifted(fabric: Fabric, received: ReceivedPackets) -> None:
+def test_what_comes_from_an_address_is_dropped_until_that_is_lifted(
+    fabric: Fabric, received: ReceivedPackets
+) -> None:
     """And nothing else is."""
     dropped = received.apply("near", DropReceived(sources=(address(fabric, "far"),)))
     assert echoes_ms(fabric, "far") == []
@@ -66,7 +81,9 @@ def test_segments_are_answered_with_a_reset(fabric: Fabric, received: ReceivedPa
     """Where they go to a port that was named, and nowhere else."""
     near, far = address(fabric, "near"), address(fabric, "far")
     with socket.create_server((near, 0)) as one, socket.create_server((near, 0)) as other:
-        reset = received.apply("near", DropReceived(sources=(far,), loud=True, port=one.getsockname()[1]))
+        reset = received.apply(
+            "near", DropReceived(sources=(far,), loud=True, port=one.getsockname()[1])
+        )
         with namespaces.entered(fabric.stations["far"].namespace):
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection(one.getsockname(), 2.0)
@@ -119,7 +136,9 @@ def test_everything_is_lifted_when_it_closes(fabric: Fabric) -> None:
 
 @pytest.mark.parametrize("action", [DropReceived, HoldReceived, SendEchoes])
 def test_whether_it_can_be_done_is_tried(
-    fabric: Fabric, received: ReceivedPackets, action: type[DropReceived | HoldReceived | SendEchoes]
+    fabric: Fabric,
+    received: ReceivedPackets,
+    action: type[DropReceived | HoldReceived | SendEchoes],
 ) -> None:
     """And nothing is left of the attempt."""
     assert received.why_not(action) == ""

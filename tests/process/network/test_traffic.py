@@ -6,7 +6,15 @@ import json
 
 import pytest
 
-from chaoskit.substrate.core.traffic import Block, Degrade, between, nft_packets, nft_table, profiles, towards
+from chaoskit.substrate.core.traffic import (
+    Block,
+    Degrade,
+    between,
+    nft_packets,
+    nft_table,
+    profiles,
+    towards,
+)
 
 PORTS = {"a": "port1", "b": "port2", "c": "port3"}
 ADDRESSES = {"a": "10.77.0.1", "b": "10.77.0.2", "c": "10.77.0.3"}
@@ -38,14 +46,20 @@ def test_a_silent_cut_drops_where_packets_come_from() -> None:
 @pytest.mark.parametrize(
     ("change", "rules"),
     [
-        (Block(ways=(("a", "b"),), loud=True), ["ip daddr 10.77.0.2 meta l4proto tcp counter reject with tcp reset"]),
+        (
+            Block(ways=(("a", "b"),), loud=True),
+            ["ip daddr 10.77.0.2 meta l4proto tcp counter reject with tcp reset"],
+        ),
         (
             Block(ways=(("a", "b"),), share=0.05),
             ["ip daddr 10.77.0.2 numgen random mod 1000000 < 50000 counter drop"],
         ),
         (
             Block(ways=(("a", "b"),), port=80),
-            ["ip daddr 10.77.0.2 tcp dport 80 counter drop", "ip daddr 10.77.0.2 tcp sport 80 counter drop"],
+            [
+                "ip daddr 10.77.0.2 tcp dport 80 counter drop",
+                "ip daddr 10.77.0.2 tcp sport 80 counter drop",
+            ],
         ),
     ],
 )
@@ -56,9 +70,19 @@ def test_each_change_has_its_rules(change: Block, rules: list[str]) -> None:
 
 def test_packets_of_all_rules_are_counted_together() -> None:
     def rule(packets: int) -> dict[str, object]:
-        return {"rule": {"expr": [{"match": {}}, {"counter": {"packets": packets, "bytes": 9}}, {"drop": None}]}}
+        return {
+            "rule": {
+                "expr": [
+                    {"match": {}},
+                    {"counter": {"packets": packets, "bytes": 9}},
+                    {"drop": None},
+                ]
+            }
+        }
 
-    listing = {"nftables": [{"metainfo": {}}, {"table": {"name": "one"}}, rule(3), rule(0), rule(4)]}
+    listing = {
+        "nftables": [{"metainfo": {}}, {"table": {"name": "one"}}, rule(3), rule(0), rule(4)]
+    }
     assert nft_packets(json.dumps(listing).encode()) == 7
 
 

@@ -84,7 +84,12 @@ class Watch:
     """
 
     def __init__(
-        self, board: Board, on_death: Callable[[], object] = lambda: None, *, cpu: int | None = None, waits: bool = True
+        self,
+        board: Board,
+        on_death: Callable[[], object] = lambda: None,
+        *,
+        cpu: int | None = None,
+        waits: bool = True,
     ) -> None:
         self._board, self._on_death, self._cpu = board, on_death, cpu
         self.seen: object = None
@@ -107,7 +112,11 @@ class Watch:
         call = Path(f"/proc/self/task/{self._thread.native_id}/syscall").read_text().split()
         if len(call) < 2:  # it runs
             return False
-        pages = [line.split()[0] for line in Path("/proc/self/maps").read_text().splitlines() if BOARD_NAME in line]
+        pages = [
+            line.split()[0]
+            for line in Path("/proc/self/maps").read_text().splitlines()
+            if BOARD_NAME in line
+        ]
         ranges = [[int(end, 16) for end in page.split("-")] for page in pages]
         return any(start <= int(call[1], 16) < end for start, end in ranges)
 
@@ -122,7 +131,14 @@ BOARD_NAME = "memfd:chaoskit-board"
 def test_a_fresh_board_shows_nothing() -> None:
     """Before a worker signs on there is no pid and no rank."""
     board = Board.create()
-    assert (board.pid, board.tid, board.rank, board.generation, board.step, board.commits) == (0, 0, -1, 0, 0, 0)
+    assert (board.pid, board.tid, board.rank, board.generation, board.step, board.commits) == (
+        0,
+        0,
+        -1,
+        0,
+        0,
+        0,
+    )
     assert board.trained_in == 0
     assert board.phase is Phase.START
     assert board.loss == 0.0
@@ -149,7 +165,9 @@ def test_another_process_sees_phase_place_and_progress() -> None:
         worker.act(Board.progress, 13, -math.pi)
         assert (board.step, board.commits, board.loss) == (13, 2, -math.pi)
         worker.act(Board.progress, 20)
-        assert (board.step, board.commits, board.loss) == (20, 2, -math.pi), "adopted steps are not its own commits"
+        assert (board.step, board.commits, board.loss) == (20, 2, -math.pi), (
+            "adopted steps are not its own commits"
+        )
         worker.act(Board.enter, Phase.DONE)
         assert (board.phase, board.generation, board.rank, board.step) == (Phase.DONE, 7, 3, 20)
 
@@ -162,7 +180,9 @@ def test_the_longest_phase_that_ended_by_itself_is_shown_for_each_kind() -> None
         worker.act(Board.place, 1, 0)
         for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.REDUCE, Phase.OPTIMIZER):
             worker.act(Board.enter, phase)
-        assert board.longest_ms == (0.0, 0.0, 0.0), "the first step of a generation has limits of its own"
+        assert board.longest_ms == (0.0, 0.0, 0.0), (
+            "the first step of a generation has limits of its own"
+        )
         worker.act(Board.progress, 1, 0.1)
         for phase in (Phase.FORWARD, Phase.REDUCE):
             worker.act(Board.enter, phase)
@@ -363,7 +383,10 @@ def test_a_fresh_interpreter_can_use_the_board() -> None:
     """Started with exec instead of fork, a worker that got the descriptor shows its progress and its death, too."""
     board = Board.create()
     with subprocess.Popen(
-        [sys.executable, "-c", FRESH, str(board.fd)], pass_fds=[board.fd], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", FRESH, str(board.fd)],
+        pass_fds=[board.fd],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     ) as worker:
         try:
             assert worker.stdout is not None

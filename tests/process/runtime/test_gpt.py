@@ -29,7 +29,9 @@ print(corpus_file(int(sys.argv[1]), Path(sys.argv[2])))
 """
 
 
-@pytest.mark.parametrize(("size", "least", "most"), [("tiny", 50_000, 100_000), ("10m", 9_500_000, 10_800_000)])
+@pytest.mark.parametrize(
+    ("size", "least", "most"), [("tiny", 50_000, 100_000), ("10m", 9_500_000, 10_800_000)]
+)
 def test_a_size_has_the_parameters_it_is_named_after(size: str, least: int, most: int) -> None:
     model = build(SIZES[size], dropout=0.1)
     assert least <= sum(parameter.numel() for parameter in model.parameters()) <= most
@@ -39,7 +41,9 @@ def test_a_size_has_the_parameters_it_is_named_after(size: str, least: int, most
 def test_the_seed_alone_decides_the_weights() -> None:
     def weights(seed: int) -> torch.Tensor:
         torch.manual_seed(seed)
-        return torch.cat([parameter.detach().flatten() for parameter in build(SIZES["tiny"], 0.1).parameters()])
+        return torch.cat(
+            [parameter.detach().flatten() for parameter in build(SIZES["tiny"], 0.1).parameters()]
+        )
 
     first = weights(3)
     assert torch.equal(first, weights(3))
@@ -79,7 +83,9 @@ def test_the_model_learns(tmp_path: Path) -> None:
     scheduler = LambdaLR(optimizer, warmup_cosine(steps))
     losses = []
     for step in range(steps):
-        loss = next_byte_loss(model, dataset.__getitems__(list(range(step * shape.batch, (step + 1) * shape.batch))))
+        loss = next_byte_loss(
+            model, dataset.__getitems__(list(range(step * shape.batch, (step + 1) * shape.batch)))
+        )
         loss.backward()
         optimizer.step()
         scheduler.step()
@@ -170,7 +176,9 @@ def test_windows_do_not_overlap_and_the_rest_is_left(tmp_path: Path) -> None:
 def test_windows_reach_a_stock_data_loader(tmp_path: Path) -> None:
     path = tmp_path / "bytes"
     path.write_bytes(bytes(range(20)))
-    loader = torch.utils.data.DataLoader(ByteDataset(path, context=4), batch_size=2, collate_fn=lambda batch: batch)
+    loader = torch.utils.data.DataLoader(
+        ByteDataset(path, context=4), batch_size=2, collate_fn=lambda batch: batch
+    )
     assert [batch.shape for batch in loader] == [(2, 5), (2, 5)]
 
 

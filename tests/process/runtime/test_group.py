@@ -28,7 +28,9 @@ from chaoskit.wire.messages import Exchange, Get, Put
 
 TOKEN = "a token of this test"
 CPU = torch.device("cpu")
-GLOO_TIMEOUT_S = 600.0  # a rank that abort() does not free is freed long after the limit of these tests
+GLOO_TIMEOUT_S = (
+    600.0  # a rank that abort() does not free is freed long after the limit of these tests
+)
 LEFT = {"GroupAborted", "GroupFailed"}  # by this rank first, or by a partner
 SO_MAX_PACING_RATE = 47  # not in the socket module
 STILL_S = 0.1  # for how long it is watched that a waiter is not freed
@@ -54,7 +56,9 @@ class Server:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._server = self._loop.run_until_complete(asyncio.start_server(self._greet, sock=self._listener))
+        self._server = self._loop.run_until_complete(
+            asyncio.start_server(self._greet, sock=self._listener)
+        )
         self._loop.run_forever()
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -69,7 +73,9 @@ class Server:
                 replies = self._board.ask(writer, request)
                 self._answer(replies)
                 self._arrived.append(request)
-                self._waiting += not isinstance(request, Put) and not any(client is writer for client, _ in replies)
+                self._waiting += not isinstance(request, Put) and not any(
+                    client is writer for client, _ in replies
+                )
         except (ConnectionError, Refused, asyncio.CancelledError):
             pass
         finally:
@@ -91,7 +97,10 @@ class Server:
 
     def await_arrival(self, *requests: messages.Message) -> None:
         """Wait until these requests have arrived, and have been answered as far as they are at once."""
-        wait_until(lambda: all(request in self._arrived for request in requests), f"the arrival of {requests}")
+        wait_until(
+            lambda: all(request in self._arrived for request in requests),
+            f"the arrival of {requests}",
+        )
 
     def await_waiting(self, count: int) -> None:
         """Wait until so many requests have arrived that could not be answered at once."""
@@ -145,7 +154,9 @@ def build(store: RendezvousStore, rank: int, world: int) -> Group:
     return Group(store, rank, world, CPU, address="127.0.0.1", timeout_s=GLOO_TIMEOUT_S)
 
 
-def sit(line: Line, address: Address, body: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+def sit(
+    line: Line, address: Address, body: Callable[..., None], arguments: tuple[Any, ...]
+) -> None:
     body(Seat(line, address), *arguments)
 
 
@@ -276,7 +287,10 @@ def test_one_ranks_abort_frees_those_that_wait_for_it(server: Server) -> None:
 def slow_down(bytes_s: int) -> None:
     """Have the kernel send no faster than this on any TCP connection of this process."""
     for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as one:  # others have no pace
+        with (
+            suppress(OSError),
+            socket.socket(fileno=os.dup(int(name))) as one,
+        ):  # others have no pace
             one.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, bytes_s)
 
 
@@ -400,7 +414,10 @@ def keep_sockets(seat: Seat) -> None:
     around(group, 1.0)
     group.abort()
     kind, _ = timed(lambda: group.recv(torch.empty(8), 1 - seat.rank, 3).wait())
-    pairs["listener"] = socket.create_connection(listeners[0].getsockname()), listeners[0].accept()[0]
+    pairs["listener"] = (
+        socket.create_connection(listeners[0].getsockname()),
+        listeners[0].accept()[0],
+    )
     seat.send([kind, {name: talks(pair) for name, pair in pairs.items()}])
     for end in pairs["during"]:
         reown(end.fileno())
@@ -548,7 +565,9 @@ def test_an_exchange_gives_the_values_of_all_by_rank(server: Server) -> None:
     lines = [connect(server, str(rank)) for rank in range(3)]
     waiters = []
     for rank in (2, 0):
-        waiters.append(Waiter(partial(lines[rank].exchange, 1, "standing", rank, b"rank %d" % rank)))
+        waiters.append(
+            Waiter(partial(lines[rank].exchange, 1, "standing", rank, b"rank %d" % rank))
+        )
         server.await_arrival(Exchange(1, "standing", rank, b"rank %d" % rank))
     still_waiting(*waiters)
     expected = (b"rank 0", b"rank 1", b"rank 2")
@@ -607,7 +626,9 @@ def test_a_newer_generation_frees_all_that_wait_for_an_older_one(server: Server,
         wait(0)
     lines[0].put(1, "key", b"of the old one")
     lines[0].put(2, "key", b"of the new one")
-    assert lines[1].get(2, "key") == b"of the new one", "the connection can be used on, and old keys are fenced off"
+    assert lines[1].get(2, "key") == b"of the new one", (
+        "the connection can be used on, and old keys are fenced off"
+    )
 
 
 def test_a_generation_starts_empty(server: Server) -> None:

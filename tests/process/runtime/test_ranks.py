@@ -98,7 +98,10 @@ def fail_while_another_waits(line: ranks.Line) -> None:
 
 def test_the_rank_that_fails_is_named_and_not_one_that_waits_for_it() -> None:
     """Rank 0 says nothing for as long as its test lives."""
-    with pytest.raises(AssertionError, match="rank 1 has a reason"), ranks.running(2, fail_while_another_waits):
+    with (
+        pytest.raises(AssertionError, match="rank 1 has a reason"),
+        ranks.running(2, fail_while_another_waits),
+    ):
         pass
 
 
@@ -153,7 +156,10 @@ def test_nothing_outlives_the_session(tmp_path: Path, victim: str) -> None:
             assert len(set(pids)) == 4  # itself, two ranks, and twice the server
             assert session.pid == pids[0]
             os.kill(pids[0] if victim == "session" else pids[2], signal.SIGKILL)
-            wait_until(lambda: all(linux.is_ending(pid) for pid in pids[1:]), "the end of the server and its ranks")
+            wait_until(
+                lambda: all(linux.is_ending(pid) for pid in pids[1:]),
+                "the end of the server and its ranks",
+            )
         finally:
             session.kill()
             for pid in pids[1:]:

@@ -60,7 +60,9 @@ class Gloo(Group):
 
     def __init__(self, path: Path, rank: int, size: int) -> None:
         # a rank that no abort frees exceeds the limit of its test
-        super().__init__(FileStore(str(path), size), rank, size, CPU, address="127.0.0.1", timeout_s=600.0)
+        super().__init__(
+            FileStore(str(path), size), rank, size, CPU, address="127.0.0.1", timeout_s=600.0
+        )
         _never_freed.append(self)
 
 
@@ -83,10 +85,14 @@ class DiesBeforeTransfer(Gloo):
         return super().all_reduce(tensor)
 
 
-def gradients(shard: int, dtype: torch.dtype = torch.float32, step: int = 0) -> list[torch.Tensor | None]:
+def gradients(
+    shard: int, dtype: torch.dtype = torch.float32, step: int = 0
+) -> list[torch.Tensor | None]:
     """Numbers of very different sizes, so that the order of additions shows. Shard 2 does not use a parameter."""
     noise = np.random.default_rng([shard, step])
-    values = [noise.standard_normal(shape) * 10.0 ** noise.integers(-4, 4, shape) for shape in SHAPES]
+    values = [
+        noise.standard_normal(shape) * 10.0 ** noise.integers(-4, 4, shape) for shape in SHAPES
+    ]
     found: list[torch.Tensor | None] = [torch.tensor(value).to(dtype) for value in values]
     if shard == 2:
         found[5] = None
@@ -117,7 +123,9 @@ def layout(buckets: int = 1) -> FlatLayout:
     return FlatLayout(SHAPES, [torch.float32] * len(SHAPES), CPU, buckets)
 
 
-def contribution(shards: Sequence[int], count: int, buckets: int = 1, step: int = 0) -> LocalGradients:
+def contribution(
+    shards: Sequence[int], count: int, buckets: int = 1, step: int = 0
+) -> LocalGradients:
     local = LocalGradients(layout(buckets), count)
     for shard in shards:
         local.add(shard, gradients(shard, step=step))
@@ -134,10 +142,14 @@ def sidecar(rank: int) -> list[float]:
 def check_news(reduced: Reduced, world: int) -> None:
     assert reduced.finite
     assert reduced.nonfinite == ()
-    assert [row.numpy().tobytes() for row in reduced.sidecars] == [np.array(sidecar(r)).tobytes() for r in range(world)]
+    assert [row.numpy().tobytes() for row in reduced.sidecars] == [
+        np.array(sidecar(r)).tobytes() for r in range(world)
+    ]
 
 
-def reduce_everything(line: Line, path: Path, expected: dict[int, list[np.ndarray]], grad_sums: dict[int, int]) -> None:
+def reduce_everything(
+    line: Line, path: Path, expected: dict[int, list[np.ndarray]], grad_sums: dict[int, int]
+) -> None:
     rank, world = line.rank, line.size
     group = Gloo(path / "store", rank, world) if world > 1 else None
     for count, wanted_sums in expected.items():
@@ -163,7 +175,9 @@ def test_every_world_gives_the_same_bits(world: int, tmp_path: Path) -> None:
     """The exact reduction gives the bits of the reference tree in every world, the fast one about the same numbers."""
     counts = [count for count, size in OWNERSHIPS if size == world]
     expected = {count: tree_sum(count) for count in counts}
-    exact_sums = {count: contribution(range(count), count).sums(0)[Subtree(0, count)] for count in counts}
+    exact_sums = {
+        count: contribution(range(count), count).sums(0)[Subtree(0, count)] for count in counts
+    }
     grad_sums = {count: int(total.view(torch.int64).sum()) for count, total in exact_sums.items()}
 
     assert ranks.results(world, reduce_everything, tmp_path, expected, grad_sums) == [None] * world
@@ -226,7 +240,9 @@ def reduce_damaged_segment(line: Line, path: Path, expected: list[np.ndarray]) -
         with pytest.raises(CorruptSegment, match="rank 0") as caught:
             reducer.reduce(sidecar(rank))
         assert caught.value.ranks == (0,)
-        assert caught.value.sidecars.numpy().tobytes() == np.array([sidecar(0), sidecar(1)]).tobytes()
+        assert (
+            caught.value.sidecars.numpy().tobytes() == np.array([sidecar(0), sidecar(1)]).tobytes()
+        )
     else:
         assert bits(reducer.reduce(sidecar(rank)).gradients) == bits(expected)
     reducer.begin(make_group(path / "second", rank, 2), ownership)
@@ -285,7 +301,9 @@ def reduce_damaged_news(line: Line, path: Path, kind: Any, word: int) -> None:
 
 @pytest.mark.parametrize("word", [0, 4, -3, -2, -1])
 @pytest.mark.parametrize("kind", ["exact", "fast"])
-def test_news_that_arrive_damaged_are_told_by_their_checksum(kind: Any, word: int, tmp_path: Path) -> None:
+def test_news_that_arrive_damaged_are_told_by_their_checksum(
+    kind: Any, word: int, tmp_path: Path
+) -> None:
     """A loss, a vote, a flag or the checksum itself: none of the news of that rank is used."""
     assert ranks.results(2, reduce_damaged_news, tmp_path, kind, word) == [None] * 2
 
@@ -303,12 +321,16 @@ class Counts(Gloo):
 def reduce_doubtful_sum(line: Line, path: Path) -> None:
     rank = line.rank
     group = Counts(path / "store", rank, 3)
-    reducer = make_reducer("fast", contribution(OWNERSHIPS[4, 3][rank], 4, buckets=2), len(sidecar(0)))
+    reducer = make_reducer(
+        "fast", contribution(OWNERSHIPS[4, 3][rank], 4, buckets=2), len(sidecar(0))
+    )
 
     def attempt(damaged: bool, collectives: int) -> None:
         reducer.begin(group, OWNERSHIPS[4, 3])
         before = group.collectives
-        reducer.arrived = lambda views: views[1].fill_(float("nan" if damaged and rank == 1 else "0"))
+        reducer.arrived = lambda views: views[1].fill_(
+            float("nan" if damaged and rank == 1 else "0")
+        )
         try:
             check_news(reducer.reduce(sidecar(rank)), 3)
         finally:
@@ -345,7 +367,9 @@ def reduce_overflow(line: Line, path: Path, kind: Any) -> None:
     reduced = reducer.reduce([])
     assert (reduced.finite, reduced.nonfinite) == (False, ())
     local.clear()
-    local.add(rank, [torch.full((64,), 3e38 * rank)])  # finite, though a careless check would overflow
+    local.add(
+        rank, [torch.full((64,), 3e38 * rank)]
+    )  # finite, though a careless check would overflow
     reduced = reducer.reduce([])
     assert (reduced.finite, reduced.nonfinite) == (True, ())
 
@@ -362,7 +386,9 @@ def leave_when_told(group: Gloo, path: Path) -> None:
     group.abort()
 
 
-def survive(rank: int, group: Gloo, local: LocalGradients, path: Path, kind: Any, expected: list[np.ndarray]) -> None:
+def survive(
+    rank: int, group: Gloo, local: LocalGradients, path: Path, kind: Any, expected: list[np.ndarray]
+) -> None:
     reducer = make_reducer(kind, local, len(sidecar(0)))
     reducer.begin(group, OWNERSHIPS[4, 4])
     threading.Thread(target=leave_when_told, args=(group, path), daemon=True).start()
@@ -385,24 +411,31 @@ def survive(rank: int, group: Gloo, local: LocalGradients, path: Path, kind: Any
         reducer.take_abandoned()()
 
 
-def lose_a_rank(line: Line, path: Path, kind: Any, transfers: int, expected: list[np.ndarray]) -> None:
+def lose_a_rank(
+    line: Line, path: Path, kind: Any, transfers: int, expected: list[np.ndarray]
+) -> None:
     rank = line.rank
     local = contribution([rank], 4, buckets=3)
     group = (Gloo if rank < 3 else DiesBeforeTransfer)(path / "first", rank, 4)
-    formed = FileStore(str(path / "formed"), 4)  # a rank that dies while others connect breaks their group, not a sum
+    formed = FileStore(
+        str(path / "formed"), 4
+    )  # a rank that dies while others connect breaks their group, not a sum
     formed.set(str(rank), "")
     formed.wait([str(other) for other in range(4)])
     if not isinstance(group, DiesBeforeTransfer):
         survive(rank, group, local, path, kind, expected)
         return
-    group.transfers_left = transfers  # exact: 9 first transfers, then the spread; fast: one a bucket
+    group.transfers_left = (
+        transfers  # exact: 9 first transfers, then the spread; fast: one a bucket
+    )
     reducer = make_reducer(kind, local, len(sidecar(0)))
     reducer.begin(group, OWNERSHIPS[4, 4])
     reducer.reduce(sidecar(rank))
 
 
 @pytest.mark.parametrize(
-    ("kind", "transfers"), [("exact", 0), ("exact", 4), ("exact", 10), ("fast", 0), ("fast", 1), ("fast", 2)]
+    ("kind", "transfers"),
+    [("exact", 0), ("exact", 4), ("exact", 10), ("fast", 0), ("fast", 1), ("fast", 2)],
 )
 def test_survivors_of_a_kill_reduce_again(kind: Any, transfers: int, tmp_path: Path) -> None:
     """Three buckets; rank 3 of 4 dies. The others keep what they have, and one adds the orphaned shard."""
@@ -456,10 +489,14 @@ def start_buckets(line: Line, path: Path, expected: list[np.ndarray]) -> None:
         reducer.start_bucket(0)
     values = gradients(last)
     for bucket in (1, 0, 2) if rank else (0, 1):
-        local.add_bucket(last, bucket, [values[number] for number in local.layout.buckets[bucket].parameters])
+        local.add_bucket(
+            last, bucket, [values[number] for number in local.layout.buckets[bucket].parameters]
+        )
         reducer.start_bucket(bucket)
     for bucket in local.pending(last):
-        local.add_bucket(last, bucket, [values[number] for number in local.layout.buckets[bucket].parameters])
+        local.add_bucket(
+            last, bucket, [values[number] for number in local.layout.buckets[bucket].parameters]
+        )
     assert bits(reducer.reduce([0.5]).gradients) == bits(expected)
 
 
@@ -484,7 +521,10 @@ def test_results_have_the_types_of_the_parameters() -> None:
     mixed = FlatLayout([(3,), (2,)], [torch.bfloat16, torch.float64], CPU)
     local = LocalGradients(mixed, 2)
     for shard in range(2):
-        local.add(shard, [torch.ones(3, dtype=torch.bfloat16), torch.full((2,), 1 / 3, dtype=torch.float64)])
+        local.add(
+            shard,
+            [torch.ones(3, dtype=torch.bfloat16), torch.full((2,), 1 / 3, dtype=torch.float64)],
+        )
     reducer = make_reducer("exact", local, 0)
     reducer.begin(None, [[0, 1]])
     low, high = reducer.reduce([]).gradients

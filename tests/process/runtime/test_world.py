@@ -37,7 +37,9 @@ GLOO_TIMEOUT_S = 600.0  # a rank that leave() does not free exceeds the limit of
 LATE_S = 15.0  # the same where its end is waited for; a busy machine takes a part of it to make the world
 
 
-def make(rank: int, size: int, path: Path, timeout_s: float = GLOO_TIMEOUT_S, **arguments: Any) -> World:
+def make(
+    rank: int, size: int, path: Path, timeout_s: float = GLOO_TIMEOUT_S, **arguments: Any
+) -> World:
     store = dist.FileStore(str(path), size)
     return World(store, rank, size, CPU, address="127.0.0.1", timeout_s=timeout_s, **arguments)
 
@@ -81,13 +83,19 @@ def in_worlds(line: Line, directory: Path) -> Any:
 
 
 def in_stock_gloo(line: Line, directory: Path) -> Any:
-    dist.init_process_group("gloo", store=dist.FileStore(str(directory / "gloo"), 4), rank=line.rank, world_size=4)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(str(directory / "gloo"), 4), rank=line.rank, world_size=4
+    )
     return [train(dist.device_mesh.init_device_mesh("cpu", (4,)))]
 
 
 @pytest.mark.slow
-@pytest.mark.promise("all of torch's collectives run over gloo, too (meshes, FSDP2 and `all_to_all` included")
-def test_fsdp2_trains_in_one_world_after_the_other_with_the_bits_of_stock_gloo(tmp_path: Path) -> None:
+@pytest.mark.promise(
+    "all of torch's collectives run over gloo, too (meshes, FSDP2 and `all_to_all` included"
+)
+def test_fsdp2_trains_in_one_world_after_the_other_with_the_bits_of_stock_gloo(
+    tmp_path: Path,
+) -> None:
     first, second, third = ranks.results(4, in_worlds, tmp_path)[0]
     assert first == third == ranks.results(4, in_stock_gloo, tmp_path)[0][0]
     assert len(second) == 3
@@ -103,7 +111,9 @@ def after_one_that_was_never_made(line: Line, directory: Path) -> Any:
     return losses
 
 
-def test_a_rank_that_was_interrupted_while_it_made_a_world_meets_one_that_never_made_any(tmp_path: Path) -> None:
+def test_a_rank_that_was_interrupted_while_it_made_a_world_meets_one_that_never_made_any(
+    tmp_path: Path,
+) -> None:
     """torch counts groups; ranks with other counts would look for each other under other names."""
     first, second = ranks.results(2, after_one_that_was_never_made, tmp_path)
     assert isinstance(first, list), first
@@ -191,13 +201,17 @@ def _unsent_bytes(handle: int) -> int:
     return int.from_bytes(fcntl.ioctl(handle, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
 
-def test_the_garbage_collector_does_not_wait_for_what_a_world_that_was_left_has_under_way(tmp_path: Path) -> None:
+def test_the_garbage_collector_does_not_wait_for_what_a_world_that_was_left_has_under_way(
+    tmp_path: Path,
+) -> None:
     """The collection returns while the group is held, on another thread, until its send has ended: ten minutes here."""
     with first_of_two(half_sent, tmp_path, GLOO_TIMEOUT_S) as rank:
         assert rank.receive() == 1
 
 
-def test_a_world_that_was_left_is_freed_when_all_that_it_had_under_way_has_ended(tmp_path: Path) -> None:
+def test_a_world_that_was_left_is_freed_when_all_that_it_had_under_way_has_ended(
+    tmp_path: Path,
+) -> None:
     """The thread that holds the group ends with the timeout of the backend."""
     with first_of_two(half_sent, tmp_path, LATE_S) as rank:
         assert rank.receive() in (0, 1)
@@ -232,7 +246,10 @@ def place_after_place(line: Line, directory: Path) -> Any:
         with counted() as decisions:
             losses = train(mesh)
         assert mesh.get_coordinate() == ((mine,) if len(shape) == 1 else divmod(mine, 2))
-        groups = [getattr(mesh, "_pg_registry", {}).get(group.group_name, group) for group in mesh.get_all_groups()]
+        groups = [
+            getattr(mesh, "_pg_registry", {}).get(group.group_name, group)
+            for group in mesh.get_all_groups()
+        ]
         assert groups == mesh.get_all_groups()  # these are what torch.compile uses
         found.append((losses, len(decisions)))
         world.leave()
@@ -275,7 +292,9 @@ def clipped(line: Line, directory: Path) -> Any:
                 fully_shard(sharded, mesh=mesh)
                 sharded(torch.full((4, 8), 1.0 + line.rank)).square().mean().backward()
                 clip(list(sharded.parameters()), most)
-                found.append(torch.cat([local_part(one.grad)[0].flatten() for one in sharded.parameters()]))
+                found.append(
+                    torch.cat([local_part(one.grad)[0].flatten() for one in sharded.parameters()])
+                )
         world.retire()
     return [one.tolist() for one in found]
 
@@ -286,7 +305,9 @@ def test_gradients_are_clipped_as_torch_does(tmp_path: Path) -> None:
         assert 0 < small.norm() < 1e-3 < large.norm()
         torch.testing.assert_close(ours_small, small, rtol=1e-5, atol=0)
         assert torch.equal(ours_large, large)
-        torch.testing.assert_close(torch.tensor(found[6]), torch.tensor(found[4]), rtol=1e-5, atol=0)
+        torch.testing.assert_close(
+            torch.tensor(found[6]), torch.tensor(found[4]), rtol=1e-5, atol=0
+        )
         assert found[7] == found[5]
 
 
@@ -303,7 +324,12 @@ def another_rank(line: Line, directory: Path) -> Any:
         moment = optimizer.state[sharded.weight]["exp_avg"]
         assert isinstance(moment, DTensor)
         assert moment.device_mesh.get_coordinate() == (mine,)
-        found.append([(local_part(one)[2].start, tuple(local_part(one)[0].shape)) for one in (sharded.weight, moment)])
+        found.append(
+            [
+                (local_part(one)[2].start, tuple(local_part(one)[0].shape))
+                for one in (sharded.weight, moment)
+            ]
+        )
         world.retire()
     return found
 
@@ -348,7 +374,9 @@ def deserted(line: Line, directory: Path) -> Any:
     return None
 
 
-@pytest.mark.promise("every rank out within milliseconds; then a new world can be entered in the same process")
+@pytest.mark.promise(
+    "every rank out within milliseconds; then a new world can be entered in the same process"
+)
 def test_a_rank_that_has_not_heard_is_freed_by_those_that_leave(tmp_path: Path) -> None:
     """The collective of a rank ends with an error when another rank leaves the world and lives on."""
     first, second = ranks.results(2, deserted, tmp_path)

@@ -34,7 +34,10 @@ def flag(directory: Path) -> Lever:
 
 def failing(directory: Path) -> Lever:
     """One that does something, and fails then."""
-    return Lever(do=("sh", "-c", f"touch {directory}/m1; echo no bmc of m1 >&2; exit 3"), undo=flag(directory).undo)
+    return Lever(
+        do=("sh", "-c", f"touch {directory}/m1; echo no bmc of m1 >&2; exit 3"),
+        undo=flag(directory).undo,
+    )
 
 
 @pytest.fixture
@@ -77,7 +80,9 @@ time.sleep(60)
 
 @pytest.mark.promise("**What undoes a command is written down before it runs**")
 def test_the_guard_of_a_killed_process_puts_it_back(tmp_path: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-c", _PULLS, str(tmp_path)], stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", _PULLS, str(tmp_path)], stdout=subprocess.PIPE
+    )
     with process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"pulled\n"
@@ -109,7 +114,14 @@ def test_a_command_does_not_outlive_the_process_that_runs_it(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     "text",
-    ["[]", "cut: power off", "cut: {do: [a]}", "cut: {do: [], undo: [b]}", "cut: {do: [a], undo: [b], x: 1}", "{"],
+    [
+        "[]",
+        "cut: power off",
+        "cut: {do: [a]}",
+        "cut: {do: [], undo: [b]}",
+        "cut: {do: [a], undo: [b], x: 1}",
+        "{",
+    ],
 )
 def test_a_file_without_levers_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "levers.yaml").write_text(text)
@@ -118,7 +130,9 @@ def test_a_file_without_levers_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_a_file_of_levers_is_read(tmp_path: Path) -> None:
-    (tmp_path / "levers.yaml").write_text("cut: {do: [cut, '{machine}'], undo: [mend, '{machine}']}")
+    (tmp_path / "levers.yaml").write_text(
+        "cut: {do: [cut, '{machine}'], undo: [mend, '{machine}']}"
+    )
     assert machine_commands.read(str(tmp_path / "levers.yaml")) == {
         "cut": Lever(("cut", "{machine}"), ("mend", "{machine}"))
     }

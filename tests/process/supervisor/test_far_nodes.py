@@ -36,7 +36,9 @@ JOB = f"{TESTS / 'jobs' / 'failing' / 'troubled.py'}:plain"
 SUBSTRATE = "support.nodes.far_nodes:FarSubstrate"
 NO_GROUPS = cgroup.unavailable("freezer") or cgroup.unavailable("cpu")
 
-pytestmark = pytest.mark.skipif(bool(unavailable()), reason=f"namespaces of processes: {unavailable()}")
+pytestmark = pytest.mark.skipif(
+    bool(unavailable()), reason=f"namespaces of processes: {unavailable()}"
+)
 in_groups = pytest.mark.skipif(bool(NO_GROUPS), reason=f"cgroups: {NO_GROUPS}")
 
 
@@ -54,7 +56,9 @@ def harness(substrate: FarSubstrate, tmp_path_factory: pytest.TempPathFactory) -
 
 def run(harness: Harness, fault: Fault) -> Any:
     options = {"step_s": 0.02}
-    return harness.run(JOB, nodes=2, steps=40, options=options, faults=[fault], twin=False, **DETECTION["relaxed"])
+    return harness.run(
+        JOB, nodes=2, steps=40, options=options, faults=[fault], twin=False, **DETECTION["relaxed"]
+    )
 
 
 @pytest.mark.costly
@@ -67,7 +71,9 @@ def run(harness: Harness, fault: Fault) -> Any:
         Hang(rank=1, at_step=8, how="stop"),
         Hang(rank=1, at_step=8, how="gil"),
         FreezeNode(rank=1, at_step=8, thaw_after_s=0.5),
-        pytest.param(FreezeNode(rank=1, at_step=8, how="cgroup", thaw_after_s=0.5), marks=in_groups),
+        pytest.param(
+            FreezeNode(rank=1, at_step=8, how="cgroup", thaw_after_s=0.5), marks=in_groups
+        ),
         pytest.param(LimitCpu(rank=1, at_step=8, lift_after_s=0.5), marks=in_groups),
         pytest.param(Straggle(rank=1, at_step=8, how="quota", cpu_fraction=0.1), marks=in_groups),
         KillAgent(rank=1, at_step=8),
@@ -87,7 +93,9 @@ def test_a_fault_is_done_and_proven_through_the_stream(harness: Harness, fault: 
 
 @pytest.mark.costly
 @pytest.mark.slow
-def test_pids_of_a_node_are_not_those_of_the_runner(harness: Harness, substrate: FarSubstrate) -> None:
+def test_pids_of_a_node_are_not_those_of_the_runner(
+    harness: Harness, substrate: FarSubstrate
+) -> None:
     """Whatever looked at its own list of processes would look at others."""
     run(harness, Kill(rank=1, at_step=8))
     for station in (COORDINATOR, "node0", "node1"):
@@ -96,8 +104,12 @@ def test_pids_of_a_node_are_not_those_of_the_runner(harness: Harness, substrate:
 
 @pytest.mark.costly
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", [Cut(rank=1, at_step=8), SlowDisk(rank=1, at_step=8, delay_ms=10.0)], ids=str)
-def test_what_a_supervisor_cannot_do_is_refused_before_the_start(harness: Harness, fault: Fault) -> None:
+@pytest.mark.parametrize(
+    "fault", [Cut(rank=1, at_step=8), SlowDisk(rank=1, at_step=8, delay_ms=10.0)], ids=str
+)
+def test_what_a_supervisor_cannot_do_is_refused_before_the_start(
+    harness: Harness, fault: Fault
+) -> None:
     """The cluster is asked, and not the machine of the runner, which may be able to."""
     before = sorted(harness.directory.iterdir())
     with pytest.raises(BadInput, match=r"no supervisor does (Block|BreakDisk)"):
@@ -109,10 +121,22 @@ def test_what_a_supervisor_cannot_do_is_refused_before_the_start(harness: Harnes
 @pytest.mark.slow
 def test_smoke_is_green_on_them() -> None:
     """The same tests as on every other substrate."""
-    command = [sys.executable, "-m", "pytest", str(TESTS.parent / "suites" / "smoke"), "-q", "-p", "no:cacheprovider"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        str(TESTS.parent / "suites" / "smoke"),
+        "-q",
+        "-p",
+        "no:cacheprovider",
+    ]
     environment = os.environ | {"PYTHONPATH": str(TESTS)}
     done = subprocess.run(
-        [*command, "--chaos-substrate", SUBSTRATE], env=environment, capture_output=True, text=True, check=False
+        [*command, "--chaos-substrate", SUBSTRATE],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout[-5000:]
     assert "16 passed" in done.stdout

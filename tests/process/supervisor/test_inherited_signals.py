@@ -57,7 +57,9 @@ def test_a_suite_that_fails_is_known_to_have_failed(how: str, tmp_path: Path) ->
     suite.write_text("def test_wrong(): assert False\n")
     command = [sys.executable, "-m", "chaoskit", "test", str(suite), "-q"]
     started = [sys.executable, "-c", PARENT.format(how=how), *command]
-    ended = subprocess.run(started, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    ended = subprocess.run(
+        started, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
     assert ended.returncode == 1, ended.stdout + ended.stderr
 
 
@@ -67,8 +69,19 @@ def test_a_command_ends_at_sigterm(tmp_path: Path) -> None:
     suite.write_text(
         f"import pathlib, time\ndef test_long():\n    pathlib.Path({str(ready)!r}).touch()\n    time.sleep(600)\n"
     )
-    command = [sys.executable, "-c", PARENT.format(how=BLOCKS), sys.executable, "-m", "chaoskit", "test", str(suite)]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as ended:
+    command = [
+        sys.executable,
+        "-c",
+        PARENT.format(how=BLOCKS),
+        sys.executable,
+        "-m",
+        "chaoskit",
+        "test",
+        str(suite),
+    ]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    ) as ended:
         try:
             wait_until(ready.exists, "the test of the suite")
             ended.terminate()

@@ -81,7 +81,9 @@ def test_a_run_there_is_judged_here(harness: Harness, place: LoopbackDriver) -> 
     directory = Path(outcome.directory)
     journals = {path.stem for path in (directory / "journal").iterdir()}
     assert {"harness", "coordinator", "node0", "node1", "node0.0", "node1.0", "node1.1"} <= journals
-    assert {"coordinator.log", "node0.log", "node1.1.log"} <= {path.name for path in (directory / "log").iterdir()}
+    assert {"coordinator.log", "node0.log", "node1.1.log"} <= {
+        path.name for path in (directory / "log").iterdir()
+    }
     again = judge_directory(directory)
     assert (again.verdict, again.reasons) == (outcome.verdict, outcome.reasons)
     assert not list((place.files / "runs").glob("*/*"))
@@ -99,13 +101,17 @@ def test_the_code_of_a_job_travels(harness: Harness, tmp_path: Path) -> None:
 
 
 @pytest.mark.costly
-def test_a_fault_of_a_users_own_travels(harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_a_users_own_travels(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "faults_of_mine.py").write_text(OWN_FAULT)
     monkeypatch.syspath_prepend(tmp_path)
     fault: Fault = import_module("faults_of_mine").KillOfMine(rank=1, at_step=8)
     assert roots_of([fault, Kill(rank=1, at_step=8)]) == [tmp_path]
     outcome = run(harness, fault)
-    assert (outcome.verdict, outcome.faults[0].state) == (Verdict.PASSED, "confirmed"), outcome.reasons
+    assert (outcome.verdict, outcome.faults[0].state) == (Verdict.PASSED, "confirmed"), (
+        outcome.reasons
+    )
 
 
 def test_a_live_view_is_shown_what_happens(harness: Harness) -> None:
@@ -131,12 +137,16 @@ def test_what_is_refused_there_is_told_here(harness: Harness) -> None:
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(BadInput, match=r"port='.*choose a free port") as refused,
     ):
-        harness.run_planned(plan_experiment(JOB, nodes=1, steps=3), twin=False, port=taken.getsockname()[1])
+        harness.run_planned(
+            plan_experiment(JOB, nodes=1, steps=3), twin=False, port=taken.getsockname()[1]
+        )
     assert refused.value.__context__ is None, "no other error was being handled"
 
 
 @pytest.mark.costly
-def test_a_driver_that_dies_is_an_error_of_its_run_only(harness: Harness, place: LoopbackDriver) -> None:
+def test_a_driver_that_dies_is_an_error_of_its_run_only(
+    harness: Harness, place: LoopbackDriver
+) -> None:
     before = run(harness)
 
     def kill(message: Any) -> None:
@@ -279,11 +289,19 @@ harness.run({JOB!r}, nodes=2, steps=3000, twin=False, options={{"step_s": 0.02}}
 """
     environment = os.environ | {"PYTHONPATH": str(TESTS), "TMPDIR": str(tmp_path / "tmp")}
     (tmp_path / "tmp").mkdir()
-    with subprocess.Popen([sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True) as client:
+    with subprocess.Popen(
+        [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True
+    ) as client:
         assert client.stdout is not None
         assert client.stdout.readline() == "formed\n"
         started = psutil.Process(client.pid).children(recursive=True)
         assert len(started) > 6
         client.send_signal(signal.SIGKILL)
-    wait_until(lambda: not any(one.is_running() for one in started), f"the end of {started}", limit_s=30.0)
-    wait_until(lambda: not list((tmp_path / "tmp").glob("chaoskit-driver-*")), "the end of its files", limit_s=30.0)
+    wait_until(
+        lambda: not any(one.is_running() for one in started), f"the end of {started}", limit_s=30.0
+    )
+    wait_until(
+        lambda: not list((tmp_path / "tmp").glob("chaoskit-driver-*")),
+        "the end of its files",
+        limit_s=30.0,
+    )

@@ -74,7 +74,9 @@ def test_how_a_program_ended_is_told(supervisor: Started, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("how", ["runs", "has ended"])
-def test_a_program_is_ended_with_what_it_left_behind(supervisor: Started, tmp_path: Path, how: str) -> None:
+def test_a_program_is_ended_with_what_it_left_behind(
+    supervisor: Started, tmp_path: Path, how: str
+) -> None:
     """Also a process whose parent has ended, or the program itself; others are left alone."""
     other, one = supervisor.start("stay"), supervisor.start("orphan", tmp_path / "pid")
     wait_until((tmp_path / "pid").exists, "the start of the orphan")
@@ -136,7 +138,9 @@ def test_a_program_that_is_over_is_not_started_again(supervisor: Started) -> Non
     listener = supervisor.link.listen("127.0.0.1", 0)
     supervisor.link.start(supervisor.program("answer", 0, restarts=2, over=0), [listener])
     said(listener.address)
-    assert not answers(listener.address), "it has one answer, and the next one would be another process's"
+    assert not answers(listener.address), (
+        "it has one answer, and the next one would be another process's"
+    )
 
 
 def test_a_program_that_is_ended_is_not_started_again(supervisor: Started) -> None:
@@ -192,7 +196,9 @@ def test_a_request_that_cannot_be_met_is_refused_with_its_reason(supervisor: Sta
         lambda number: SendSignal(number, 2**40, None, 9),
         lambda number: LiftAction(number, 99),
         lambda number: AskWhyNot(number, "no.module:Nothing"),
-        lambda number: ApplyAction(number, "node0", (1, None), "/", "chaoskit.substrate.core.actions:CapCpu", b"{"),
+        lambda number: ApplyAction(
+            number, "node0", (1, None), "/", "chaoskit.substrate.core.actions:CapCpu", b"{"
+        ),
     ],
 )
 def test_a_bad_request_ends_nothing(supervisor: Started, request_of: Callable[[int], Any]) -> None:
@@ -232,7 +238,9 @@ def test_the_kernel_watches_the_way_to_the_other_machine(far: Started) -> None:
 
 def is_watched(pid: int, supervisor: int) -> bool:
     """Whether the kernel probes the end of the stream that a process has."""
-    shown = subprocess.run(["ss", "-tnopH"], capture_output=True, text=True, check=True).stdout.splitlines()
+    shown = subprocess.run(
+        ["ss", "-tnopH"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     (port,) = {line.split()[4] for line in shown if f"pid={supervisor}," in line}
     ends = [line for line in shown if port in line and f"pid={pid}," in line]
     return bool(ends) and all("timer:(keepalive," in line for line in ends)
@@ -281,13 +289,17 @@ class OneNode(SupervisedSubstrate):
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
-def test_an_end_that_fails_is_told_and_one_that_came_with_the_supervisor_is_not(is_gone: bool) -> None:
+def test_an_end_that_fails_is_told_and_one_that_came_with_the_supervisor_is_not(
+    is_gone: bool,
+) -> None:
     """What a supervisor has not ended would live on, unseen; what one that is gone had started ends with its stream."""
     ours, theirs = socket.socketpair()
     substrate = OneNode(SupervisorLink(ours, "the supervisor"))
     if not is_gone:
         frames.send(theirs, RequestFailed(1, "process 7 does not end"))
-    failure = nullcontext() if is_gone else pytest.raises(HarnessError, match="process 7 does not end")
+    failure = (
+        nullcontext() if is_gone else pytest.raises(HarnessError, match="process 7 does not end")
+    )
     with theirs, ours:
         if is_gone:
             theirs.close()
@@ -309,7 +321,10 @@ def test_a_supervisor_that_goes_away_is_an_error() -> None:
 
 def test_requests_and_answers_pass_the_wire() -> None:
     """What is not known is refused, as everywhere."""
-    for message in (OpenListener(1, "127.0.0.1", 0), StartProgram(2, Program("a:b", b"\0", "a", "/"))):
+    for message in (
+        OpenListener(1, "127.0.0.1", 0),
+        StartProgram(2, Program("a:b", b"\0", "a", "/")),
+    ):
         assert frames.decoder(type(message))(frames.encode(message)[4:]) == message
 
 
@@ -368,7 +383,12 @@ def test_a_supervisor_that_is_gone_is_no_word_of_its_processes(far: Started) -> 
     process = far.start("outlive")
     far.process.kill()
     far.process.wait()
-    for look in (process.is_gone, process.is_stopped, process.threads, lambda: process.kernel.tree(process)):
+    for look in (
+        process.is_gone,
+        process.is_stopped,
+        process.threads,
+        lambda: process.kernel.tree(process),
+    ):
         with pytest.raises(HarnessError, match="the supervisor is gone"):
             look()
     with pytest.raises(HarnessError, match="the supervisor is gone"):
@@ -383,13 +403,19 @@ def test_a_supervisor_that_is_gone_is_no_word_of_its_processes(far: Started) -> 
         process.signal(signal.SIGKILL)
 
 
-@pytest.mark.skipif(bool(capabilities.why_not(CapCpu)), reason=f"cgroups: {capabilities.why_not(CapCpu)}")
-def test_an_action_is_done_counted_and_lifted_through_the_stream(far: Started, tmp_path: Path) -> None:
+@pytest.mark.skipif(
+    bool(capabilities.why_not(CapCpu)), reason=f"cgroups: {capabilities.why_not(CapCpu)}"
+)
+def test_an_action_is_done_counted_and_lifted_through_the_stream(
+    far: Started, tmp_path: Path
+) -> None:
     """The kernel's count comes by itself; nothing of it is left."""
     assert why_not(far.link, CapCpu) == ""
     assert why_not(far.link, BreakDisk) == "no supervisor does BreakDisk"
     process = far.start("burn")
-    backend = BackendAway(frozenset({CapCpu}), lambda node: far.link, lambda node: process, tmp_path)
+    backend = BackendAway(
+        frozenset({CapCpu}), lambda node: far.link, lambda node: process, tmp_path
+    )
     groups = groups_of(process.pid)
     limit = backend.apply("node0", CapCpu(cores=0.1))
     assert groups_of(process.pid) != groups
@@ -400,11 +426,15 @@ def test_an_action_is_done_counted_and_lifted_through_the_stream(far: Started, t
     assert limit.shown() > 3, "what was counted stays known"
 
 
-@pytest.mark.skipif(bool(capabilities.why_not(CapCpu)), reason=f"cgroups: {capabilities.why_not(CapCpu)}")
+@pytest.mark.skipif(
+    bool(capabilities.why_not(CapCpu)), reason=f"cgroups: {capabilities.why_not(CapCpu)}"
+)
 def test_the_end_of_another_program_lifts_nothing(far: Started, tmp_path: Path) -> None:
     """A limit is lifted with the program below which its node runs; what it has met is known then, too."""
     process, other = far.start("burn"), far.start("stay")
-    backend = BackendAway(frozenset({CapCpu}), lambda node: far.link, lambda node: process, tmp_path)
+    backend = BackendAway(
+        frozenset({CapCpu}), lambda node: far.link, lambda node: process, tmp_path
+    )
     groups = groups_of(process.pid)
     limit = backend.apply("node0", CapCpu(cores=0.1))
     far.end(other)
@@ -418,15 +448,25 @@ def test_the_end_of_another_program_lifts_nothing(far: Started, tmp_path: Path) 
     assert limit.shown() > 3
 
 
-@pytest.mark.skipif(bool(capabilities.why_not(CapCpu)), reason=f"cgroups: {capabilities.why_not(CapCpu)}")
+@pytest.mark.skipif(
+    bool(capabilities.why_not(CapCpu)), reason=f"cgroups: {capabilities.why_not(CapCpu)}"
+)
 @pytest.mark.parametrize("how", ["killed", "left"])
-def test_an_action_in_force_is_put_back_without_the_runner(far: Started, tmp_path: Path, how: str) -> None:
+def test_an_action_in_force_is_put_back_without_the_runner(
+    far: Started, tmp_path: Path, how: str
+) -> None:
     """By the supervisor when its runner is gone; by its guard when it is killed."""
     process = far.start("burn")
-    backend = BackendAway(frozenset({CapCpu}), lambda node: far.link, lambda node: process, tmp_path)
+    backend = BackendAway(
+        frozenset({CapCpu}), lambda node: far.link, lambda node: process, tmp_path
+    )
     backend.apply("node0", CapCpu(cores=0.1))
     made = set(groups_of(process.pid)) - set(groups_of(os.getpid()))
-    paths = [path for line in made for path in Path("/sys/fs/cgroup").glob(f"**/{line.rpartition('/')[2]}")]
+    paths = [
+        path
+        for line in made
+        for path in Path("/sys/fs/cgroup").glob(f"**/{line.rpartition('/')[2]}")
+    ]
     assert paths
     if how == "killed":
         far.process.kill()
@@ -467,7 +507,15 @@ def test_lines_through_the_door_reach_the_runner(far: Started, tmp_path: Path) -
                 lines[1].close()
             return heard
 
-    assert asyncio.run(asyncio.wait_for(hear(), 60)) == [b"hello", b"AB", b"CD", b"hello", b"AB", b"CD", b""]
+    assert asyncio.run(asyncio.wait_for(hear(), 60)) == [
+        b"hello",
+        b"AB",
+        b"CD",
+        b"hello",
+        b"AB",
+        b"CD",
+        b"",
+    ]
 
 
 def test_a_process_that_reads_nothing_holds_up_no_other_one(far: Started, tmp_path: Path) -> None:
@@ -480,7 +528,10 @@ def test_a_process_that_reads_nothing_holds_up_no_other_one(far: Started, tmp_pa
         far.link.open_door(here, there)
         process = far.start("talk", there)
         listener.settimeout(60)
-        wait_until(lambda: far.link.is_open() and linux.await_readable([listener.fileno()], 0.0), "its line")
+        wait_until(
+            lambda: far.link.is_open() and linux.await_readable([listener.fileno()], 0.0),
+            "its line",
+        )
         process.signal(signal.SIGSTOP)
         wait_until(process.is_stopped, "its stop")
         for _ in range(2000):
@@ -500,14 +551,23 @@ def test_lines_end_with_their_door(far: Started, tmp_path: Path) -> None:
         listeners.append(listener)
     far.link.open_door(tmp_path / "first", tmp_path / "there")
     before = far.start("talk", tmp_path / "there")
-    wait_until(lambda: far.link.is_open() and linux.await_readable([listeners[0].fileno()], 0.0), "the first line")
+    wait_until(
+        lambda: far.link.is_open() and linux.await_readable([listeners[0].fileno()], 0.0),
+        "the first line",
+    )
     old, _ = listeners[0].accept()
-    wait_until(lambda: far.link.is_open() and linux.await_readable([old.fileno()], 0.0), "what is said on it")
+    wait_until(
+        lambda: far.link.is_open() and linux.await_readable([old.fileno()], 0.0),
+        "what is said on it",
+    )
     far.link.open_door(tmp_path / "second", tmp_path / "there")
     assert os.waitstatus_to_exitcode(far.exit_of(before)) == 0
     assert [old.recv(100), old.recv(100)] == [b"hello", b""]
     far.start("talk", tmp_path / "there")
-    wait_until(lambda: far.link.is_open() and linux.await_readable([listeners[1].fileno()], 0.0), "the second line")
+    wait_until(
+        lambda: far.link.is_open() and linux.await_readable([listeners[1].fileno()], 0.0),
+        "the second line",
+    )
     for one in (old, *listeners):
         one.close()
 
@@ -525,11 +585,15 @@ class Unequipped(LocalSubstrate):
 def test_a_launch_that_fails_ends_what_it_has_started(tmp_path: Path) -> None:
     """Its error is all that is left of it; the next one finds a supervisor without programs."""
     before = set(linux.children(os.getpid()))
-    job = resolve_job(f"{TESTS / 'jobs' / 'failing' / 'troubled.py'}:plain", {"step_s": 0.01, "steps": 10})
+    job = resolve_job(
+        f"{TESTS / 'jobs' / 'failing' / 'troubled.py'}:plain", {"step_s": 0.01, "steps": 10}
+    )
     substrate = Unequipped()
     try:
         with pytest.raises(HarnessError, match="cannot be loaded"):
-            substrate.launch(RunConfig(job=job, nodes=2, spares=0, **DETECTION["relaxed"]), tmp_path)
+            substrate.launch(
+                RunConfig(job=job, nodes=2, spares=0, **DETECTION["relaxed"]), tmp_path
+            )
         mine = set(linux.children(os.getpid())) - before
         (supervisor,) = [pid for pid in mine if linux.process_name(pid) == "ck-supervisor"]
         assert [pid for pid in linux.descendants(supervisor) if not linux.is_ending(pid)] == []

@@ -46,7 +46,11 @@ def supervisor(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start
 
 
 def files_of(directory: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(directory)): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
 
 
 def copied(here: Path, name: str) -> int:
@@ -54,12 +58,17 @@ def copied(here: Path, name: str) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def test_what_is_written_there_comes_while_it_is_written(supervisor: Started, tmp_path: Path) -> None:
+def test_what_is_written_there_comes_while_it_is_written(
+    supervisor: Started, tmp_path: Path
+) -> None:
     """Every byte once; what a program prints, and what it wrote before it was killed."""
     there, here = tmp_path / "there", tmp_path / "here"
     supervisor.link.ship(there, here, "node0")
     writer = supervisor.start("write", there / "journal" / "node0.jsonl")
-    wait_until(lambda: supervisor.link.is_open() and copied(here, "journal/node0.jsonl") > 50_000, "some of the file")
+    wait_until(
+        lambda: supervisor.link.is_open() and copied(here, "journal/node0.jsonl") > 50_000,
+        "some of the file",
+    )
     complaint = supervisor.start("complain", "it is over")
     supervisor.exit_of(complaint)
     writer.signal(signal.SIGKILL)
@@ -91,7 +100,9 @@ def test_much_that_is_written_takes_no_memory_there(supervisor: Started, tmp_pat
     (there / "log" / "node0.log").write_bytes(os.urandom(2**20) * 64)
     before_kb = resident_kb(supervisor.process.pid)
     supervisor.link.ship(there, here, "node0")
-    wait_until(lambda: copied(here, "log/node0.log") or not supervisor.link.is_open(), "the first chunk")
+    wait_until(
+        lambda: copied(here, "log/node0.log") or not supervisor.link.is_open(), "the first chunk"
+    )
     assert resident_kb(supervisor.process.pid) - before_kb < 2**14
     supervisor.exit_of(supervisor.start("leave", 3))
     supervisor.link.settle(there)
@@ -147,7 +158,9 @@ def test_a_supervisor_ends_only_when_the_runner_has_read_its_last_word(far: Star
     assert far.process.wait(30) == 0
 
 
-def test_what_is_no_plain_file_is_not_shipped_and_ends_nothing(supervisor: Started, tmp_path: Path) -> None:
+def test_what_is_no_plain_file_is_not_shipped_and_ends_nothing(
+    supervisor: Started, tmp_path: Path
+) -> None:
     """Sockets, pipes, links out of the directory, and names that are no text: a job may leave any of them."""
     there, here = tmp_path / "there", tmp_path / "here"
     supervisor.link.ship(there, here, "node0")
@@ -174,7 +187,9 @@ def test_more_files_than_descriptors_are_shipped(supervisor: Started, tmp_path: 
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
-def test_what_could_not_be_written_here_is_told_also_when_the_supervisor_is_gone(far: Started, tmp_path: Path) -> None:
+def test_what_could_not_be_written_here_is_told_also_when_the_supervisor_is_gone(
+    far: Started, tmp_path: Path
+) -> None:
     """No journal is short in silence."""
     there, here = tmp_path / "there", tmp_path / "here"
     (here / "journal" / "node0.jsonl").mkdir(parents=True)
@@ -186,7 +201,9 @@ def test_what_could_not_be_written_here_is_told_also_when_the_supervisor_is_gone
         far.link.settle(there)
 
 
-def test_what_had_come_from_a_supervisor_that_is_gone_is_there(far: Started, tmp_path: Path) -> None:
+def test_what_had_come_from_a_supervisor_that_is_gone_is_there(
+    far: Started, tmp_path: Path
+) -> None:
     """Though nothing had read it yet."""
     there, here = tmp_path / "there", tmp_path / "here"
     far.link.ship(there, here, "node0")
@@ -236,7 +253,9 @@ def test_what_cannot_be_written_here_is_an_error(supervisor: Started, tmp_path: 
         ("log/a.link", 0, "symbolic links"),
     ],
 )
-def test_a_chunk_that_is_not_the_next_one_is_not_written(tmp_path: Path, name: str, offset: int, reason: str) -> None:
+def test_a_chunk_that_is_not_the_next_one_is_not_written(
+    tmp_path: Path, name: str, offset: int, reason: str
+) -> None:
     """Nor one that would lie elsewhere: a node is not trusted with the runner's files."""
     mirror = FileMirror(tmp_path / "run", "a")
     mirror.take(FileChunk("", "journal/a.jsonl", 0, b"ab"))
@@ -245,7 +264,9 @@ def test_a_chunk_that_is_not_the_next_one_is_not_written(tmp_path: Path, name: s
     before = files_of(tmp_path)
     mirror.take(FileChunk("", name, offset, b"c"))
     assert reason in mirror.failure
-    mirror.take(FileChunk("", "journal/a.jsonl", 2, b"c"))  # the files that are there do not go on with a gap
+    mirror.take(
+        FileChunk("", "journal/a.jsonl", 2, b"c")
+    )  # the files that are there do not go on with a gap
     assert files_of(tmp_path) == before
 
 
@@ -288,7 +309,9 @@ def test_a_record_is_shipped_anew_when_another_file_takes_its_place(tmp_path: Pa
     (there / "coordinator.draft").write_bytes(b"a longer one than before\n")
     (there / "coordinator.draft").replace(there / RECORD)
     assert ship() == b"a longer one than before\n"
-    with (there / RECORD).open("r+b") as file:  # as a coordinator does where there was no room for a whole decision
+    with (there / RECORD).open(
+        "r+b"
+    ) as file:  # as a coordinator does where there was no room for a whole decision
         file.truncate(len(b"a longer one\n"))
     (there / RECORD).touch()
     files.look_at_all()
@@ -335,13 +358,18 @@ def test_a_watch_names_what_has_changed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("attempt", range(5))
-def test_a_supervisor_that_is_told_to_end_ships_everything_first(attempt: int, far: Started, tmp_path: Path) -> None:
+def test_a_supervisor_that_is_told_to_end_ships_everything_first(
+    attempt: int, far: Started, tmp_path: Path
+) -> None:
     """Also what was written after the notice, by a program that ends by itself, and by one that has to be killed."""
     there, here = tmp_path / "there", tmp_path / "here"
     far.link.ship(there, here, "node0")
     far.start("wind_up", there / "log" / "node0.log")
     far.start("defy", there / "journal" / "node0.0.jsonl")
-    wait_until(lambda: far.link.is_open() and copied(here, "journal/node0.0.jsonl") > 2000, "its first lines")
+    wait_until(
+        lambda: far.link.is_open() and copied(here, "journal/node0.0.jsonl") > 2000,
+        "its first lines",
+    )
     far.process.send_signal(signal.SIGTERM)
     wait_until(lambda: not far.link.is_open(), "the end of the supervisor")
     assert far.link.leaves
@@ -362,7 +390,14 @@ def test_a_supervisor_without_programs_ends_at_once(far: Started) -> None:
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
     directory = tmp_path / "job"
-    for name in ("train.py", "lib/model.py", "lib/__pycache__/model.pyc", ".git/HEAD", "data/large.bin", "notes.txt"):
+    for name in (
+        "train.py",
+        "lib/model.py",
+        "lib/__pycache__/model.pyc",
+        ".git/HEAD",
+        "data/large.bin",
+        "notes.txt",
+    ):
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_text(name)
     (directory / IGNORE_FILE).write_text("# what nodes need not have\ndata/\n*.txt\n")
@@ -376,7 +411,9 @@ def test_a_source_is_unpacked_on_the_node(supervisor: Started, job: Path, tmp_pa
     assert files_of(there / source.digest) == {name: (job / name).read_bytes() for name in names}
 
 
-def test_a_source_that_is_there_is_not_sent_again(supervisor: Started, job: Path, tmp_path: Path) -> None:
+def test_a_source_that_is_there_is_not_sent_again(
+    supervisor: Started, job: Path, tmp_path: Path
+) -> None:
     source, there = Source(job), tmp_path / "sources"
     supervisor.link.store(source, there)
     (there / source.digest / "mark").write_text("")
@@ -393,11 +430,15 @@ def test_the_same_files_are_the_same_source(job: Path) -> None:
     assert Source(job).digest != digest
 
 
-def test_a_source_that_is_too_large_is_refused_by_its_largest_files(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_is_too_large_is_refused_by_its_largest_files(
+    job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sources, "SIZE_BYTES_MAX", 3 * 2**20)
     for number in range(1, 7):
         (job / f"large{number}.bin").write_bytes(bytes(number * 2**20))
-    with pytest.raises(BadInput, match=r"large6.bin \(6 MiB\), large5.bin .* large2.bin \(2 MiB\)$") as refused:
+    with pytest.raises(
+        BadInput, match=r"large6.bin \(6 MiB\), large5.bin .* large2.bin \(2 MiB\)$"
+    ) as refused:
         Source(job)
     assert IGNORE_FILE in str(refused.value)
 
@@ -426,8 +467,12 @@ def test_a_sender_that_was_broken_off_begins_anew(job: Path, tmp_path: Path) -> 
     assert store.holds(tmp_path, source.digest)
 
 
-@pytest.mark.parametrize(("ignored", "told"), [(b"!keep\n", "leave !keep out"), (b"\xff", "text file")])
-def test_an_ignore_file_that_cannot_be_followed_is_refused(job: Path, ignored: bytes, told: str) -> None:
+@pytest.mark.parametrize(
+    ("ignored", "told"), [(b"!keep\n", "leave !keep out"), (b"\xff", "text file")]
+)
+def test_an_ignore_file_that_cannot_be_followed_is_refused(
+    job: Path, ignored: bytes, told: str
+) -> None:
     (job / IGNORE_FILE).write_bytes(ignored)
     with pytest.raises(BadInput, match=told):
         Source(job)

@@ -157,7 +157,9 @@ def test_the_guard_puts_back_what_a_killed_runner_broke(
     assert files(tmp_path) == []
 
 
-def test_the_guard_outlives_what_ends_a_process_group(tmp_path: Path, start: Callable[[], Runner]) -> None:
+def test_the_guard_outlives_what_ends_a_process_group(
+    tmp_path: Path, start: Callable[[], Runner]
+) -> None:
     """A Ctrl-C, a closed terminal and SIGTERM are the runner's; the guard has a session of its own, and stays."""
     runner = start()
     assert os.getsid(runner.guard) == runner.guard != os.getsid(runner.process.pid)
@@ -184,7 +186,9 @@ def test_the_guard_holds_no_output_of_its_runner(start: Callable[[], Runner]) ->
     os.kill(runner.guard, signal.SIGCONT)
 
 
-def test_a_runner_that_ends_in_order_leaves_no_guard_and_no_file(tmp_path: Path, start: Callable[[], Runner]) -> None:
+def test_a_runner_that_ends_in_order_leaves_no_guard_and_no_file(
+    tmp_path: Path, start: Callable[[], Runner]
+) -> None:
     """``close`` returns when what was still open is put back, the file is removed, and the guard is gone."""
     runner = start()
     assert runner.process.stdin is not None
@@ -213,7 +217,9 @@ def test_a_guard_that_was_killed_is_replaced_before_the_next_entry(
     await_state(sleeper.pid, "S")
 
 
-def test_a_runner_without_its_guard_puts_back_itself(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+def test_a_runner_without_its_guard_puts_back_itself(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
     """``close`` does not depend on the guard."""
     undo = UndoLog(tmp_path)
     undo.plan(ContinueEntry(sleeper.pid, linux.start_ticks(sleeper.pid)))
@@ -230,7 +236,11 @@ def test_the_guard_is_small_and_knows_no_package(start: Callable[[], Runner]) ->
     runner = start()
     maps = Path(f"/proc/{runner.guard}/maps").read_text()
     assert "site-packages" not in maps
-    resident_kib = int(Path(f"/proc/{runner.guard}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") // 1024
+    resident_kib = (
+        int(Path(f"/proc/{runner.guard}/statm").read_text().split()[1])
+        * os.sysconf("SC_PAGESIZE")
+        // 1024
+    )
     assert resident_kib < 40 * 1024
 
 
@@ -281,7 +291,9 @@ def test_a_process_that_ends_in_order_is_let_do_so(tmp_path: Path) -> None:
         "undo.plan(EndEntry(helper.pid, start_ticks(helper.pid)))\nprint(undo.guard_pid, helper.pid, flush=True)\n"
         "os.kill(os.getpid(), 9)"
     )
-    ran = subprocess.run([sys.executable, "-c", script, str(tmp_path), str(left)], capture_output=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path), str(left)], capture_output=True, check=False
+    )
     guard, helper = map(int, ran.stdout.split())
     wait_until(lambda: linux.is_ending(guard), "the end of the guard")
     assert linux.is_ending(helper)
@@ -289,7 +301,9 @@ def test_a_process_that_ends_in_order_is_let_do_so(tmp_path: Path) -> None:
     assert files(tmp_path) == []
 
 
-def test_a_stop_that_is_on_its_way_is_taken_back(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+def test_a_stop_that_is_on_its_way_is_taken_back(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
     """The signal was sent, and the process has not been stopped by it yet."""
     sent = ContinueEntry(sleeper.pid, linux.start_ticks(sleeper.pid))
     assert sent.undo() == NOTHING
@@ -298,7 +312,9 @@ def test_a_stop_that_is_on_its_way_is_taken_back(tmp_path: Path, sleeper: subpro
     await_state(sleeper.pid, "S")
 
 
-def test_a_fork_of_the_runner_does_not_end_its_runs(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+def test_a_fork_of_the_runner_does_not_end_its_runs(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
     """A child that unwinds as the runner would, as where a test forks, puts nothing back and plans nothing."""
     undo = UndoLog(tmp_path)
     undo.plan(ContinueEntry(sleeper.pid, linux.start_ticks(sleeper.pid)))
@@ -352,7 +368,9 @@ def test_a_second_sweep_finds_nothing(tmp_path: Path, start: Callable[[], Runner
     assert linux.state(runner.pids["stopped"]) == "T"
 
 
-def test_what_a_live_runner_or_its_guard_answers_for_is_left_alone(tmp_path: Path, start: Callable[[], Runner]) -> None:
+def test_what_a_live_runner_or_its_guard_answers_for_is_left_alone(
+    tmp_path: Path, start: Callable[[], Runner]
+) -> None:
     """While one of the two lives the entries are its own, stopped or not, also when another file is being undone."""
     alive, dead, guarded = start(), start(), start()
     dead.kill_both()
@@ -405,15 +423,21 @@ def test_a_reused_pid_is_not_touched(
     assert linux.state(sleeper.pid) == "T"
     assert sleeper.poll() is None
     abandoned(tmp_path, entry(1, "continue", sleeper.pid, ticks))
-    assert sweep(tmp_path) == [Repair("continue", f"pid {sleeper.pid}", REPAIRED)], "with the right one it is"
+    assert sweep(tmp_path) == [Repair("continue", f"pid {sleeper.pid}", REPAIRED)], (
+        "with the right one it is"
+    )
     await_state(sleeper.pid, "S")
 
 
 @pytest.mark.parametrize("where", ["another container on this machine", "a boot that is over"])
-def test_pids_of_elsewhere_mean_nothing_here(tmp_path: Path, sleeper: subprocess.Popen[bytes], where: str) -> None:
+def test_pids_of_elsewhere_mean_nothing_here(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes], where: str
+) -> None:
     """Temporary files may be shared with a container, or outlive a boot: pid and start time may be equal by chance."""
     stop(sleeper)
-    boot = linux.boot_id() if where.startswith("another") else "00000000-0000-0000-0000-000000000000"
+    boot = (
+        linux.boot_id() if where.startswith("another") else "00000000-0000-0000-0000-000000000000"
+    )
     left = tmp_path / "chaoskit-left"
     left.mkdir()
     lines = [entry(1, "continue", sleeper.pid, linux.start_ticks(sleeper.pid))]
@@ -465,7 +489,9 @@ def test_a_damaged_line_is_told_and_the_others_are_undone(
     path = abandoned(tmp_path)
     good = entry(1, "continue", sleeper.pid, linux.start_ticks(sleeper.pid)).encode()
     path.write_bytes(garbage + b"\n" + good + garbage + b"\n")
-    named = f"{path}: line 1 and 1 more cannot be read, and was not put back: {repr(garbage[:60])[1:]}"
+    named = (
+        f"{path}: line 1 and 1 more cannot be read, and was not put back: {repr(garbage[:60])[1:]}"
+    )
     assert left_behind(tmp_path)[0] == f"continue pid {sleeper.pid}"
     assert left_behind(tmp_path)[1].startswith(named)
     repaired, damaged = sweep(tmp_path)
@@ -475,7 +501,9 @@ def test_a_damaged_line_is_told_and_the_others_are_undone(
     await_state(sleeper.pid, "S")
 
     stop(sleeper)
-    assert [one.act for one in sweep(tmp_path)] == ["damaged"], "what was put back once is not put back again"
+    assert [one.act for one in sweep(tmp_path)] == ["damaged"], (
+        "what was put back once is not put back again"
+    )
     assert linux.state(sleeper.pid) == "T"
     path.unlink()
     assert left_behind(tmp_path) == []
@@ -519,13 +547,19 @@ def test_a_repair_that_failed_keeps_its_entry(tmp_path: Path) -> None:
     left, other = tmp_path / "chaoskit-left", tmp_path / "not ours"
     left.mkdir()
     other.mkdir()
-    lines = [json.dumps({"entry": n, "act": "directory", "path": str(p)}) + "\n" for n, p in ((1, left), (2, other))]
+    lines = [
+        json.dumps({"entry": n, "act": "directory", "path": str(p)}) + "\n"
+        for n, p in ((1, left), (2, other))
+    ]
     path = abandoned(tmp_path, *lines)
     assert [repair.outcome for repair in sweep(tmp_path)] == [REPAIRED, FAILED]
     assert path.exists()
     (again,) = sweep(tmp_path)
     assert again == Repair("directory", str(other), FAILED)
-    assert describe(again) == f"directory {other}: not put back, and it is tried again at the next start"
+    assert (
+        describe(again)
+        == f"directory {other}: not put back, and it is tried again at the next start"
+    )
     other.rmdir()
     assert sweep(tmp_path) == [Repair("directory", str(other), NOTHING)]
     assert files(tmp_path) == []
@@ -552,7 +586,9 @@ def test_a_path_that_is_no_control_group_is_not_written(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 @pytest.mark.parametrize("whose", ["file", "folder"])
-def test_another_users_file_is_not_believed(tmp_path: Path, sleeper: subprocess.Popen[bytes], whose: str) -> None:
+def test_another_users_file_is_not_believed(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes], whose: str
+) -> None:
     """Root runs with another user's environment: what that user wrote down is nothing that root does."""
     path = abandoned(tmp_path, entry(1, "kill", sleeper.pid, linux.start_ticks(sleeper.pid)))
     os.chown(path if whose == "file" else path.parent, 12345, 12345)
@@ -561,7 +597,9 @@ def test_another_users_file_is_not_believed(tmp_path: Path, sleeper: subprocess.
     assert sleeper.poll() is None
 
 
-def test_a_folder_that_others_may_write_into_is_not_believed(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+def test_a_folder_that_others_may_write_into_is_not_believed(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
     """Any user could have put the file there; and nothing is written ahead in such a folder."""
     path = abandoned(tmp_path, entry(1, "kill", sleeper.pid, linux.start_ticks(sleeper.pid)))
     path.parent.chmod(0o777)
@@ -574,12 +612,17 @@ def test_a_folder_that_others_may_write_into_is_not_believed(tmp_path: Path, sle
 # -- directories --------------------------------------------------------------------------------------------------
 
 
-def test_a_temporary_directory_of_a_killed_run_is_removed_unless_it_can_be_judged(tmp_path: Path) -> None:
+def test_a_temporary_directory_of_a_killed_run_is_removed_unless_it_can_be_judged(
+    tmp_path: Path,
+) -> None:
     """One with a journal in it is kept, and named with the command that judges it."""
     empty, judged = tmp_path / "chaoskit-empty", tmp_path / "chaoskit-judged"
     (empty / "001-run").mkdir(parents=True)
     (judged / "001-run" / "journal").mkdir(parents=True)
-    lines = [json.dumps({"entry": n, "act": "directory", "path": str(p)}) + "\n" for n, p in ((1, empty), (2, judged))]
+    lines = [
+        json.dumps({"entry": n, "act": "directory", "path": str(p)}) + "\n"
+        for n, p in ((1, empty), (2, judged))
+    ]
     abandoned(tmp_path, *lines)
     removed, kept = sweep(tmp_path)
     assert (removed.outcome, kept.outcome) == (REPAIRED, KEPT)
@@ -589,12 +632,18 @@ def test_a_temporary_directory_of_a_killed_run_is_removed_unless_it_can_be_judge
     assert sweep(tmp_path) == []
 
 
-def test_a_temporary_directory_is_written_down_before_it_is_made(tmp_path: Path, undo: UndoLog) -> None:
+def test_a_temporary_directory_is_written_down_before_it_is_made(
+    tmp_path: Path, undo: UndoLog
+) -> None:
     """It is this user's alone."""
     path, planned = temporary_directory("test", undo)
     assert stat.S_IMODE(path.stat().st_mode) == 0o700
     (file,) = files(tmp_path)
-    assert json.loads(file.read_text().splitlines()[-1]) == {"entry": 1, "act": "directory", "path": str(path)}
+    assert json.loads(file.read_text().splitlines()[-1]) == {
+        "entry": 1,
+        "act": "directory",
+        "path": str(path),
+    }
     path.rmdir()
     planned.done()
 
@@ -602,7 +651,9 @@ def test_a_temporary_directory_is_written_down_before_it_is_made(tmp_path: Path,
 # -- where files are ----------------------------------------------------------------------------------------------
 
 
-def test_the_runtime_directory_is_of_this_boot_and_user(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_runtime_directory_is_of_this_boot_and_user(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """``$XDG_RUNTIME_DIR``; without it, or where it is another user's, a directory of this machine's own."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     assert runtime_directory() == tmp_path / "run" / "chaoskit"
@@ -623,9 +674,17 @@ def test_a_plan_is_in_the_file_before_it_returns(tmp_path: Path, undo: UndoLog) 
     first = undo.plan(ContinueEntry(1, 2), KillEntry(3, 4))
     undo.plan(KillEntry(5, 6))
     (path,) = files(tmp_path)
-    assert [json.loads(line).get("act") for line in path.read_text().splitlines()] == [None, "continue", "kill", "kill"]
+    assert [json.loads(line).get("act") for line in path.read_text().splitlines()] == [
+        None,
+        "continue",
+        "kill",
+        "kill",
+    ]
     first.done()
-    assert [json.loads(line) for line in path.read_text().splitlines()[-2:]] == [{"done": 1}, {"done": 2}]
+    assert [json.loads(line) for line in path.read_text().splitlines()[-2:]] == [
+        {"done": 1},
+        {"done": 2},
+    ]
     assert sweep(tmp_path) == [], "this process lives"
 
 
@@ -636,7 +695,12 @@ def test_two_logs_of_one_process_keep_apart(tmp_path: Path) -> None:
     second.plan(KillEntry(2**22 + 3, 4)).done()
     second.close()
     (path,) = files(tmp_path)
-    assert json.loads(path.read_text().splitlines()[-1]) == {"entry": 1, "act": "kill", "pid": 2**22 + 1, "ticks": 2}
+    assert json.loads(path.read_text().splitlines()[-1]) == {
+        "entry": 1,
+        "act": "kill",
+        "pid": 2**22 + 1,
+        "ticks": 2,
+    }
     first.close()
 
 
@@ -651,14 +715,18 @@ def test_a_log_without_an_entry_leaves_and_starts_nothing(tmp_path: Path) -> Non
 # -- commands -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", [["chaoskit.substrate.undo"], ["chaoskit", "cleanup"], ["chaoskit", "doctor"]])
+@pytest.mark.parametrize(
+    "command", [["chaoskit.substrate.undo"], ["chaoskit", "cleanup"], ["chaoskit", "doctor"]]
+)
 def test_no_command_fails_on_a_damaged_undo_log(tmp_path: Path, command: list[str]) -> None:
     """Each says in one line which file is damaged, and ends as it does without it."""
 
     def run() -> subprocess.CompletedProcess[str]:
         environment = dict(os.environ, XDG_RUNTIME_DIR=str(tmp_path), COLUMNS="500")
         whole = [sys.executable, "-m", *command]
-        return subprocess.run(whole, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        return subprocess.run(
+            whole, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
 
     (tmp_path / "chaoskit").mkdir(mode=0o700)
     without = run()
@@ -666,13 +734,17 @@ def test_no_command_fails_on_a_damaged_undo_log(tmp_path: Path, command: list[st
     path.write_bytes(b"\xff\n")
     ran = run()
     assert ran.returncode == without.returncode, ran.stderr
-    (line,) = [one for one in ran.stdout.splitlines() if f"{path.name}: line 1 cannot be read" in one]
+    (line,) = [
+        one for one in ran.stdout.splitlines() if f"{path.name}: line 1 cannot be read" in one
+    ]
     assert str(tmp_path) in line
     assert "Traceback" not in ran.stderr
 
 
 @pytest.mark.parametrize("command", [["chaoskit.substrate.undo"], ["chaoskit", "cleanup"]])
-def test_a_command_that_could_not_put_back_says_so_by_its_status(tmp_path: Path, command: list[str]) -> None:
+def test_a_command_that_could_not_put_back_says_so_by_its_status(
+    tmp_path: Path, command: list[str]
+) -> None:
     """A script that cleans a machine must see that something is left."""
     (tmp_path / "chaoskit").mkdir(mode=0o700)
     group = tmp_path / "chaoskit-1-1-1"
@@ -682,7 +754,13 @@ def test_a_command_that_could_not_put_back_says_so_by_its_status(tmp_path: Path,
         json.dumps({"entry": 1, "act": "cgroup", "path": str(group), "home": str(tmp_path)}) + "\n",
     )
     environment = dict(os.environ, XDG_RUNTIME_DIR=str(tmp_path), COLUMNS="500")
-    ran = subprocess.run([sys.executable, "-m", *command], env=environment, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-m", *command],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert ran.returncode == 1
     assert f"cgroup {group}: not put back" in ran.stdout
 
@@ -694,13 +772,17 @@ def test_the_janitor_tells_a_program_what_is_damaged(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\n")
     command = [sys.executable, "-m", "chaoskit", "cleanup", "--json"]
     environment = dict(os.environ, XDG_RUNTIME_DIR=str(tmp_path))
-    ran = subprocess.run(command, env=environment, capture_output=True, timeout=LIMIT_S, check=False)
+    ran = subprocess.run(
+        command, env=environment, capture_output=True, timeout=LIMIT_S, check=False
+    )
     (repair,) = [one for one in json.loads(ran.stdout)["repairs"] if one["target"] == str(path)]
     assert (repair["act"], repair["outcome"]) == ("damaged", "failed")
     assert repair["detail"].startswith("line 1 cannot be read")
 
 
-def test_what_is_gone_or_runs_again_needs_no_repair(tmp_path: Path, sleeper: subprocess.Popen[bytes]) -> None:
+def test_what_is_gone_or_runs_again_needs_no_repair(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
     """Entries whose target ended or was continued meanwhile are reported as such, also in words."""
     ticks = linux.start_ticks(sleeper.pid)
     abandoned(tmp_path, entry(1, "continue", sleeper.pid, ticks))

@@ -77,7 +77,10 @@ PLANS: dict[str, tuple[str, str]] = {
         FAR,
         "LimitCpu(rank=1, at_step=3, cores=0.05, lift_after_s=1.0)",
     ),
-    "a paused container": ("docker", "FreezeNode(rank=1, at_step=3, how='cgroup', thaw_after_s=0.2)"),
+    "a paused container": (
+        "docker",
+        "FreezeNode(rank=1, at_step=3, how='cgroup', thaw_after_s=0.2)",
+    ),
 }
 LASTS = "a limit that lasts"
 #: The same, for a test that needs the fault to be in force for long.
@@ -93,7 +96,9 @@ def why_not(substrate: str, fault: str) -> str:
         return reason
     if "cgroup" in fault and (reason := cgroup.unavailable("freezer")):
         return reason
-    if fault.startswith("Limit") and (reason := cgroup.unavailable("cpu") or cgroup.unavailable("memory")):
+    if fault.startswith("Limit") and (
+        reason := cgroup.unavailable("cpu") or cgroup.unavailable("memory")
+    ):
         return reason
     if fault.startswith("SlowDisk") and (reason := capabilities.disks()):
         return reason
@@ -103,11 +108,17 @@ def why_not(substrate: str, fault: str) -> str:
 class Runner:
     """A run in a process of its own, and what it leaves."""
 
-    def __init__(self, directory: Path, plan: str, limit: int = 0, *, twin: bool = False, steps: int = STEPS) -> None:
+    def __init__(
+        self, directory: Path, plan: str, limit: int = 0, *, twin: bool = False, steps: int = STEPS
+    ) -> None:
         directory.mkdir()
         substrate, fault = (PLANS | LASTING)[plan]
         self.left = Leftovers(directory)
-        job = "gpt" if "Disk" in fault else f"{JOBS}:{'with_a_process' if 'process' in plan else 'plain'}"
+        job = (
+            "gpt"
+            if "Disk" in fault
+            else f"{JOBS}:{'with_a_process' if 'process' in plan else 'plain'}"
+        )
         arguments = [job, substrate, fault, str(limit), "twin" if twin else "no twin", str(steps)]
         self.process = subprocess.Popen(
             [sys.executable, "-c", RUNNER, *arguments],
@@ -141,7 +152,9 @@ def ended() -> Iterator[list[Runner]]:
 @pytest.mark.slow
 @pytest.mark.costly
 @pytest.mark.parametrize("plan", PLANS)
-def test_a_runner_killed_behind_each_of_its_acts_leaves_nothing(tmp_path: Path, ended: list[Runner], plan: str) -> None:
+def test_a_runner_killed_behind_each_of_its_acts_leaves_nothing(
+    tmp_path: Path, ended: list[Runner], plan: str
+) -> None:
     """Behind the n-th undo entry, act, lift, and undo that is done, for every n of the run."""
     if reason := why_not(*PLANS[plan]):
         pytest.skip(reason)
@@ -166,8 +179,12 @@ def test_a_runner_killed_behind_each_of_its_acts_leaves_nothing(tmp_path: Path, 
 @pytest.mark.slow
 @pytest.mark.costly
 @pytest.mark.promise("puts back what a killed run left behind")
-@pytest.mark.parametrize("both", [False, True], ids=["the guard lives", "runner and guard are killed"])
-def test_a_limit_in_force_ends_with_its_runner(tmp_path: Path, ended: list[Runner], both: bool) -> None:
+@pytest.mark.parametrize(
+    "both", [False, True], ids=["the guard lives", "runner and guard are killed"]
+)
+def test_a_limit_in_force_ends_with_its_runner(
+    tmp_path: Path, ended: list[Runner], both: bool
+) -> None:
     """By the guard; where that was killed, too, as with a whole CI job, by the next start."""
     if reason := why_not(*LASTING[LASTS]):
         pytest.skip(reason)
@@ -184,7 +201,9 @@ def test_a_limit_in_force_ends_with_its_runner(tmp_path: Path, ended: list[Runne
     runner.process.kill()
     runner.process.wait()
     if both:
-        wait_until(lambda: not runner.left.processes(), "the end of all processes", limit_s=_NOTHING_LEFT_S)
+        wait_until(
+            lambda: not runner.left.processes(), "the end of all processes", limit_s=_NOTHING_LEFT_S
+        )
         assert runner.left.of(runner.process.pid)
         sweep(runner.left.runtime / "chaoskit")
     runner.await_nothing()

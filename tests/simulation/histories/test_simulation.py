@@ -70,7 +70,10 @@ NIGHT = 1_000_000
 #: A planted mistake must be noticed within so many histories.
 PATIENCE = 4000
 #: Seeds by kind that show a mistake which few histories show. Run early, they save a minute.
-TELLING = {"replicated": (3173, 3017, 997, 992, 577, 281, 277, 183, 160, 81), "sharded": (973, 115, 112)}
+TELLING = {
+    "replicated": (3173, 3017, 997, 992, 577, 281, 277, 183, 160, 81),
+    "sharded": (973, 115, 112),
+}
 #: Beats, milliseconds or seconds: more than a history lasts.
 ENDLESS = 1_000_000
 
@@ -135,7 +138,9 @@ def test_known_histories(entry: known.Known) -> None:
     """A history that once broke a law does not break one again."""
     history = run(entry.seed, entry.kind)
     assert not history.broken, described(history)
-    assert history.settled or not entry.settled, "its world has no time any more to come to its size"
+    assert history.settled or not entry.settled, (
+        "its world has no time any more to come to its size"
+    )
     assert history.followed or not entry.followed, "its batch does not follow the world any more"
 
 
@@ -175,7 +180,11 @@ def lets_zombies_live() -> Seams:
     """A node that was given up comes back, and its workers are not fenced."""
 
     def fences(output: Output) -> bool:
-        return isinstance(output, Send) and isinstance(output.message, StopWorker) and output.message.cause == "fenced"
+        return (
+            isinstance(output, Send)
+            and isinstance(output.message, StopWorker)
+            and output.message.cause == "fenced"
+        )
 
     return Seams(does=lambda what, outputs: [output for output in outputs if not fences(output)])
 
@@ -199,7 +208,11 @@ def without_lines(*left_out: Event) -> Seams:
     """A coordinator does not write these lines that the one before it may not have written."""
 
     def does(what: str, outputs: list[Output]) -> list[Output]:
-        missing = [one for one in outputs if what == "retell" and isinstance(one, Note) and one.event in left_out]
+        missing = [
+            one
+            for one in outputs
+            if what == "retell" and isinstance(one, Note) and one.event in left_out
+        ]
         return [output for output in outputs if output not in missing]
 
     return Seams(does=does)
@@ -243,7 +256,10 @@ def takes_any_agent_for_the_same() -> Seams:
 
 def never_ends_a_lease() -> Seams:
     """A frozen node is waited for without end. What is frozen for a while only must not matter: see the other cases."""
-    return Seams(coordinator=settings(lease_beats=ENDLESS, hang_floor_ms=ENDLESS), node=settings(lease_beats=ENDLESS))
+    return Seams(
+        coordinator=settings(lease_beats=ENDLESS, hang_floor_ms=ENDLESS),
+        node=settings(lease_beats=ENDLESS),
+    )
 
 
 def is_impatient() -> Seams:
@@ -265,7 +281,11 @@ def takes_joiners_for_holders() -> Seams:
     """A worker that is in a group is said to have the state, before it has taken it over."""
 
     def hears(plane: ControlPlane, message: Any) -> list[Any]:
-        return [Healed(message.worker, message.generation), message] if isinstance(message, Formed) else [message]
+        return (
+            [Healed(message.worker, message.generation), message]
+            if isinstance(message, Formed)
+            else [message]
+        )
 
     return Seams(hears=hears)
 
@@ -273,9 +293,14 @@ def takes_joiners_for_holders() -> Seams:
 def loses_a_shard() -> Seams:
     """After a loss, the last shard belongs to no worker."""
 
-    def assign(previous: Any, members: Any, shard_count: int, shares: Any) -> dict[str, tuple[int, ...]]:
+    def assign(
+        previous: Any, members: Any, shard_count: int, shares: Any
+    ) -> dict[str, tuple[int, ...]]:
         shards = POLICIES.assign(previous, members, shard_count, shares)
-        return {worker: mine[: len(mine) - bool(previous and worker == members[-1])] for worker, mine in shards.items()}
+        return {
+            worker: mine[: len(mine) - bool(previous and worker == members[-1])]
+            for worker, mine in shards.items()
+        }
 
     return Seams(policies=Policies(assign=assign))
 
@@ -338,7 +363,9 @@ def has_leases_without_end() -> Seams:
 
 def waits_for_no_lease() -> Seams:
     """The same, and the coordinator does not even wait."""
-    return Seams(coordinator=settings(coordinator_outage_s=0.0), node=settings(coordinator_outage_s=math.inf))
+    return Seams(
+        coordinator=settings(coordinator_outage_s=0.0), node=settings(coordinator_outage_s=math.inf)
+    )
 
 
 def never_takes_back() -> Seams:
@@ -418,14 +445,18 @@ def oversleeps() -> Seams:
         if config.elastic is None:
             return config
         endless = {name: ENDLESS for name in waits if getattr(config.elastic, name)}
-        return msgspec.structs.replace(config, elastic=msgspec.structs.replace(config.elastic, **endless))
+        return msgspec.structs.replace(
+            config, elastic=msgspec.structs.replace(config.elastic, **endless)
+        )
 
     return Seams(coordinator=coordinator)
 
 
 def counts_the_time_that_starts_are_held() -> Seams:
     """A start that was held back until others had recovered is late before it begins."""
-    return Seams(policies=Policies(overdue=lambda started, ordered_s, limit_s, now_s: list(started)))
+    return Seams(
+        policies=Policies(overdue=lambda started, ordered_s, limit_s, now_s: list(started))
+    )
 
 
 def without(kind: type) -> Callable[[str, list[Output]], list[Output]]:
@@ -437,7 +468,11 @@ def unremembered(kind: type) -> Callable[[str, list[Output]], list[Output]]:
     """What a coordinator decides, with events of one kind left out of its record."""
 
     def does(what: str, outputs: list[Output]) -> list[Output]:
-        return [output for output in outputs if not (isinstance(output, Remember) and isinstance(output.event, kind))]
+        return [
+            output
+            for output in outputs
+            if not (isinstance(output, Remember) and isinstance(output.event, kind))
+        ]
 
     return does
 
@@ -446,7 +481,11 @@ def hello_with(**fields: Any) -> Callable[[ControlPlane, Any], list[Any]]:
     """What is said, with other fields in every hello of a node."""
 
     def hears(plane: ControlPlane, message: Any) -> list[Any]:
-        return [msgspec.structs.replace(message, **fields)] if isinstance(message, AgentHello) else [message]
+        return (
+            [msgspec.structs.replace(message, **fields)]
+            if isinstance(message, AgentHello)
+            else [message]
+        )
 
     return hears
 
@@ -511,7 +550,9 @@ def mixes_cuts() -> Seams:
         found: dict[Any, set[int]] = {}
         for one in snapshots:
             found.setdefault((one.age, one.pieces), set()).add(one.piece)
-        return newest_first(one for one in snapshots if len(found[one.age, one.pieces]) == one.pieces)
+        return newest_first(
+            one for one in snapshots if len(found[one.age, one.pieces]) == one.pieces
+        )
 
     return Seams(policies=Policies(restorable=restorable))
 
@@ -542,7 +583,9 @@ def never_forgets_answers() -> Seams:
     def hears(plane: ControlPlane, message: Any) -> list[Any]:
         if not isinstance(message, Sealed):
             return [message]
-        return [msgspec.structs.replace(told.setdefault(message.node, message), number=message.number)]
+        return [
+            msgspec.structs.replace(told.setdefault(message.node, message), number=message.number)
+        ]
 
     return Seams(hears=hears)
 
@@ -554,7 +597,9 @@ def grows_without_copies() -> Seams:
     def begun(plan: Plan) -> Plan:
         before = [worlds[number] for number in sorted(worlds) if number < plan.generation]
         members = worlds[plan.generation] = frozenset(member.worker for member in plan.members)
-        return msgspec.structs.replace(plan, restore=()) if before and before[-1] < members else plan
+        return (
+            msgspec.structs.replace(plan, restore=()) if before and before[-1] < members else plan
+        )
 
     def does(what: str, outputs: list[Output]) -> list[Output]:
         return [
@@ -583,7 +628,11 @@ def gives_up_too_soon() -> Seams:
     def hears(plane: ControlPlane, message: Any) -> list[Any]:
         if not isinstance(message, Sealed):
             return [message]
-        owing = [node for node in plane.membership.nodes if node != message.node and plane.membership.asks(node)]
+        owing = [
+            node
+            for node in plane.membership.nodes
+            if node != message.node and plane.membership.asks(node)
+        ]
         return [*(Sealed(node, (), message.number) for node in owing), message]
 
     return Seams(hears=hears, limits=Limits(recall_s=0.0, healing_s=0.0))

@@ -15,7 +15,13 @@ from simulation import known
 from simulation.history import run
 from simulation.processes import pieces, worker
 
-from chaoskit.runtime.group.generations import FirstMove, Generation, GenerationChange, GenerationCourse, MemberProgress
+from chaoskit.runtime.group.generations import (
+    FirstMove,
+    Generation,
+    GenerationChange,
+    GenerationCourse,
+    MemberProgress,
+)
 
 #: A planted mistake must be noticed within so many histories.
 PATIENCE = 4000
@@ -24,7 +30,9 @@ PATIENCE = 4000
 def waits_in_a_broken_generation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a generation is given up, the plan that waits for a step boundary waits on."""
 
-    def give_up(self: GenerationCourse[Generation], generation: Generation) -> GenerationChange[Generation] | None:
+    def give_up(
+        self: GenerationCourse[Generation], generation: Generation
+    ) -> GenerationChange[Generation] | None:
         generation.broken = True
         return None
 
@@ -70,8 +78,14 @@ def ends_the_last_replica(monkeypatch: pytest.MonkeyPatch) -> None:
 #: The seed of a history that has noticed the mistake, which is tried first, and the law that is broken.
 MISTAKES: dict[Callable[[pytest.MonkeyPatch], None], tuple[int, str]] = {
     waits_in_a_broken_generation: (184, "not over|is well and was given up"),
-    commits_after_its_report: (10161, "took step|wrong state|other states|committed in generations|the state is there"),
-    reports_a_step_that_changes: (20618, "took step|wrong state|other states|goes back to step|the state is there"),
+    commits_after_its_report: (
+        10161,
+        "took step|wrong state|other states|committed in generations|the state is there",
+    ),
+    reports_a_step_that_changes: (
+        20618,
+        "took step|wrong state|other states|goes back to step|the state is there",
+    ),
     trains_behind_the_others: (141, "goes back to step|wrong state|other states|not over"),
     follows_the_slowest: (5681, "goes back to step"),
     ends_the_last_replica: (34009, "every replica was lost"),

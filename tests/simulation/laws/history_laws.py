@@ -58,9 +58,13 @@ class Laws:
         self.high = 0  # steps that some rank has committed
         self.size = SizeLaw(world)
         self.keepers: set[str] = set()  # nodes on which some rank has had the state
-        self._committers: dict[int, dict[str, int]] = defaultdict(dict)  # step -> worker -> generation
+        self._committers: dict[int, dict[str, int]] = defaultdict(
+            dict
+        )  # step -> worker -> generation
         self._zombie_commits: dict[str, int] = defaultdict(int)
-        self._known: dict[int, set[int]] = defaultdict(set, {0: {GENESIS}})  # step -> what there is after so many
+        self._known: dict[int, set[int]] = defaultdict(
+            set, {0: {GENESIS}}
+        )  # step -> what there is after so many
         self._next: dict[tuple[int, int, int], int] = {}
 
     def require(self, holds: bool, law: str) -> None:
@@ -86,12 +90,18 @@ class Laws:
     def batch(self, world: int) -> int:
         """Shards that so many ranks compute; reckoned here anew."""
         config = self._world.config
-        return config.shard_count if config.follow is None else config.shard_count // config.nodes_max * world
+        return (
+            config.shard_count
+            if config.follow is None
+            else config.shard_count // config.nodes_max * world
+        )
 
     def _after(self, state: int, step: int, count: int) -> int:
         key = (state, step, count)
         if key not in self._next:
-            self._next[key] = advance(state, {shard: gradient(state, step, shard, count) for shard in range(count)})
+            self._next[key] = advance(
+                state, {shard: gradient(state, step, shard, count) for shard in range(count)}
+            )
         return self._next[key]
 
     # -- what coordinators do -------------------------------------------------------------------------------------
@@ -105,26 +115,41 @@ class Laws:
             match entry.event:
                 case events.WorkerLost(worker):
                     process = self._world.workers.get(worker)
-                    guilty = worker in self.excused or worker.rpartition(".")[0] in self.excused_nodes
-                    self.require(guilty or process is None or not process.alive, f"{worker} is well and was given up")
+                    guilty = (
+                        worker in self.excused or worker.rpartition(".")[0] in self.excused_nodes
+                    )
+                    self.require(
+                        guilty or process is None or not process.alive,
+                        f"{worker} is well and was given up",
+                    )
                     self.lost_s.setdefault(worker, self._world.engine.now_s)
                     self.untold.add(f"loss of {worker}")
                 case events.LeftOut(nodes):
                     if self._world.haven in nodes:
-                        self._world.haven = ""  # its worker has ended, and the memory tier is not modelled
+                        self._world.haven = (
+                            ""  # its worker has ended, and the memory tier is not modelled
+                        )
                     innocent = [node for node in nodes if node not in self.parted]
-                    self.require(not innocent, f"nodes {innocent} reach everybody and were left out")
+                    self.require(
+                        not innocent, f"nodes {innocent} reach everybody and were left out"
+                    )
                     for name, process in self._world.workers.items():
                         if process.agent.node in nodes:
                             self.lost_s.setdefault(name, self._world.engine.now_s)
                     kept = bool(coordinator.plane.membership.keepers) or self._world.sharded
-                    self.require(kept or not self.settled, f"{nodes} were left out, and nobody else has the state")
+                    self.require(
+                        kept or not self.settled,
+                        f"{nodes} were left out, and nobody else has the state",
+                    )
                 case events.Settled(generation) if generation in self.plans and not self.keepers:
                     self.keepers.update(member.node for member in self.plans[generation].members)
                 case events.Resized(_, idle) if self._world.haven in idle:
                     self._world.haven = ""  # nothing is kept there any more
                 case events.Evicted(node):
-                    self._is_kept_without([name for name in self.ordered if name.rpartition(".")[0] == node], "evicted")
+                    self._is_kept_without(
+                        [name for name in self.ordered if name.rpartition(".")[0] == node],
+                        "evicted",
+                    )
                     self.gave_up(node)
                     for name in self.ordered:
                         if name.rpartition(".")[0] == node:
@@ -132,7 +157,9 @@ class Laws:
                 case events.NodeLost(node):
                     if self._world.engine.now_s > self._world.agents[node].lease_until_s:
                         self.gave_up(node)
-                    self.require(node in self.excused_nodes, f"node {node} is well and was given up")
+                    self.require(
+                        node in self.excused_nodes, f"node {node} is well and was given up"
+                    )
                     for name in self.ordered:  # also who has yet to begin there
                         if name.rpartition(".")[0] == node:
                             self.lost_s.setdefault(name, self._world.engine.now_s)
@@ -149,7 +176,10 @@ class Laws:
         having = {one.name for one in known if one.step >= self.high - 1 and one.board.generation}
         last = bool(having) and having.issubset(going)
         torn = self.high == 1 and any(one.step < 0 for one in known)
-        self.require(not last or torn, f"{', '.join(sorted(having))} had step {self.high} alone, and was {what}")
+        self.require(
+            not last or torn,
+            f"{', '.join(sorted(having))} had step {self.high} alone, and was {what}",
+        )
 
     def gave_up(self, node: str) -> None:
         """A node was not heard for as long as its lease: it has ended its workers, or they do not commit any more."""
@@ -160,17 +190,24 @@ class Laws:
     def sent(self, coordinator: Coordinator, node: str, message: messages.Message) -> None:
         """Decisions leave a coordinator here."""
         if isinstance(message, Plan):
-            self.require(self.end is None, f"generation {message.generation} was published after the end")
+            self.require(
+                self.end is None, f"generation {message.generation} was published after the end"
+            )
             if message != self.plans.get(max(self.plans, default=0)):  # else it is only said again
                 self._published(coordinator, message)
         elif isinstance(message, StartWorker):
             self.ordered.add(message.worker)
             if self._world.record.losses and message.worker not in self._world.workers:
-                self.lost_s.pop(message.worker, None)  # the name of a worker that never began is given once more
+                self.lost_s.pop(
+                    message.worker, None
+                )  # the name of a worker that never began is given once more
             self.require(self.end is None, f"{message.worker} was started after the end")
         elif isinstance(message, StopWorker) and message.cause == "left":
             rank = self.plans[max(self.settled)].member(message.worker) if self.settled else None
-            self.require(rank is None or self._world.sharded, f"{message.worker} was sent away, and others need it")
+            self.require(
+                rank is None or self._world.sharded,
+                f"{message.worker} was sent away, and others need it",
+            )
             if message.worker in self._world.workers:
                 self._is_kept_without([message.worker], "sent away")
                 self.lost_s.setdefault(message.worker, self._world.engine.now_s)
@@ -183,14 +220,27 @@ class Laws:
     def _published(self, coordinator: Coordinator, plan: Plan) -> None:
         generation, workers = plan.generation, [member.worker for member in plan.members]
         newest = self._newest(coordinator)
-        self.require(generation > newest, f"generation {generation} was published after generation {newest}")
+        self.require(
+            generation > newest, f"generation {generation} was published after generation {newest}"
+        )
         shards = sorted(shard for member in plan.members for shard in member.shards)
-        self.require(shards == list(range(self.batch(len(workers)))), f"generation {generation}: {shards}")
-        self.require(len(workers) <= self._most(), f"generation {generation} has {len(workers)} ranks")
-        self.require(len(set(workers)) == len(workers), f"generation {generation} has a worker twice: {workers}")
-        now_s = self._world.engine.now_s  # of two that are lost at once, the first leads to a plan with the second
+        self.require(
+            shards == list(range(self.batch(len(workers)))), f"generation {generation}: {shards}"
+        )
+        self.require(
+            len(workers) <= self._most(), f"generation {generation} has {len(workers)} ranks"
+        )
+        self.require(
+            len(set(workers)) == len(workers),
+            f"generation {generation} has a worker twice: {workers}",
+        )
+        now_s = (
+            self._world.engine.now_s
+        )  # of two that are lost at once, the first leads to a plan with the second
         gone = [worker for worker in workers if self.lost_s.get(worker, now_s) < now_s]
-        said_again = generation <= coordinator.inherited  # where no newer one can be: it ends those before
+        said_again = (
+            generation <= coordinator.inherited
+        )  # where no newer one can be: it ends those before
         self.require(said_again or not gone, f"generation {generation} has lost workers: {gone}")
         if newest and not self._world.record.losses:
             self._needed(self.plans[newest], plan)
@@ -204,22 +254,31 @@ class Laws:
     def _newest(self, coordinator: Coordinator) -> int:
         """The last generation that there was; without a record, the last one of which anybody can tell."""
         if self._world.record.losses:
-            return max((self._world.agents[node].generation for node in coordinator.nodes), default=0)
+            return max(
+                (self._world.agents[node].generation for node in coordinator.nodes), default=0
+            )
         return max(self.plans, default=0)
 
     def _needed(self, before: Plan, plan: Plan) -> None:
         """The end of a coordinator is no reason to regroup; nor is what was said of another generation."""
         members = {member.worker for member in before.members}
-        loads, then = ({one.worker: len(one.shards) for one in plan.members} for plan in (before, plan))
+        loads, then = (
+            {one.worker: len(one.shards) for one in plan.members} for plan in (before, plan)
+        )
         if loads != then and not plan.abort:
             return  # ranks are not equally fast
-        if members != {member.worker for member in plan.members} or before.generation not in self.settled:
+        if (
+            members != {member.worker for member in plan.members}
+            or before.generation not in self.settled
+        ):
             return
         nodes = {one.node for one in (*before.members, *before.restore)}
         if self.excused & members or nodes & (self.excused_nodes | self.parted):
             return
         whole = self._world.mesh(before).whole
-        self.require(not whole, f"generation {plan.generation} without need: {before.generation} was well")
+        self.require(
+            not whole, f"generation {plan.generation} without need: {before.generation} was well"
+        )
 
     def noted(self, coordinator: Coordinator, event: Event, fields: dict[str, Any]) -> None:
         """The journal of a coordinator."""
@@ -235,7 +294,9 @@ class Laws:
         elif event == Event.RESIZED:
             self.untold.discard("resized")
         elif event == Event.RECORD_LOST:
-            self.require(bool(self._world.record.losses), f"the record was not lost: {fields['detail']}")
+            self.require(
+                bool(self._world.record.losses), f"the record was not lost: {fields['detail']}"
+            )
 
     def _no_strays(self, coordinator: Coordinator) -> None:
         world, now_s = self._world, self._world.engine.now_s
@@ -243,11 +304,17 @@ class Laws:
             return  # it could tell nobody
         for name, process in world.workers.items():
             agent = process.agent
-            calm = agent.line is not None and not agent.frozen and agent.quiet_since_s < now_s - STRAY_S
+            calm = (
+                agent.line is not None
+                and not agent.frozen
+                and agent.quiet_since_s < now_s - STRAY_S
+            )
             calm &= not world.apart(agent.node, COORDINATOR)
             if process.alive and calm and world.agents[agent.node] is agent:
                 gone_s = self.lost_s.get(name, now_s)
-                self.require(gone_s > now_s - STRAY_S, f"{name} was given up at {gone_s:.3f} and still runs")
+                self.require(
+                    gone_s > now_s - STRAY_S, f"{name} was given up at {gone_s:.3f} and still runs"
+                )
 
     # -- what workers do ------------------------------------------------------------------------------------------
 
@@ -262,7 +329,8 @@ class Laws:
         self.formed.add(generation)
         self.require(
             target >= self.high - 1
-            or generation < max(self.formed)  # a zombie hears of the past: a newer one has begun without it
+            or generation
+            < max(self.formed)  # a zombie hears of the past: a newer one has begun without it
             or (target < 0 and self.high == 1)  # a copy in place broke off
             or self._newest_is_gone,
             f"generation {generation} goes back to step {target} from {self.high}",
@@ -284,10 +352,16 @@ class Laws:
     def reduced(self, mesh: Mesh, step: int, one: Round) -> None:
         """All contributions of a step have come together."""
         shards = sorted(shard for brought in one.brought.values() for shard in brought.shards)
-        self.require(shards == list(range(self.batch(mesh.size))), f"step {step} was made of {shards}")
-        newest = max((theirs for past in self._committers.values() for theirs in past.values()), default=0)
+        self.require(
+            shards == list(range(self.batch(mesh.size))), f"step {step} was made of {shards}"
+        )
+        newest = max(
+            (theirs for past in self._committers.values() for theirs in past.values()), default=0
+        )
         alone = mesh.plan.generation >= newest or bool(self._world.record.losses)
-        alone |= not mesh.whole  # then no rank completes it: one that has left spreads no segment of it
+        alone |= (
+            not mesh.whole
+        )  # then no rank completes it: one that has left spreads no segment of it
         leases_s = [worker.agent.lease_until_s for worker in mesh.joined.values()]
         alone |= self._world.engine.now_s > max(leases_s, default=0.0)  # then no rank commits it
         self.require(alone, f"generation {mesh.plan.generation} goes on beside {newest}")
@@ -298,7 +372,9 @@ class Laws:
     def healed(self, worker: Worker, formation: Formation) -> None:
         """A worker has taken over the state of another."""
         target = formation.target.step
-        over = max(self.plans, default=0) > formation.plan.generation  # then its source may have gone on in another one
+        over = (
+            max(self.plans, default=0) > formation.plan.generation
+        )  # then its source may have gone on in another one
         right = worker.step == target or (worker.step > target and over)
         self.require(right, f"{worker.name} took step {worker.step}, not {target}")
         self.require(self.is_known(worker.state, worker.step), f"{worker.name} took a wrong state")
@@ -315,7 +391,10 @@ class Laws:
                 older == newer or self.plans[newer].member(behind) is None,
                 f"step {step} was committed in generations {older} and {newer}, and {behind} is in both",
             )
-        if any(settled > generation and not self.plans[settled].member(name) for settled in self.settled):
+        if any(
+            settled > generation and not self.plans[settled].member(name)
+            for settled in self.settled
+        ):
             # Its last reduction was over when it was fenced: it may still take that step, like everybody else.
             self._zombie_commits[name] += 1
             self.require(self._zombie_commits[name] == 1, f"{name} commits although it was fenced")
@@ -327,41 +406,64 @@ class Laws:
     def judge(self, finished: bool) -> None:
         """When all is over."""
         world = self._world
-        self.require(finished, f"not over after {world.engine.now_s:.0f} s, {world.patience_s:.0f} s after the faults")
+        self.require(
+            finished,
+            f"not over after {world.engine.now_s:.0f} s, {world.patience_s:.0f} s after the faults",
+        )
         if not world.record.losses:
             self.require(not self.untold, f"no journal tells of: {sorted(self.untold)}")
             unplanned = self.formed - self.planned
-            self.require(not unplanned, f"no journal tells of the plans of generations {sorted(unplanned)}")
+            self.require(
+                not unplanned, f"no journal tells of the plans of generations {sorted(unplanned)}"
+            )
         self._nobody_stays_outside()
         end = self.end or world.coordinator.plane.picture()[-1]
         assert isinstance(end, EndJob)
         if end.ok:
-            self.require(self.high == world.steps, f"called done after step {self.high} of {world.steps}")
+            self.require(
+                self.high == world.steps, f"called done after step {self.high} of {world.steps}"
+            )
             return
         reason = end.reason
         if "failure budget" in reason:
-            self.require(len(self.lost_s) > world.config.max_failures, f"{len(self.lost_s)} losses: {reason}")
+            self.require(
+                len(self.lost_s) > world.config.max_failures, f"{len(self.lost_s)} losses: {reason}"
+            )
         elif "record was lost" in reason:
             self.require(bool(world.record.losses), f"the record was not lost: {reason}")
         elif "every replica was lost" in reason:
             self.require(self._may_be_lost(), f"the state is there: {reason}")
             going = [generation for generation in self.settled if self._goes_on(generation)]
-            self.require(not going or bool(world.record.losses), f"generation {going} goes on unseen: {reason}")
-        elif "rank after rank hangs" in reason:  # each of those lost before was judged; the last one is not lost
-            self.require(bool(self.excused | self.excused_nodes), f"no rank hung, and no node was mute: {reason}")
+            self.require(
+                not going or bool(world.record.losses),
+                f"generation {going} goes on unseen: {reason}",
+            )
+        elif (
+            "rank after rank hangs" in reason
+        ):  # each of those lost before was judged; the last one is not lost
+            self.require(
+                bool(self.excused | self.excused_nodes),
+                f"no rank hung, and no node was mute: {reason}",
+            )
         elif "in a row" in reason:
             self.require(bool(world.barren), f"no worker failed to start: {reason}")
         elif "start-up" in reason:
             struck = self.excused | self.excused_nodes | world.barren.keys()
-            late = bool(world.record.losses)  # the nodes that may still come are waited for, of a start-up of seconds
-            late |= world.engine.now_s < world.coordinator.awake_since_s + world.config.startup_s  # it stood still
+            late = bool(
+                world.record.losses
+            )  # the nodes that may still come are waited for, of a start-up of seconds
+            late |= (
+                world.engine.now_s < world.coordinator.awake_since_s + world.config.startup_s
+            )  # it stood still
             self.require(bool(struck) or late, f"no worker failed to start: {reason}")
         else:
             self.require(reason == world.stopped, f"unexpected end: {reason}")
 
     def _may_be_lost(self) -> bool:
         """Whether nobody who can be reached has the state."""
-        return self._world.haven not in self.keepers or (self.high <= 1 and (self.torn or self._haven_is_torn))
+        return self._world.haven not in self.keepers or (
+            self.high <= 1 and (self.torn or self._haven_is_torn)
+        )
 
     @property
     def _haven_is_torn(self) -> bool:
@@ -369,7 +471,11 @@ class Laws:
 
         A rank that finds no other source gives itself up. No plan need tell it before that no member has the state.
         """
-        steps = [worker.step for worker in self._world.workers.values() if worker.agent.node == self._world.haven]
+        steps = [
+            worker.step
+            for worker in self._world.workers.values()
+            if worker.agent.node == self._world.haven
+        ]
         return min(steps, default=0) < 0 and max(steps) < 1
 
     def _goes_on(self, generation: int) -> bool:
@@ -382,7 +488,9 @@ class Laws:
 
     def _nobody_stays_outside(self) -> None:
         world, now_s = self._world, self._world.engine.now_s
-        calm = not world.severed and max(world.healed_s, world.coordinator.began_s) < now_s - RETURN_S
+        calm = (
+            not world.severed and max(world.healed_s, world.coordinator.began_s) < now_s - RETURN_S
+        )
         attached = world.coordinator.nodes
         for node in world.coordinator.plane.membership.left_out if calm else ():
             well = node in attached and world.agents[node].quiet_since_s < now_s - RETURN_S

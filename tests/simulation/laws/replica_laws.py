@@ -33,7 +33,9 @@ class ReplicaLaws(Laws):
         self.records: list[Record] = []
         self.bereft = False
         self._overtaken = False  # a copy was not made: more than k steps may be at risk
-        self._torn: dict[int, dict[str, int]] = {}  # generation -> worker -> steps when it ended in its update
+        self._torn: dict[
+            int, dict[str, int]
+        ] = {}  # generation -> worker -> steps when it ended in its update
         self._worlds: list[TornWorld] = []
         self._judged: set[int] = set()
 
@@ -48,14 +50,24 @@ class ReplicaLaws(Laws):
         super().remembered(coordinator, entries)
         for entry in entries:
             if isinstance(entry.event, events.NodeLost):
-                others = [node for node in coordinator.plane.membership.nodes if node != entry.event.node]
+                others = [
+                    node for node in coordinator.plane.membership.nodes if node != entry.event.node
+                ]
                 self.bereft |= self._newest_on([entry.event.node]) > self._newest_on(others) + 1
 
     def _newest_on(self, nodes: list[str]) -> int:
         """The newest step on these nodes: of workers, also of those that have ended unheard, and of what is kept."""
         keepers = [self._world.agents[node].kept for node in nodes]
-        workers = [one for one in self._world.workers.values() if one.agent.kept in keepers and one.board.generation]
-        having = [one.step for one in workers if one.alive or (one.name not in one.agent.kept.buried and not one.torn)]
+        workers = [
+            one
+            for one in self._world.workers.values()
+            if one.agent.kept in keepers and one.board.generation
+        ]
+        having = [
+            one.step
+            for one in workers
+            if one.alive or (one.name not in one.agent.kept.buried and not one.torn)
+        ]
         return max([*having, *(one.step for keeper in keepers for one in keeper.kept)], default=-1)
 
     def _published(self, coordinator: Coordinator, plan: Plan) -> None:
@@ -69,7 +81,12 @@ class ReplicaLaws(Laws):
 
     def committed(self, worker: Worker, formation: Formation) -> None:
         super().committed(worker, formation)
-        numbers = {"step": worker.step - 1, "generation": formation.plan.generation, "loss": 1.0, "grad_sum": 1.0}
+        numbers = {
+            "step": worker.step - 1,
+            "generation": formation.plan.generation,
+            "loss": 1.0,
+            "grad_sum": 1.0,
+        }
         self.write(Event.COMMIT, worker.name, **numbers)
 
     def ended(self, worker: ReplicaWorker) -> None:
@@ -96,23 +113,34 @@ class ReplicaLaws(Laws):
         begins_anew = goal <= 0 and self.high <= 1
         if goal >= self.high - 1 or zombie or begins_anew or self.bereft or self._overtaken:
             return
-        torn = [world for world in self._worlds if world.generation < generation and goal <= world.step]
+        torn = [
+            world for world in self._worlds if world.generation < generation and goal <= world.step
+        ]
         what = f"generation {generation} goes back to step {goal} from {self.high}"
         self.require(bool(torn), what)
-        self.require(torn[-1].step - goal < torn[-1].every, f"{what}, more than k={torn[-1].every} steps")
+        self.require(
+            torn[-1].step - goal < torn[-1].every, f"{what}, more than k={torn[-1].every} steps"
+        )
 
     def healed(self, worker: Worker, formation: Formation) -> None:
         goal = formation.goal_step
         over = max(self.plans, default=0) > formation.plan.generation
-        self.require(worker.step == goal or (worker.step > goal and over), f"{worker.name} took step {worker.step}")
+        self.require(
+            worker.step == goal or (worker.step > goal and over),
+            f"{worker.name} took step {worker.step}",
+        )
         self.require(self.is_known(worker.state, worker.step), f"{worker.name} took a wrong state")
         self.keepers.add(worker.agent.node)
 
     def _may_be_lost(self) -> bool:
         now_s = self._world.engine.now_s
         agents = [agent for agent in self._world.agents.values() if agent.alive]
-        there = any(agent.kept.kept for agent in agents if not agent.frozen or now_s <= agent.lease_until_s)
-        return not there or bool(self.excused)  # a rank that hangs in its restore holds up all others
+        there = any(
+            agent.kept.kept for agent in agents if not agent.frozen or now_s <= agent.lease_until_s
+        )
+        return not there or bool(
+            self.excused
+        )  # a rank that hangs in its restore holds up all others
 
     def judge(self, finished: bool) -> None:
         super().judge(finished)

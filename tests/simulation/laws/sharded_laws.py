@@ -28,7 +28,9 @@ class ShardedLaws(Laws):
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
-        self._begun: dict[int, tuple[int, int]] = {}  # generation -> what its first member began with
+        self._begun: dict[
+            int, tuple[int, int]
+        ] = {}  # generation -> what its first member began with
         self.unreadable: set[int] = set()  # generations in which a copy could not be read
         self.stored_at_end: Age | None = None
         self._taken: dict[int, set[str]] = defaultdict(set)  # generation -> who has taken over
@@ -40,9 +42,15 @@ class ShardedLaws(Laws):
         ages = [snapshot.age for snapshot in plan.restore]
         step = max(ages)[0] if ages else 0
         anew = not plan.restore and bool(self.settled)
-        self.require(not anew or self.high <= 2, f"generation {plan.generation} begins anew after step {self.high}")
+        self.require(
+            not anew or self.high <= 2,
+            f"generation {plan.generation} begins anew after step {self.high}",
+        )
         cuts = {snapshot.pieces for snapshot in plan.restore if snapshot.age == max(ages)}
-        self.require(len(cuts) <= 1, f"generation {plan.generation} begins with pieces that were cut in two ways")
+        self.require(
+            len(cuts) <= 1,
+            f"generation {plan.generation} begins with pieces that were cut in two ways",
+        )
         stored = self.newest_stored(coordinator)
         behind = stored[0] - step if stored else 0
         allowed = LOST_STEPS_MAX if plan.restore else 0
@@ -50,12 +58,15 @@ class ShardedLaws(Laws):
             allowed = self.high if self._world.latency_s else LOST_STEPS_MAX + 1
         self.repeated = max(self.repeated, self.high - step)
         self.require(
-            behind <= allowed, f"generation {plan.generation} goes back to step {step}, all of {stored} is stored"
+            behind <= allowed,
+            f"generation {plan.generation} goes back to step {step}, all of {stored} is stored",
         )
 
     def _grows(self, plan: Plan) -> bool:
         before = self.plans.get(plan.generation - 1)
-        return before is not None and all(self._world.workers[member.worker].alive for member in before.members)
+        return before is not None and all(
+            self._world.workers[member.worker].alive for member in before.members
+        )
 
     def _needed(self, before: Plan, plan: Plan) -> None:
         sources = {snapshot.node for snapshot in before.restore}
@@ -77,7 +88,12 @@ class ShardedLaws(Laws):
         """And its copies read: nothing is wrong with it, and has not been for a while."""
         world, agent = self._world, self._world.agents[node]
         since_s = world.engine.now_s - CALM_S
-        well = agent.alive and not agent.frozen and agent.line is not None and agent.quiet_since_s < since_s
+        well = (
+            agent.alive
+            and not agent.frozen
+            and agent.line is not None
+            and agent.quiet_since_s < since_s
+        )
         network = not world.severed and (not self.parted or world.healed_s < since_s - SILENT_S)
         return well and network and world.coordinator.awake_since_s < since_s
 
@@ -90,7 +106,9 @@ class ShardedLaws(Laws):
         """A rank has its piece of the state, and is going to train on it."""
         generation, mine = formation.plan.generation, (worker.step, worker.state)
         begun = self._begun.setdefault(generation, mine)
-        self.require(begun == mine, f"generation {generation} begins with steps {begun[0]} and {worker.step}")
+        self.require(
+            begun == mine, f"generation {generation} begins with steps {begun[0]} and {worker.step}"
+        )
         self.require(self.is_known(worker.state, worker.step), f"{worker.name} took a wrong state")
         self._taken[generation].add(worker.name)
         self.keepers.add(worker.agent.node)
@@ -103,14 +121,19 @@ class ShardedLaws(Laws):
         if step < 0:
             return
         missing = {member.worker for member in mesh.plan.members} - self._taken[generation]
-        self.require(not missing, f"generation {generation} trains, and {sorted(missing)} have no piece")
+        self.require(
+            not missing, f"generation {generation} trains, and {sorted(missing)} have no piece"
+        )
         if step <= self._world.steps:
             super().reduced(mesh, step, one)
 
     def committed(self, worker: Worker, formation: Formation) -> None:
         step, generation, name = worker.step, formation.plan.generation, worker.name
         self.took_step(worker, formation)
-        self.require(generation >= self._committers[step].get(name, 0), f"{name} goes back to generation {generation}")
+        self.require(
+            generation >= self._committers[step].get(name, 0),
+            f"{name} goes back to generation {generation}",
+        )
         self._committers[step][name] = generation
         self.high = max(self.high, step)
 
@@ -125,7 +148,9 @@ class ShardedLaws(Laws):
         mesh = self._world.mesh(self.plans[generation])
         if len(self._taken[generation]) < mesh.size:
             return False
-        return super()._goes_on(generation) and not any(mesh.apart(rank) for rank in range(mesh.size))
+        return super()._goes_on(generation) and not any(
+            mesh.apart(rank) for rank in range(mesh.size)
+        )
 
     def _may_be_lost(self) -> bool:
         return self.stored_at_end is None

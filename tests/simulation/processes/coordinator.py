@@ -109,7 +109,9 @@ class Coordinator(Process):
         if isinstance(message, AgentHello):
             self._serve_agent(line, message)
         else:  # the rendezvous of a worker
-            line.bind(SERVER, lambda request: self._ask(line, request), lambda: self.plane.hang_up(line))
+            line.bind(
+                SERVER, lambda request: self._ask(line, request), lambda: self.plane.hang_up(line)
+            )
             self._ask(line, message)
 
     def _serve_agent(self, line: Line, hello: AgentHello) -> None:
@@ -129,9 +131,13 @@ class Coordinator(Process):
         self._agents[node] = line
         if former is not None:
             former.close(SERVER)
-        self.engine.note(f"{self.name} <- {node} attaches with {hello.workers}, ended {hello.ended}")
+        self.engine.note(
+            f"{self.name} <- {node} attaches with {hello.workers}, ended {hello.ended}"
+        )
         line.send(SERVER, self.term)  # stands for Welcome
-        line.bind(SERVER, lambda message: self._hear(node, line, message), lambda: self._lose(node, line))
+        line.bind(
+            SERVER, lambda message: self._hear(node, line, message), lambda: self._lose(node, line)
+        )
         self._do("attach", outputs)
 
     def _hear(self, node: str, line: Line, message: Any) -> None:
@@ -141,7 +147,12 @@ class Coordinator(Process):
     def _lose(self, node: str, line: Line) -> None:
         if self._agents.get(node) is line:
             dead = not line.client_alive()
-            self._do("detach", self.plane.detach(node, "the agent's connection ended", self.engine.now_s, dead=dead))
+            self._do(
+                "detach",
+                self.plane.detach(
+                    node, "the agent's connection ended", self.engine.now_s, dead=dead
+                ),
+            )
 
     def _ask(self, line: Line, request: Any) -> None:
         self._do("ask", self.plane.ask(line, request))
@@ -163,7 +174,9 @@ class Coordinator(Process):
             return
         members = [member.worker for member in membership.plan.members]
         shares = dict.fromkeys(members, 1)
-        shares[members[fast % len(members)]] += self.world.config.shards_of(-1, len(members)) - len(members)
+        shares[members[fast % len(members)]] += self.world.config.shards_of(-1, len(members)) - len(
+            members
+        )
         self.carry_out(self.plane._advance(events.Rebalanced(shares), self.engine.now_s))
 
     # -- decisions ------------------------------------------------------------------------------------------------

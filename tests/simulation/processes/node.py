@@ -61,7 +61,9 @@ class Agent(Process):
         self.world, self.node, self.pid = world, node, 1000 * (incarnation + 1)
         self.facts = world.seams.facts()
         self.charges: dict[str, Charge] = {}
-        self.kept: Any = world.new_keeper(self)  # in a job of kind "replicated" nothing outlives its worker
+        self.kept: Any = world.new_keeper(
+            self
+        )  # in a job of kind "replicated" nothing outlives its worker
         self.generation = 0
         self.term = 0
         self.over = False  # the job has ended here
@@ -110,14 +112,20 @@ class Agent(Process):
         self._attempt += 1
         attempt = self._attempt
         sent_s = self.engine.now_s
-        line.bind(CLIENT, lambda term: self._welcomed(line, attempt, term, sent_s), lambda: self._try_again(attempt))
+        line.bind(
+            CLIENT,
+            lambda term: self._welcomed(line, attempt, term, sent_s),
+            lambda: self._try_again(attempt),
+        )
         line.send(CLIENT, self._hello())
         self.after(ANSWER_S, self._give_up, line, attempt)
 
     def _hello(self) -> AgentHello:
         living = tuple(name for name, charge in self.charges.items() if not charge.lost)
         ended, started = self.facts.ended, self.world.names.get(self.node, 0)
-        return AgentHello(self.node, "host", self.pid, self.generation, living, ended, self.term, started)
+        return AgentHello(
+            self.node, "host", self.pid, self.generation, living, ended, self.term, started
+        )
 
     def _give_up(self, line: Line, attempt: int) -> None:
         if attempt == self._attempt and self._seeks:
@@ -193,7 +201,9 @@ class Agent(Process):
             case StartWorker(worker):
                 if worker not in self.charges:
                     names = self.world.names  # stand for the logs that workers leave on their node
-                    names[self.node] = max(names.get(self.node, 0), int(worker.rpartition(".")[2]) + 1)
+                    names[self.node] = max(
+                        names.get(self.node, 0), int(worker.rpartition(".")[2]) + 1
+                    )
                     self.charges[worker] = Charge(self.world.new_worker(self, worker))
             case Recall():
                 self.kept.recall(message)
@@ -207,7 +217,11 @@ class Agent(Process):
 
     def _test_links(self, number: int, nodes: list[str]) -> None:
         """``can_connect``, for each of these."""
-        away = [node for node in nodes if self.world.apart(self.node, node) or not self.world.agents[node].alive]
+        away = [
+            node
+            for node in nodes
+            if self.world.apart(self.node, node) or not self.world.agents[node].alive
+        ]
         self.tell(LinksTested(self.node, number, tuple(away)))
 
     def _pass_on(self, worker: str, message: messages.Message) -> None:
@@ -257,13 +271,21 @@ class Agent(Process):
         if not charge.lost:
             charge.lost = True
             process, detected_ns = charge.process, int(self.engine.now_s * 1e9)
-            self.tell(WorkerLost(process.name, self.node, cause, detail, detected_ns, process.board.trained_in))
+            self.tell(
+                WorkerLost(
+                    process.name, self.node, cause, detail, detected_ns, process.board.trained_in
+                )
+            )
 
     def _beat(self) -> None:
         if self.over:
             return
         if self._line is not None:
-            beats = [self._read_board(charge.process) for charge in self.charges.values() if not charge.lost]
+            beats = [
+                self._read_board(charge.process)
+                for charge in self.charges.values()
+                if not charge.lost
+            ]
             self.tell(Heartbeat(self.node, tuple(beats), int(self.engine.now_s * 1e9)))
             self.kept.went_on(max((beat.step for beat in beats), default=0))
         if self._leases.expired(self.engine.now_s):

@@ -121,9 +121,15 @@ class PieceKeeper:
         worker, slots = self.held[name]
         for partner in self._placement.get(name, ()) if worker.alive else ():
             line, copy = (name, partner), next(iter(slots.complete()), None)
-            if copy and line not in self._sending and self._acknowledged.get(line, (-1, -1)) < copy.age:
+            if (
+                copy
+                and line not in self._sending
+                and self._acknowledged.get(line, (-1, -1)) < copy.age
+            ):
                 self._sending.add(line)
-                self._agent.after(self._world.engine.uniform(0.0005, 0.008), self._deliver, line, copy)
+                self._agent.after(
+                    self._world.engine.uniform(0.0005, 0.008), self._deliver, line, copy
+                )
 
     def _deliver(self, line: tuple[str, str], copy: Copy) -> None:
         worker, slots = self.held.get(line[0], (None, None))
@@ -137,7 +143,9 @@ class PieceKeeper:
         else:
             partner.after(_LOCAL_S, partner.kept.receive, self, line, slots, copy, worker.kept)
 
-    def receive(self, owner: PieceKeeper, line: tuple[str, str], source: Slots, copy: Copy, protected: int) -> None:
+    def receive(
+        self, owner: PieceKeeper, line: tuple[str, str], source: Slots, copy: Copy, protected: int
+    ) -> None:
         """``CopyServer._take``: a copy of another node begins to come in."""
         mine = Copy(copy.worker, copy.piece, copy.pieces, copy.step, copy.generation, copy.state)
         slots = self.copies.setdefault((copy.worker, copy.piece, copy.pieces), Slots())
@@ -148,7 +156,13 @@ class PieceKeeper:
             self._world.engine.after(_RETRY_S, owner._agent.run, owner._end_sending, line)
 
     def _verify(
-        self, owner: PieceKeeper, line: tuple[str, str], source: Slots, copy: Copy, slots: Slots, mine: Copy
+        self,
+        owner: PieceKeeper,
+        line: tuple[str, str],
+        source: Slots,
+        copy: Copy,
+        slots: Slots,
+        mine: Copy,
     ) -> None:
         away = self._world.apart(owner._agent.node, self._agent.node)
         if not owner._agent.alive or away or copy.corrupt or copy not in source.copies:
@@ -156,7 +170,9 @@ class PieceKeeper:
             self._world.engine.after(_RETRY_S, owner._agent.run, owner._end_sending, line)
             return
         mine.sealed = mine in slots.copies
-        owner._agent.after(self._world.engine.uniform(0.0002, 0.004), owner._acknowledge, line, copy.age)
+        owner._agent.after(
+            self._world.engine.uniform(0.0002, 0.004), owner._acknowledge, line, copy.age
+        )
 
     def _acknowledge(self, line: tuple[str, str], age: Age) -> None:
         self._acknowledged[line] = age
@@ -209,8 +225,21 @@ class PieceKeeper:
 
     def _offer(self, tier: str, copy: Copy) -> Snapshot:
         number = self._numbers.setdefault(copy, len(self._numbers))  # stands for its descriptor
-        checksum, where = format(copy.state, "x"), Endpoint("host", "", self.recalls, self._agent.pid, number)
-        place_ = (self._agent.node, copy.worker, *copy.age, 1, checksum, where, tier, copy.piece, copy.pieces)
+        checksum, where = (
+            format(copy.state, "x"),
+            Endpoint("host", "", self.recalls, self._agent.pid, number),
+        )
+        place_ = (
+            self._agent.node,
+            copy.worker,
+            *copy.age,
+            1,
+            checksum,
+            where,
+            tier,
+            copy.piece,
+            copy.pieces,
+        )
         return Snapshot(*place_, inode=number + 1)
 
     def read(self, snapshot: Snapshot) -> Copy | None:

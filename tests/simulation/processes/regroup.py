@@ -145,7 +145,9 @@ class _Replies:
         self._lost = True
         self._worker.notify()
 
-    def exchange(self, formation: Formation, name: str, value: bytes) -> Generator[Wish, None, tuple[bytes, ...]]:
+    def exchange(
+        self, formation: Formation, name: str, value: bytes
+    ) -> Generator[Wish, None, tuple[bytes, ...]]:
         self._reply = None
         self._line.send(CLIENT, Exchange(formation.plan.generation, name, formation.me.rank, value))
         interrupted = self._worker.regrouper.is_over

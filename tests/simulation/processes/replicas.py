@@ -93,7 +93,10 @@ class ReplicaKeeper(Process):
     def recall(self, order: Recall, until_s: float | None = None) -> None:
         """``Agent._recall``: once those that may still write to their states are gone."""
         until_s = self.engine.now_s + BURIAL_S if until_s is None else until_s
-        if any(charge.lingers for charge in self._agent.charges.values()) and self.engine.now_s < until_s:
+        if (
+            any(charge.lingers for charge in self._agent.charges.values())
+            and self.engine.now_s < until_s
+        ):
             self._agent.after(0.001, self.recall, order, until_s)
         else:
             self.after(_LOCAL_S, self._recall, order)
@@ -105,7 +108,9 @@ class ReplicaKeeper(Process):
             return  # it is only said again
         self._plan, self._told_interval = plan, (0, 0)
         chosen = keepers(plan, self._world.config).get(self._agent.node, "")
-        self.source = chosen if chosen in self._world.workers and self._world.workers[chosen].alive else ""
+        self.source = (
+            chosen if chosen in self._world.workers and self._world.workers[chosen].alive else ""
+        )
         self.budget.begin(alone=len({member.node for member in plan.members}) == 1)
         if self.source:
             worker = self._of_source()
@@ -129,7 +134,10 @@ class ReplicaKeeper(Process):
             self._rung = True
         elif not self.budget.wants(worker.step, worker.state_generation, self.engine.now_s):
             self._answer(worker)
-        elif self.copy is not None and (self.copy.worker, self.copy.step) == (worker.name, worker.step):
+        elif self.copy is not None and (self.copy.worker, self.copy.step) == (
+            worker.name,
+            worker.step,
+        ):
             self._made(worker, worker.step, None)
         else:
             self._busy = True
@@ -137,7 +145,9 @@ class ReplicaKeeper(Process):
             took_s = self.engine.uniform(0.001, 0.01)
             self.after(took_s, self._finish, worker, state, worker.writes, took_s, self._plan)
 
-    def _finish(self, worker: ReplicaWorker, state: Kept, writes: int, took_s: float, plan: Plan) -> None:
+    def _finish(
+        self, worker: ReplicaWorker, state: Kept, writes: int, took_s: float, plan: Plan
+    ) -> None:
         self._busy = False
         whole = writes == worker.writes and not writes % 2
         if whole:
@@ -160,7 +170,9 @@ class ReplicaKeeper(Process):
         if interval != self._told_interval:
             self._told_interval = interval
             fields = {"worker": self.source, "step": step, "generation": worker.state_generation}
-            self._laws.write(Event.COPY_INTERVAL, self._agent.node, every=self.budget.every, **fields)
+            self._laws.write(
+                Event.COPY_INTERVAL, self._agent.node, every=self.budget.every, **fields
+            )
         self._answer(worker)
 
     def _answer(self, worker: ReplicaWorker) -> None:
@@ -185,7 +197,11 @@ class ReplicaKeeper(Process):
             return
         if worker.torn:
             if worker.state_generation == worker.board.generation:
-                fields = {"worker": name, "step": worker.board.step, "generation": worker.state_generation}
+                fields = {
+                    "worker": name,
+                    "step": worker.board.step,
+                    "generation": worker.state_generation,
+                }
                 self._laws.write(Event.TORN, self._agent.node, **fields)
             return
         left = Kept(name, worker.step, worker.state_generation, worker.state)
@@ -198,12 +214,22 @@ class ReplicaKeeper(Process):
 
     def _recall(self, order: Recall) -> None:
         offers = tuple(self._offer(one) for one in self.kept)
-        self._agent.after(_LOCAL_S, self._agent.tell, Sealed(self._agent.node, offers, order.number))
+        self._agent.after(
+            _LOCAL_S, self._agent.tell, Sealed(self._agent.node, offers, order.number)
+        )
 
     def _offer(self, one: Kept) -> Snapshot:
         number = self._numbers.setdefault(one, len(self._numbers))  # stands for its descriptor
         where = Endpoint("host", "", 0, self._agent.pid, number)
-        return Snapshot(self._agent.node, one.worker, *one.age, 1, format(one.state, "x"), where, inode=number + 1)
+        return Snapshot(
+            self._agent.node,
+            one.worker,
+            *one.age,
+            1,
+            format(one.state, "x"),
+            where,
+            inode=number + 1,
+        )
 
     def read(self, snapshot: Snapshot) -> Kept | None:
         """What was offered, if it is still there."""
@@ -303,7 +329,9 @@ class ReplicaWorker(Worker):
             raise PeerLost(snapshot.node)
         self.step, self.state = kept.step, kept.state
 
-    def _commit(self, formation: Formation, reduced: tuple[dict[int, int], int]) -> Generator[Wish, None, None]:
+    def _commit(
+        self, formation: Formation, reduced: tuple[dict[int, int], int]
+    ) -> Generator[Wish, None, None]:
         sums, vote = reduced
         self.enter(Phase.OPTIMIZER)
         step = self.step
@@ -337,7 +365,9 @@ class ReplicaWorker(Worker):
         world, spared = self.world, [self.world.workers[name] for name in doom.others]
         ready = yield from until(
             self,
-            lambda: doom.standing == len(doom.victims) and all(one.step > doom.step for one in spared),
+            lambda: (
+                doom.standing == len(doom.victims) and all(one.step > doom.step for one in spared)
+            ),
             DOOM_S,
         )
         if ready and not doom.over:

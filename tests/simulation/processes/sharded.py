@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING
 from chaoskit.runtime.group.generations import ENTRY_S, entry_limit_s
 from chaoskit.runtime.integrity.ballot import whole_step
 from chaoskit.vocabulary import Phase
-from chaoskit.wire.messages import Endpoint, GroupBroken, Healed, Snapshot, SourceFailed, WorkerDone, WorkerReady
+from chaoskit.wire.messages import (
+    Endpoint,
+    GroupBroken,
+    Healed,
+    Snapshot,
+    SourceFailed,
+    WorkerDone,
+    WorkerReady,
+)
 from simulation.engine import Wish, Work, until
 from simulation.mesh import Contribution, Round
 from simulation.processes.pieces import Copy, Slots
@@ -62,7 +70,9 @@ class ShardedWorker(Worker):
             self.kill()
             return
         fingerprint = self.world.fingerprint_of(self)
-        self.send(WorkerReady(self.name, self.agent.node, Endpoint("host", "", 0, 0, 0), fingerprint))
+        self.send(
+            WorkerReady(self.name, self.agent.node, Endpoint("host", "", 0, 0, 0), fingerprint)
+        )
         course = self.regrouper.course
         while True:
             self.enter(Phase.REGROUP)
@@ -132,7 +142,9 @@ class ShardedWorker(Worker):
             try:
                 yield from self._restore(formation, plan.restore)
             except NoCopy:
-                newer = yield from until(self, lambda: self.regrouper.course.current is not formation, ENTRY_S)
+                newer = yield from until(
+                    self, lambda: self.regrouper.course.current is not formation, ENTRY_S
+                )
                 if newer:
                     raise Superseded from None
                 raise
@@ -141,7 +153,9 @@ class ShardedWorker(Worker):
             self.kept = self.step
             self.board.step = self.step
             self.enter(Phase.REDUCE)
-            yield from self._meet(formation, RESTORED)  # others may still read what this rank is going to overwrite
+            yield from self._meet(
+                formation, RESTORED
+            )  # others may still read what this rank is going to overwrite
         with self.regrouper.advance(formation):
             self.regrouper.course.step = self.step
         self.board.step = self.step
@@ -152,16 +166,24 @@ class ShardedWorker(Worker):
             self.send(Healed(self.name, plan.generation))
         self.enter(Phase.OUTSIDE)
 
-    def _restore(self, formation: Formation, restore: tuple[Snapshot, ...]) -> Generator[Wish, None, None]:
+    def _restore(
+        self, formation: Formation, restore: tuple[Snapshot, ...]
+    ) -> Generator[Wish, None, None]:
         """``Restorer``: the own piece if the state was cut alike, else all pieces."""
-        age, rank, world = max(snapshot.age for snapshot in restore), formation.me.rank, len(formation.plan.members)
+        age, rank, world = (
+            max(snapshot.age for snapshot in restore),
+            formation.me.rank,
+            len(formation.plan.members),
+        )
         copies: dict[int, list[Snapshot]] = {}
         for snapshot in restore:
             if snapshot.age == age:
                 copies.setdefault(snapshot.piece, []).append(snapshot)
         for piece, found in copies.items():
             turn = rank % len(found)
-            copies[piece] = sorted(found[turn:] + found[:turn], key=lambda one: one.node != self.agent.node)
+            copies[piece] = sorted(
+                found[turn:] + found[:turn], key=lambda one: one.node != self.agent.node
+            )
         read: list[Copy] = []
         if len(copies) == world and rank in copies:
             own = yield from self._read_one(copies[rank])
@@ -173,7 +195,11 @@ class ShardedWorker(Worker):
             if {copy.pieces for copy in read} != {len(read)}:
                 raise NoCopy(f"the copies of step {age[0]} do not make up a state")
         self.world.laws.read(self, read)
-        self.step, self.state, self._state_generation = read[0].step, read[0].state, read[0].generation
+        self.step, self.state, self._state_generation = (
+            read[0].step,
+            read[0].state,
+            read[0].generation,
+        )
 
     def _read_one(self, order: list[Snapshot]) -> Generator[Wish, None, Copy]:
         for snapshot in order:
@@ -188,7 +214,9 @@ class ShardedWorker(Worker):
             if copy is not None and not copy.corrupt:
                 return copy
             self.world.laws.unreadable.add(self.board.generation)
-            self.send(SourceFailed(self.name, snapshot, copy is not None, "corrupt" if copy else "gone"))
+            self.send(
+                SourceFailed(self.name, snapshot, copy is not None, "corrupt" if copy else "gone")
+            )
         raise NoCopy(f"no copy of piece {order[0].piece} of step {order[0].step} could be read")
 
     def _begin_copy(self, formation: Formation) -> None:
@@ -225,11 +253,15 @@ class ShardedWorker(Worker):
         self.enter(Phase.REDUCE)
         step = self.step
         yield from until(self, lambda: self.protected >= step, ACK_WAIT_S)
-        one = yield from self._meet(formation, self.step, Contribution(self.state, mine, self.protected))
+        one = yield from self._meet(
+            formation, self.step, Contribution(self.state, mine, self.protected)
+        )
         sums: dict[int, int] = {}
         for brought in one.brought.values():
             sums |= brought.shards
-        self.kept = whole_step(self.kept, self.step, [brought.vote for brought in one.brought.values()])
+        self.kept = whole_step(
+            self.kept, self.step, [brought.vote for brought in one.brought.values()]
+        )
         self.enter(Phase.OPTIMIZER)
         yield lambda: self._copying is None
         if self.engine.now_s > self.agent.lease_until_s:

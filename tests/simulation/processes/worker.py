@@ -14,7 +14,15 @@ from chaoskit.runtime.group.generations import FirstMove, healing_limit_s, may_a
 from chaoskit.runtime.step.restore import Source, sources
 from chaoskit.vocabulary import TIMED_PHASES, Phase
 from chaoskit.wire import messages
-from chaoskit.wire.messages import Endpoint, GroupBroken, Healed, Plan, WorkerDone, WorkerFailed, WorkerReady
+from chaoskit.wire.messages import (
+    Endpoint,
+    GroupBroken,
+    Healed,
+    Plan,
+    WorkerDone,
+    WorkerFailed,
+    WorkerReady,
+)
 from simulation.engine import Process, Strand, Wish, Work, until
 from simulation.mesh import Contribution
 from simulation.processes.regroup import Broken, Formation, LeaseOver, Regrouper, Superseded
@@ -51,7 +59,16 @@ class PeerLost(Exception):
 class Board:
     """``process/heartbeat_page.py``."""
 
-    __slots__ = ("commits", "generation", "longest_s", "phase", "rank", "since_s", "step", "trained_in")
+    __slots__ = (
+        "commits",
+        "generation",
+        "longest_s",
+        "phase",
+        "rank",
+        "since_s",
+        "step",
+        "trained_in",
+    )
 
     def __init__(self, now_s: float) -> None:
         self.generation, self.rank, self.step, self.commits, self.trained_in = 0, -1, 0, 0, 0
@@ -198,7 +215,9 @@ class Worker(Process):
                 raise TrainingOver
             if move is FirstMove.FAIL:
                 self.world.laws.torn = True
-                raise PeerLost("no member has the state: the last rank that had it ended while it was copied")
+                raise PeerLost(
+                    "no member has the state: the last rank that had it ended while it was copied"
+                )
             self._formation = formation
             self._cut(formation)
             self._stand_in(formation)
@@ -213,7 +232,10 @@ class Worker(Process):
         """``ReplicatedTrainer._cut``, then ``ShardWork.keep_only``."""
         count = self.world.config.shards_of(self.step, len(formation.plan.members))
         kept = formation.me.shards if count == self._count else ()
-        self._count, self._work = count, {shard: sums for shard, sums in self._work.items() if shard in kept}
+        self._count, self._work = (
+            count,
+            {shard: sums for shard, sums in self._work.items() if shard in kept},
+        )
 
     def _heal(self, formation: Formation) -> Generator[Wish, None, bool]:
         """``ReplicatedTrainer._heal``: take the state of a member that is ahead."""
@@ -234,7 +256,9 @@ class Worker(Process):
         if newer:
             return False
         self._unhealed += 1
-        error = f"the state of step {formation.goal_step} could not be read from any rank that has it"
+        error = (
+            f"the state of step {formation.goal_step} could not be read from any rank that has it"
+        )
         if not may_appeal(self.step, self._unhealed):
             raise PeerLost(error)
         yield from self._leave(formation, error)
@@ -261,7 +285,9 @@ class Worker(Process):
                 if not healer.alive:
                     raise PeerLost(name)
                 if self.step <= 0:
-                    self.step = -1  # copied in place; a survivor keeps its state until it has all of the other
+                    self.step = (
+                        -1
+                    )  # copied in place; a survivor keeps its state until it has all of the other
                 self.world.healing(self, healer)
                 yield self.engine.uniform(0.002, 0.06)
                 if not healer.alive or healer.step < 0:
@@ -293,7 +319,9 @@ class Worker(Process):
         if rank in mesh.broken:
             raise Broken("a connection of the group ended")
         mine = {shard: self._work[shard] for shard in formation.me.shards}
-        one = mesh.contribute(rank, self.step, Contribution(self.state, mine, regrouper.course.vote))
+        one = mesh.contribute(
+            rank, self.step, Contribution(self.state, mine, regrouper.course.vote)
+        )
         yield lambda: rank in one.done or rank in mesh.broken or regrouper.is_over(formation)
         if rank not in one.done:
             if regrouper.is_over(formation):
@@ -304,7 +332,9 @@ class Worker(Process):
             sums |= brought.shards
         return sums, min(brought.vote for brought in one.brought.values())
 
-    def _commit(self, formation: Formation, reduced: tuple[dict[int, int], int]) -> Generator[Wish, None, None]:
+    def _commit(
+        self, formation: Formation, reduced: tuple[dict[int, int], int]
+    ) -> Generator[Wish, None, None]:
         """``ReplicatedTrainer._commit``, then the move to a plan that waits for this step boundary."""
         sums, vote = reduced
         self.enter(Phase.OPTIMIZER)

@@ -61,8 +61,17 @@ class Faults:
         elif world.kind == "replicated":
             self._kinds += [(self._rebalance, 6)]
         else:  # a node that is lost takes copies with it: of these, only a doom tells
-            lossless = (self._kill, self._kill_several, self._hang, self._stop, self._raise, self._kill_coordinator)
-            self._kinds = [(act, 3 if act in lossless[:3] else 1) for act in lossless] + [(self._doom, 8)]
+            lossless = (
+                self._kill,
+                self._kill_several,
+                self._hang,
+                self._stop,
+                self._raise,
+                self._kill_coordinator,
+            )
+            self._kinds = [(act, 3 if act in lossless[:3] else 1) for act in lossless] + [
+                (self._doom, 8)
+            ]
 
     def schedule(self) -> None:
         """Draw the faults of this history."""
@@ -81,7 +90,9 @@ class Faults:
             elif drawn < 0.9:
                 self._at(random.uniform(0.0, _WINDOW_S), self._watch, random.choice(_PHASES), act)
             else:
-                self._on_heal.append(lambda worker, healer, act=act: self._strike_healer(healer, act))
+                self._on_heal.append(
+                    lambda worker, healer, act=act: self._strike_healer(healer, act)
+                )
         if world.kind == "kept":
             self._at(random.uniform(0.6, _WINDOW_S), self._doom)
         elif not world.haven and random.random() < 0.5:
@@ -142,7 +153,11 @@ class Faults:
 
     def _nodes(self) -> list[str]:
         world = self._world
-        return [node for node, agent in world.agents.items() if node != world.haven and agent.alive and not agent.over]
+        return [
+            node
+            for node, agent in world.agents.items()
+            if node != world.haven and agent.alive and not agent.over
+        ]
 
     def _victim(self) -> Worker | None:
         victims = self._victims()
@@ -166,7 +181,9 @@ class Faults:
 
     def _carry_out(self, doom: Doom) -> None:
         world = self._world
-        self._note(f"{len(doom.victims)} ranks end in the update of step {doom.step}, {doom.spared} outside")
+        self._note(
+            f"{len(doom.victims)} ranks end in the update of step {doom.step}, {doom.spared} outside"
+        )
         for name in doom.others:
             agent = world.workers[name].agent
             world.laws.bereft = True
@@ -182,8 +199,12 @@ class Faults:
 
     def _kill_several(self) -> None:
         victims = self._victims()
-        for worker in self._random.sample(victims, self._random.randint(min(2, len(victims)), len(victims))):
-            self._at_now(self._random.choice((0.0, self._random.uniform(0.0, 0.01))), self._kill_one, worker)
+        for worker in self._random.sample(
+            victims, self._random.randint(min(2, len(victims)), len(victims))
+        ):
+            self._at_now(
+                self._random.choice((0.0, self._random.uniform(0.0, 0.01))), self._kill_one, worker
+            )
 
     def _kill_everybody(self) -> None:
         for worker in tuple(self._world.workers.values()):
@@ -245,7 +266,9 @@ class Faults:
         if agent is not None:
             self._note(f"other software on {agent.node}")
             self._world.different.add(agent.node)
-            self._world.laws.excused_nodes.update(self._world.agents)  # whose numbers count is who comes first
+            self._world.laws.excused_nodes.update(
+                self._world.agents
+            )  # whose numbers count is who comes first
             self._world.barren.setdefault(agent.node, 0)
             self._at_now(self._random.uniform(0.5, 4.0), self._world.different.discard, agent.node)
 
@@ -316,7 +339,9 @@ class Faults:
         world, random = self._world, self._random
         nodes = list(world.agents)
         near = set(random.sample(nodes, random.randint(1, len(nodes) - 1)))
-        far = set(random.sample(sorted(set(nodes) - near), random.randint(1, len(nodes) - len(near))))
+        far = set(
+            random.sample(sorted(set(nodes) - near), random.randint(1, len(nodes) - len(near)))
+        )
         ways = {(one, other) for one in near for other in far}
         if random.random() < 0.8:
             ways |= {(other, one) for one, other in ways}
@@ -333,18 +358,26 @@ class Faults:
         nodes = self._world.agents
         if self._world.latency_s:
             self._world.laws.excused_nodes.update(nodes)  # some are heard for longer
-        self._sever({(COORDINATOR, node) for node in nodes} | {(node, COORDINATOR) for node in nodes}, for_s)
+        self._sever(
+            {(COORDINATOR, node) for node in nodes} | {(node, COORDINATOR) for node in nodes}, for_s
+        )
 
     def _sever(self, ways: set[tuple[str, str]], for_s: float) -> None:
         self._world.sever(ways)
-        if any(COORDINATOR in way for way in ways):  # a slow node's lease ends before those of the others
-            self._world.laws.excused_nodes |= {node for node, one in self._world.agents.items() if one.frozen}
+        if any(
+            COORDINATOR in way for way in ways
+        ):  # a slow node's lease ends before those of the others
+            self._world.laws.excused_nodes |= {
+                node for node, one in self._world.agents.items() if one.frozen
+            }
         self._world.laws.parted |= {site for way in ways if COORDINATOR not in way for site in way}
         self._at_now(for_s, self._heal, ways)
 
     def _heal(self, ways: set[tuple[str, str]]) -> None:
         self._world.heal(ways)
-        self._note("a part of the network heals" if self._world.severed else "the network is whole again")
+        self._note(
+            "a part of the network heals" if self._world.severed else "the network is whole again"
+        )
         for agent in self._world.agents.values():
             agent.quiet_since_s = self._world.engine.now_s
 

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from chaoskit.config import BatchScaling
 from chaoskit.elastic.settings import ElasticPolicy
-from chaoskit.wire.messages import LendNodes, Message, NoticeCancelled, ReturnNodes, ScaleTo, SpotNotice
+from chaoskit.wire.messages import (
+    LendNodes,
+    Message,
+    NoticeCancelled,
+    ReturnNodes,
+    ScaleTo,
+    SpotNotice,
+)
 
 if TYPE_CHECKING:
     from simulation.troubles.faults import Faults
@@ -35,7 +42,9 @@ def follow_for(seed: int, nodes: int) -> dict[str, Any]:
     """Settings of every third history that is resized: its batch follows the world."""
     random = Random(f"{seed}/follow")
     return (
-        {"follow": BatchScaling(rule="none"), "shards": nodes * random.randint(1, 2)} if random.random() < 1 / 3 else {}
+        {"follow": BatchScaling(rule="none"), "shards": nodes * random.randint(1, 2)}
+        if random.random() < 1 / 3
+        else {}
     )
 
 
@@ -57,13 +66,23 @@ class Resizes:
                 message: Message = ScaleTo(f"r{number}", random.choice(policy.sizes))
                 self._at(time_s, message)
             elif drawn < 0.8:
-                self._at(time_s, LendNodes(f"r{number}", f"j{number}", random.randint(1, 2), random.choice((0.1, 1.0))))
+                self._at(
+                    time_s,
+                    LendNodes(
+                        f"r{number}", f"j{number}", random.randint(1, 2), random.choice((0.1, 1.0))
+                    ),
+                )
                 self._at(time_s + random.uniform(0.0, 1.0), ReturnNodes(f"j{number}"))
             else:
-                node, grace_s = random.choice(list(self._world.agents)), random.choice((0.1, 0.5, 2.0))
+                node, grace_s = (
+                    random.choice(list(self._world.agents)),
+                    random.choice((0.1, 0.5, 2.0)),
+                )
                 self._at(time_s, SpotNotice(node, grace_s))
                 if self._second_thoughts.random() < 0.4:
-                    self._at(time_s + self._second_thoughts.uniform(0.0, grace_s), NoticeCancelled(node))
+                    self._at(
+                        time_s + self._second_thoughts.uniform(0.0, grace_s), NoticeCancelled(node)
+                    )
                 elif node != self._world.haven:
                     self._world.engine.after(time_s + grace_s, self._take, node)
                     self._faults.last_s = max(self._faults.last_s, time_s + grace_s)

@@ -33,7 +33,9 @@ class Stalls:
         if random.random() > _SHARE:
             return
         for _ in range(random.randint(1, 2)):
-            act = random.choice((self._slow_agent, self._slow_agent, self._stop_agent, self._pause_machine))
+            act = random.choice(
+                (self._slow_agent, self._slow_agent, self._stop_agent, self._pause_machine)
+            )
             time_s = random.uniform(0.0, _WINDOW_S)
             self._world.engine.after(time_s, act)
             self._until(time_s)
@@ -50,7 +52,10 @@ class Stalls:
         found = [
             agent
             for node, agent in self._world.agents.items()
-            if agent.alive and not agent.over and not agent.frozen and (any_node or node != self._world.haven)
+            if agent.alive
+            and not agent.over
+            and not agent.frozen
+            and (any_node or node != self._world.haven)
         ]
         return self._random.choice(found) if found else None
 

@@ -84,7 +84,13 @@ def api_server(directory: Path, answer: Answer) -> Iterator[ApiServer]:
 
 def refusal(status: int, message: str) -> tuple[int, Any]:
     """Return the answer of a server that refuses a request."""
-    return status, {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": status, "message": message}
+    return status, {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "status": "Failure",
+        "code": status,
+        "message": message,
+    }
 
 
 def kubeconfig(directory: Path, port: int) -> str:
@@ -93,7 +99,9 @@ def kubeconfig(directory: Path, port: int) -> str:
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": "test",
-        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test", "namespace": "chaos"}}],
+        "contexts": [
+            {"name": "test", "context": {"cluster": "test", "user": "test", "namespace": "chaos"}}
+        ],
         "clusters": [{"name": "test", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
         "users": [{"name": "test", "user": {"token": "secret"}}],
     }

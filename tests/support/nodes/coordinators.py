@@ -50,7 +50,9 @@ class CoordinatorProcess:
 @contextlib.contextmanager
 def serving(directory: Path) -> Iterator[CoordinatorProcess]:
     """A coordinator while the block lasts."""
-    with subprocess.Popen([sys.executable, "-c", _SERVE, str(directory)], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", _SERVE, str(directory)], stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             yield CoordinatorProcess(process)
         finally:

@@ -47,7 +47,9 @@ def unavailable() -> str:
 
 def no_clocks() -> str:
     """Why nodes can have no clocks of their own here; "" if they can."""
-    tried = subprocess.run([*_APART, *clock(7), *_MOUNT, "true"], capture_output=True, text=True, check=False)
+    tried = subprocess.run(
+        [*_APART, *clock(7), *_MOUNT, "true"], capture_output=True, text=True, check=False
+    )
     return tried.stderr.strip() if tried.returncode else ""
 
 
@@ -68,9 +70,24 @@ class FarNode:
         self._station, self._reception = station, Reception(HOST, token)
         self._reception.expect(station)
         self._relay, port = slow_relay(self._reception.address[1], undo)
-        command = [sys.executable, "-m", "chaoskit.substrate.supervisor", "--dial", f"{HOST}:{port}"]
+        command = [
+            sys.executable,
+            "-m",
+            "chaoskit.substrate.supervisor",
+            "--dial",
+            f"{HOST}:{port}",
+        ]
         self._process = subprocess.Popen(
-            [*_APART, *options, *_MOUNT, *command, "--place", station, "--token-file", "/dev/stdin"],
+            [
+                *_APART,
+                *options,
+                *_MOUNT,
+                *command,
+                "--place",
+                station,
+                "--token-file",
+                "/dev/stdin",
+            ],
             env=os.environ | {"OMP_NUM_THREADS": "1"},
             start_new_session=True,
             stdin=subprocess.PIPE,
@@ -87,14 +104,20 @@ class FarNode:
         arrived = self._reception.await_any([self._station], _START_S)
         self._reception.close()
         if arrived is None:
-            raise HarnessError(f"the supervisor of {self._station} did not come; see its output above")
-        self.link = SupervisorLink(arrived[1].connection, f"the supervisor of {self._station}", self.kernel)
+            raise HarnessError(
+                f"the supervisor of {self._station} did not come; see its output above"
+            )
+        self.link = SupervisorLink(
+            arrived[1].connection, f"the supervisor of {self._station}", self.kernel
+        )
         self.kernel.reach_by(self.link)
 
     def await_ready(self) -> None:
         """Wait until it can start programs."""
         if not self.link.await_ready():
-            raise HarnessError(f"the supervisor of {self._station} did not start; see its output above")
+            raise HarnessError(
+                f"the supervisor of {self._station} did not start; see its output above"
+            )
 
     def close(self) -> None:
         """Hang up: it ends, with everything below it."""
@@ -173,7 +196,10 @@ class FarNetwork(PlainNetwork):
 
     def __init__(self, coordinator: SupervisorLink, port: int, undo: UndoLog) -> None:
         self._undo = undo
-        self.listeners: tuple[Listener, Listener] = coordinator.listen(HOST, port), coordinator.listen(HOST, 0)
+        self.listeners: tuple[Listener, Listener] = (
+            coordinator.listen(HOST, port),
+            coordinator.listen(HOST, 0),
+        )
         self.address, self.store = (listener.address for listener in self.listeners)
         self._relay: subprocess.Popen[str] | None = None
 

@@ -32,12 +32,22 @@ class Leftovers:
 
     def environment(self) -> dict[str, str]:
         """What the run is started with."""
-        mine = {self._name: self._value, "TMPDIR": str(self.temporary), "XDG_RUNTIME_DIR": str(self.runtime)}
+        mine = {
+            self._name: self._value,
+            "TMPDIR": str(self.temporary),
+            "XDG_RUNTIME_DIR": str(self.runtime),
+        }
         return {**os.environ, **mine}
 
     def of(self, pid: int) -> list[str]:
         """Return everything that is left of the run whose runner was ``pid``, in words. Its journals may stay."""
-        return [*self.processes(), *self._groups(pid), *self._mounts(), *self._files(), *self._containers(pid)]
+        return [
+            *self.processes(),
+            *self._groups(pid),
+            *self._mounts(),
+            *self._files(),
+            *self._containers(pid),
+        ]
 
     def processes(self) -> list[str]:
         """Living processes of the run."""
@@ -57,13 +67,19 @@ class Leftovers:
         wanted = urllib.parse.quote(json.dumps({"label": [f"{LABEL}=1"]}))
         with contextlib.suppress(OSError):
             _, found = call(endpoint(), "GET", f"/containers/json?all=1&filters={wanted}")
-            return [f"container {one['Names'][0]}" for one in found if one["Labels"][OWNER].startswith(f"{pid}-")]
+            return [
+                f"container {one['Names'][0]}"
+                for one in found
+                if one["Labels"][OWNER].startswith(f"{pid}-")
+            ]
         return []
 
     def _groups(self, pid: int) -> list[str]:
         walk = os.walk("/sys/fs/cgroup")
         names = [Path(parent, name) for parent, names, _ in walk for name in names]
-        return [f"control group {path}" for path in names if path.name.startswith(f"{PREFIX}{pid}-")]
+        return [
+            f"control group {path}" for path in names if path.name.startswith(f"{PREFIX}{pid}-")
+        ]
 
     def _mounts(self) -> list[str]:
         """Mounts below the run's directories, in the mount namespace of any process."""
@@ -77,6 +93,10 @@ class Leftovers:
         return [f"mount {line}" for line in sorted(found)]
 
     def _files(self) -> list[str]:
-        undo = [f"undo file {path.name}: {path.read_text()}" for path in self.runtime.rglob("*.jsonl")]
-        left = [path.name for path in self.temporary.iterdir() if not any(path.glob(f"*/{JOURNAL}"))]
+        undo = [
+            f"undo file {path.name}: {path.read_text()}" for path in self.runtime.rglob("*.jsonl")
+        ]
+        left = [
+            path.name for path in self.temporary.iterdir() if not any(path.glob(f"*/{JOURNAL}"))
+        ]
         return undo + [f"temporary {name}" for name in left if not name.startswith(TORCH)]

@@ -105,7 +105,11 @@ def namespace() -> str:
     try:
         ask("GET", f"/api/v1/namespaces/{NAMESPACE}")
     except OSError:
-        ask("POST", "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+        ask(
+            "POST",
+            "/api/v1/namespaces",
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata},
+        )
     wait_until(lambda: set(everything(standing=True)) >= _STANDING, "what each namespace has")
     return NAMESPACE
 
@@ -121,12 +125,20 @@ def everything(*, standing: bool = False) -> list[str]:
 
 @functools.cache
 def _kinds() -> list[tuple[str, str]]:
-    groups = ["/api/v1", *(f"/apis/{one['preferredVersion']['groupVersion']}" for one in ask("GET", "/apis")["groups"])]
+    groups = [
+        "/api/v1",
+        *(
+            f"/apis/{one['preferredVersion']['groupVersion']}"
+            for one in ask("GET", "/apis")["groups"]
+        ),
+    ]
     return [
         (group, resource["name"])
         for group in groups
         for resource in ask("GET", group)["resources"]
-        if resource["namespaced"] and "list" in resource["verbs"] and resource["name"] not in _TELLING
+        if resource["namespaced"]
+        and "list" in resource["verbs"]
+        and resource["name"] not in _TELLING
     ]
 
 
@@ -138,7 +150,9 @@ def pods(selector: str = "") -> dict[str, Any]:
 
 def events(job: str) -> list[Any]:
     """The Events about a Job that chaoskit has written."""
-    found = ask("GET", f"/api/v1/namespaces/{NAMESPACE}/events?fieldSelector=involvedObject.name={job}")["items"]
+    found = ask(
+        "GET", f"/api/v1/namespaces/{NAMESPACE}/events?fieldSelector=involvedObject.name={job}"
+    )["items"]
     return [one for one in found if one.get("reportingComponent") == "chaoskit"]
 
 
@@ -155,7 +169,11 @@ def evict(pod: str) -> None:
 
 def delete_job(session: str) -> None:
     """Delete the Job of a session, as ``kubectl delete job`` does."""
-    ask("DELETE", f"/apis/batch/v1/namespaces/{namespace()}/jobs/{session}", {"propagationPolicy": "Background"})
+    ask(
+        "DELETE",
+        f"/apis/batch/v1/namespaces/{namespace()}/jobs/{session}",
+        {"propagationPolicy": "Background"},
+    )
 
 
 def api_server() -> psutil.Process | None:
@@ -163,7 +181,9 @@ def api_server() -> psutil.Process | None:
     host, _, port = str(_client().configuration.host).removeprefix("https://").partition(":")
     wanted = {f"--bind-address={host}", f"--secure-port={port}"}
     for process in psutil.process_iter(["name", "cmdline"]):
-        if process.info["name"] == "kube-apiserver" and wanted <= set(process.info["cmdline"] or ()):
+        if process.info["name"] == "kube-apiserver" and wanted <= set(
+            process.info["cmdline"] or ()
+        ):
             return process
     return None
 
@@ -174,7 +194,12 @@ def budget() -> Iterator[None]:
     path = f"/apis/policy/v1/namespaces/{namespace()}/poddisruptionbudgets"
     selector = {"matchLabels": {"app.kubernetes.io/name": "chaoskit"}}
     spec = {"minAvailable": "100%", "selector": selector}
-    body = {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": "all"}, "spec": spec}
+    body = {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": "all"},
+        "spec": spec,
+    }
     ask("POST", path, body)
     try:
         yield
@@ -189,7 +214,12 @@ def installed(manifests: Sequence[Mapping[str, Any]]) -> Iterator[None]:
         for one in manifests:
             path = f"{GROUPS[one['kind']]}/namespaces/{namespace()}/{one['kind'].lower()}s"
             ask("POST", path, one)
-            undone.callback(ask, "DELETE", f"{path}/{one['metadata']['name']}", {"propagationPolicy": "Background"})
+            undone.callback(
+                ask,
+                "DELETE",
+                f"{path}/{one['metadata']['name']}",
+                {"propagationPolicy": "Background"},
+            )
         yield
 
 
@@ -204,7 +234,9 @@ def person() -> Iterator[str]:
     made += [account, {"apiVersion": f"{RBAC}/v1", "kind": "RoleBinding", **bound}]
     with installed(made):
         wanted = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-        token = ask("POST", f"/api/v1/namespaces/{namespace()}/serviceaccounts/person/token", wanted)["status"]["token"]
+        token = ask(
+            "POST", f"/api/v1/namespaces/{namespace()}/serviceaccounts/person/token", wanted
+        )["status"]["token"]
         told = msgspec.yaml.decode(Path(os.environ[VARIABLE_OF_TESTS]).read_bytes())
         told["users"] = [{"name": one["name"], "user": {"token": token}} for one in told["users"]]
         yield json.dumps(told)
@@ -229,8 +261,14 @@ def gpus(counts: Mapping[str, int]) -> Iterator[None]:
     name = "nvidia.com/gpu"
     try:
         for machine, count in counts.items():
-            ask("PATCH", f"/api/v1/nodes/{machine}/status", {"status": {"capacity": {name: str(count)}}})
-            wait_until(lambda machine=machine: name in _allocatable(machine), f"the GPUs of {machine}")
+            ask(
+                "PATCH",
+                f"/api/v1/nodes/{machine}/status",
+                {"status": {"capacity": {name: str(count)}}},
+            )
+            wait_until(
+                lambda machine=machine: name in _allocatable(machine), f"the GPUs of {machine}"
+            )
         yield
     finally:
         for machine in counts:
@@ -264,7 +302,9 @@ def mounts() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     mounted = dict.fromkeys(["/usr", sys.base_prefix, sys.prefix, *sources])
     names = {path: f"mount{number}" for number, path in enumerate(mounted)}
     volumes = [{"name": name, "hostPath": {"path": path}} for path, name in names.items()]
-    return volumes, [{"name": name, "mountPath": path, "readOnly": True} for path, name in names.items()]
+    return volumes, [
+        {"name": name, "mountPath": path, "readOnly": True} for path, name in names.items()
+    ]
 
 
 def template(directory: Path, *, roles: dict[str, Any] | None = None, **node: Any) -> str:
@@ -313,7 +353,13 @@ def levers(directory: Path) -> str:
 
 def _tool(act: str) -> list[str]:
     """Of what has made the cluster: its machines are node0, node1 and so on."""
-    return ["sh", "-c", f'exec "$0" node {act} "${{1#node}}"', os.environ[VARIABLE_OF_TOOL], "{machine}"]
+    return [
+        "sh",
+        "-c",
+        f'exec "$0" node {act} "${{1#node}}"',
+        os.environ[VARIABLE_OF_TOOL],
+        "{machine}",
+    ]
 
 
 def _power_on() -> list[str]:
@@ -336,7 +382,11 @@ def _signal(name: str) -> list[str]:
 
 def no_tool() -> str:
     """Why machines of the cluster cannot be broken; "" if they can."""
-    return "" if os.environ.get(VARIABLE_OF_TOOL) else f"no {VARIABLE_OF_TOOL} names what has made the cluster"
+    return (
+        ""
+        if os.environ.get(VARIABLE_OF_TOOL)
+        else f"no {VARIABLE_OF_TOOL} names what has made the cluster"
+    )
 
 
 def machines() -> list[str]:
@@ -380,4 +430,6 @@ def restarts(pod: Mapping[str, Any]) -> int:
 def run_python(code: str, *arguments: str, directory: Path) -> subprocess.Popen[bytes]:
     """A runner of its own, which can be killed. It says a line when it is where the test wants it."""
     command = [sys.executable, "-c", code, *arguments]
-    return subprocess.Popen(command, env=environment(directory), stdout=subprocess.PIPE, start_new_session=True)
+    return subprocess.Popen(
+        command, env=environment(directory), stdout=subprocess.PIPE, start_new_session=True
+    )

@@ -44,9 +44,7 @@ def burn(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) ->
 
 def orphan(arguments: bytes, sockets: Sequence[socket.socket], parent_pid: int) -> None:
     """Start a process whose parent ends, write its pid to this file, and be there."""
-    script = (
-        f"sleep {_LONG_S:g} & echo $! > {arguments.decode()}.part; mv {arguments.decode()}.part {arguments.decode()}"
-    )
+    script = f"sleep {_LONG_S:g} & echo $! > {arguments.decode()}.part; mv {arguments.decode()}.part {arguments.decode()}"
     subprocess.run(["sh", "-c", script], check=True)
     time.sleep(_LONG_S)
 

@@ -19,7 +19,11 @@ class Relay:
     """
 
     def __init__(
-        self, target: tuple[str, int], *, hold_after: int | None = None, change_byte: int | None = None
+        self,
+        target: tuple[str, int],
+        *,
+        hold_after: int | None = None,
+        change_byte: int | None = None,
     ) -> None:
         self._target, self._hold_after, self._change_byte = target, hold_after, change_byte
         self._listener = socket.create_server((HOST, 0))
@@ -50,7 +54,9 @@ class Relay:
                 near.close()
                 continue
             for source, sink, hold in ((near, far, False), (far, near, True)):
-                threading.Thread(target=self._pass_on, args=(source, sink, hold), daemon=True).start()
+                threading.Thread(
+                    target=self._pass_on, args=(source, sink, hold), daemon=True
+                ).start()
 
     def _pass_on(self, source: socket.socket, sink: socket.socket, hold: bool) -> None:
         passed = 0
@@ -64,7 +70,9 @@ class Relay:
                 data = bytearray(source.recv(most))
                 if not data:
                     break
-                if self._change_byte is not None and passed <= self._change_byte < passed + len(data):
+                if self._change_byte is not None and passed <= self._change_byte < passed + len(
+                    data
+                ):
                     data[self._change_byte - passed] ^= 1
                 sink.sendall(data)
                 passed += len(data)

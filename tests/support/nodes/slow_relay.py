@@ -9,7 +9,9 @@ import sys
 HOST = "127.0.0.1"
 
 
-async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: float) -> None:
+async def pass_on(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: float
+) -> None:
     """Everything, in order, and each piece ``delay_s`` after it came."""
     loop = asyncio.get_running_loop()
     with contextlib.suppress(ConnectionError):

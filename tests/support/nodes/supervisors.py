@@ -20,20 +20,33 @@ from support.waiting import wait_until
 TESTS = Path(__file__).parents[2]
 PLACE = "here"
 GRACE_S = 5.0
-COMMAND = [sys.executable, "-m", "chaoskit.substrate.supervisor", "--cold", "--grace-s", str(GRACE_S)]
+COMMAND = [
+    sys.executable,
+    "-m",
+    "chaoskit.substrate.supervisor",
+    "--cold",
+    "--grace-s",
+    str(GRACE_S),
+]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
 
 
 class Started:
     """A supervisor that has imported nothing, and the runner's end of its stream."""
 
-    def __init__(self, process: subprocess.Popen[bytes], link: SupervisorLink, directory: Path) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], link: SupervisorLink, directory: Path
+    ) -> None:
         self.process, self.link, self._directory = process, link, directory
         assert link.await_ready()
 
     def program(self, name: str, arguments: object = "", **more: int) -> Program:
         return Program(
-            f"support.nodes.programs:{name}", str(arguments).encode(), f"node0.{name}", str(self._directory), **more
+            f"support.nodes.programs:{name}",
+            str(arguments).encode(),
+            f"node0.{name}",
+            str(self._directory),
+            **more,
         )
 
     def start(self, name: str, arguments: object = "") -> Process:
@@ -44,7 +57,9 @@ class Started:
 
     def exit_of(self, process: Process) -> int:
         """The wait status of a program, once the supervisor has told it."""
-        wait_until(lambda: not self.link.is_open() or process.pid in self.link.exits, "the word of its end")
+        wait_until(
+            lambda: not self.link.is_open() or process.pid in self.link.exits, "the word of its end"
+        )
         return self.link.exits[process.pid]
 
     def close(self) -> None:
@@ -59,7 +74,9 @@ class Started:
 def on_unix(directory: Path) -> Started:
     ours, theirs = socket.socketpair()
     with theirs:
-        process = subprocess.Popen(COMMAND, stdin=theirs.fileno(), env=ENVIRONMENT, start_new_session=True)
+        process = subprocess.Popen(
+            COMMAND, stdin=theirs.fileno(), env=ENVIRONMENT, start_new_session=True
+        )
     return Started(process, SupervisorLink(ours, "the supervisor"), directory)
 
 
@@ -78,7 +95,9 @@ def on_tcp(directory: Path) -> Started:
 def dialing(address: tuple[str, int], token: str, place: str = PLACE) -> subprocess.Popen[bytes]:
     host, port = address
     command = [*COMMAND, "--dial", f"{host}:{port}", "--place", place, "--token-file", "/dev/stdin"]
-    process = subprocess.Popen(command, env=ENVIRONMENT, start_new_session=True, stdin=subprocess.PIPE)
+    process = subprocess.Popen(
+        command, env=ENVIRONMENT, start_new_session=True, stdin=subprocess.PIPE
+    )
     assert process.stdin is not None
     with process.stdin as told:
         told.write(token.encode())

@@ -53,7 +53,13 @@ def report(bars: Any, *lines: Any, load: float = 0.1, smoke: bool = False) -> An
 
 def test_a_quantile_is_a_measured_value(bars: Any) -> None:
     values = [5.0, 1.0, 4.0, 2.0, 3.0]
-    assert [bars.quantile(values, share) for share in (0.0, 0.2, 0.5, 0.81, 1.0)] == [1.0, 1.0, 3.0, 5.0, 5.0]
+    assert [bars.quantile(values, share) for share in (0.0, 0.2, 0.5, 0.81, 1.0)] == [
+        1.0,
+        1.0,
+        3.0,
+        5.0,
+        5.0,
+    ]
     assert bars.quantile([float(value) for value in range(1, 101)], 0.95) == 95.0
     with pytest.raises(ValueError, match="no values"):
         bars.quantile([], 0.5)
@@ -80,7 +86,9 @@ def test_intervals_leave_out_the_warm_up(bars: Any) -> None:
         ([], [], False),
     ],
 )
-def test_the_way_through_world_sizes(bars: Any, worlds: list[int], sizes: list[int], reached: bool) -> None:
+def test_the_way_through_world_sizes(
+    bars: Any, worlds: list[int], sizes: list[int], reached: bool
+) -> None:
     assert bars.compact(worlds) == sizes
     assert bars.passes_through(sizes, (4, 3, 2, 4)) is reached
 
@@ -88,7 +96,9 @@ def test_the_way_through_world_sizes(bars: Any, worlds: list[int], sizes: list[i
 def test_a_busy_machine_claims_no_duration_but_equality(bars: Any) -> None:
     duration = bars.Bar(topic="kill", name="time", measured="90 ms", limit="100 ms", met=True)
     missed = msgspec.structs.replace(duration, met=False)
-    equality = bars.Bar(topic="kill", name="equality", measured="all", limit="all", met=False, timed=False)
+    equality = bars.Bar(
+        topic="kill", name="equality", measured="all", limit="all", met=False, timed=False
+    )
     number = bars.Bar(topic="throughput", name="number", measured="1 s")
     lines = duration, missed, equality, number
     for load, smoke, expected in (
@@ -117,7 +127,12 @@ def test_the_page_says_when_and_where_and_how_busy(bars: Any) -> None:
 
 
 def test_a_report_can_be_read_back(bars: Any) -> None:
-    written = report(bars, bars.Bar(topic="nan", name="named", measured="3 of 3", met=True, samples={"seconds": [0.5]}))
+    written = report(
+        bars,
+        bars.Bar(
+            topic="nan", name="named", measured="3 of 3", met=True, samples={"seconds": [0.5]}
+        ),
+    )
     assert msgspec.json.decode(msgspec.json.encode(written), type=bars.Report) == written
 
 
@@ -133,7 +148,10 @@ def test_topics_run_in_their_own_order_and_unknown_ones_are_refused() -> None:
     [
         ([(0.2, 0.3), (0.29, 0.3), (0.5, 0.3)], True),  # the medians count, the maximum is shown
         ([(0.2, 0.3), (0.31, 0.3), (0.5, 0.3)], False),
-        ([(0.4, 0.5), (0.4, 0.5), (0.2, 0.1)], True),  # each is held against the limit of its own run
+        (
+            [(0.4, 0.5), (0.4, 0.5), (0.2, 0.1)],
+            True,
+        ),  # each is held against the limit of its own run
     ],
 )
 def test_recoveries_are_judged_by_the_median(pairs: list[tuple[float, float]], met: bool) -> None:
@@ -210,12 +228,16 @@ def test_the_95th_percentile_is_held_against_the_median() -> None:
     assert same.met
     assert not kills.claim("10m", [way(0.3)] * 94 + [way(0.61)] * 6, 100, [])[0].met
     assert not kills.claim("10m", ways[:99], 100, [])[0].met  # fewer kills than asked for
-    assert not kills.claim("10m", ways, 100, ["losses equal the twin's: step 3: first difference"])[1].met
+    assert not kills.claim("10m", ways, 100, ["losses equal the twin's: step 3: first difference"])[
+        1
+    ].met
 
 
 def test_the_longest_is_explained_by_what_took_longer_than_usual() -> None:
     kills = importlib.import_module("benchmarks.recoveries.random_kills")
-    slow = way(0.9, phases={"detected": 0.001, "regrouped": 0.62, "first good step": 0.279}, starved_s=0.55)
+    slow = way(
+        0.9, phases={"detected": 0.001, "regrouped": 0.62, "first good step": 0.279}, starved_s=0.55
+    )
     text = kills.explain("10m", [way(0.3), way(0.3), slow])
     assert 'Most of the excess is in "regrouped" (600 ms)' in text
     assert "900 ms, 600 ms beyond the median" in text
@@ -228,16 +250,26 @@ def test_a_hunter_kills_only_in_a_full_and_warm_world() -> None:
     hunter_of = importlib.import_module("benchmarks.harness.hunter").Hunter
     with contextlib.ExitStack() as stack:
         idle = [sys.executable, "-c", "import time; time.sleep(60)"]
-        workers = {name: stack.enter_context(subprocess.Popen(idle)) for name in ("a", "b", "spare")}
+        workers = {
+            name: stack.enter_context(subprocess.Popen(idle)) for name in ("a", "b", "spare")
+        }
         for process in workers.values():
             stack.callback(process.kill)
-        ends = {name: Endpoint("host", "127.0.0.1", 1, process.pid, 0) for name, process in workers.items()}
+        ends = {
+            name: Endpoint("host", "127.0.0.1", 1, process.pid, 0)
+            for name, process in workers.items()
+        }
         hunter = hunter_of(random.Random(0), nodes=2, spares=1, window_s=0.0, last_step=50, limit=5)
         stack.callback(hunter.close)
-        members = tuple(Member(rank, name, "node", ends[name], (rank,)) for rank, name in enumerate("ab"))
+        members = tuple(
+            Member(rank, name, "node", ends[name], (rank,)) for rank, name in enumerate("ab")
+        )
 
         def beat(step: int, generation: int = 1) -> None:
-            beats = tuple(Beat(name, generation, rank, step, 2, 1.0, 0.0, step, 1.0) for rank, name in enumerate("ab"))
+            beats = tuple(
+                Beat(name, generation, rank, step, 2, 1.0, 0.0, step, 1.0)
+                for rank, name in enumerate("ab")
+            )
             hunter(Heartbeat("node", beats))
 
         for name in "ab":
@@ -252,9 +284,11 @@ def test_a_hunter_kills_only_in_a_full_and_warm_world() -> None:
             time.sleep(0.01)
         (shot,) = hunter.shots
         assert workers[shot.worker].wait(20) == -signal.SIGKILL
-        assert {name for name, process in workers.items() if process.poll() is None} == {"a", "b", "spare"} - {
-            shot.worker
-        }
+        assert {name for name, process in workers.items() if process.poll() is None} == {
+            "a",
+            "b",
+            "spare",
+        } - {shot.worker}
         beat(12)
         assert hunter._timer is None  # the same membership: somebody is dead
 
@@ -264,7 +298,9 @@ def test_a_histogram_counts_every_value(bars: Any) -> None:
     assert pictures.bins([0.0, 0.1, 0.5, 0.99, 1.0], 1.0, 2) == [2, 3]
     drawn = ET.fromstring(pictures.histogram("kills & times", {"gpt 10m": [0.3, 0.31, 0.9]}, 2.0))
     words = [element.text for element in drawn.iter() if element.text]
-    assert {"kills & times", "gpt 10m", "median 310 ms", "p95 900 ms", "2 × median 620 ms"} <= set(words)
+    assert {"kills & times", "gpt 10m", "median 310 ms", "p95 900 ms", "2 × median 620 ms"} <= set(
+        words
+    )
     counts = [int(word) for word in words if word.isdigit()]
     assert sum(counts) == 3
 
@@ -285,7 +321,9 @@ def test_bursts_are_seeded_and_vary() -> None:
     assert len(weather.commands("own", weather.Burst(2.0, 3, 1))) == 4
 
 
-def test_a_load_that_cannot_be_made_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_load_that_cannot_be_made_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     weather = importlib.import_module("benchmarks.harness.weather")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BadInput, match="apt-get install stress-ng"):
@@ -303,7 +341,9 @@ def test_the_load_is_there_and_then_it_is_gone() -> None:
         started: set[int] = set()
         while len(started) < 2 and time.monotonic() < deadline_s:
             new = {child.pid for child in me.children()} - before
-            started = {pid for pid in new if os.getsid(pid) == pid}  # a moment ago it was a copy of us
+            started = {
+                pid for pid in new if os.getsid(pid) == pid
+            }  # a moment ago it was a copy of us
             time.sleep(0.01)
         assert len(started) == 2
     assert all(is_ending(pid) for pid in started)
@@ -353,7 +393,9 @@ def test_any_detection_plan_or_verdict_is_a_false_alarm() -> None:
     )
     bar, effect = alarms.claim([calm, calm], {"tiny": 0.01}, "stress-ng", 170.0, 31)
     assert (bar.met, bar.name[:4]) == (True, "3.0 ")
-    assert effect.measured == "31 bursts, 2.8 minutes in all; gpt tiny: 200 steps, 10 ms, 20 ms, 1.5 s"
+    assert (
+        effect.measured == "31 bursts, 2.8 minutes in all; gpt tiny: 200 steps, 10 ms, 20 ms, 1.5 s"
+    )
     for change in (
         {"detections": ["node1.1: hung (step 7)"]},
         {"plans": 2},
@@ -376,7 +418,10 @@ def test_what_counts_as_an_alarm() -> None:
         record(4, "coordinator", Event.JOB_ENDED, ok=True),
         record(5, "coordinator", Event.DETECTED, **lost),  # ended with the job
     ]
-    assert alarms.alarms(records) == (["node1.1: hung (step 7)", "node1.1: nonfinite (see the journals)"], 2)
+    assert alarms.alarms(records) == (
+        ["node1.1: hung (step 7)", "node1.1: nonfinite (see the journals)"],
+        2,
+    )
 
 
 # -- the cost of a setting ----------------------------------------------------------------------------------------
@@ -387,7 +432,14 @@ def test_any_field_of_the_configuration_can_be_varied() -> None:
     assert vary.parse("buckets=1,4") == ("buckets", 1, 4)
     assert vary.parse("reduction=exact,fast") == ("reduction", "exact", "fast")
     assert vary.parse("fork=true,false") == ("fork", True, False)
-    for text in ("speed=1,2", "job=a,b", "buckets=1", "buckets=1,2,3", "buckets=1,many", "reduction=exact,slow"):
+    for text in (
+        "speed=1,2",
+        "job=a,b",
+        "buckets=1",
+        "buckets=1,2,3",
+        "buckets=1,many",
+        "reduction=exact,slow",
+    ):
         with pytest.raises(BadInput, match="vary="):
             vary.parse(text)
 
@@ -412,7 +464,9 @@ def turn(side: str, *seconds: float, other_cpus: float = 0.0) -> Any:
 
 def pair(ddp_s: float, ours_s: float, **more: Any) -> Any:
     overhead = importlib.import_module("benchmarks.steps.overhead")
-    return overhead.Pair(turn("ddp", ddp_s, ddp_s, ddp_s), turn("ours", ours_s, ours_s, 2 * ours_s, **more))
+    return overhead.Pair(
+        turn("ddp", ddp_s, ddp_s, ddp_s), turn("ours", ours_s, ours_s, 2 * ours_s, **more)
+    )
 
 
 def test_the_cost_is_the_median_of_pairs_and_the_mean_beside_it() -> None:
@@ -457,7 +511,9 @@ class Players:
             importlib.import_module("benchmarks.harness.referee"),
         )
         self.referee, self._step_s = self._referee.Referee(directory, 1), step_s
-        self._threads = [threading.Thread(target=self._play, args=(side,)) for side in self._referee.SIDES]
+        self._threads = [
+            threading.Thread(target=self._play, args=(side,)) for side in self._referee.SIDES
+        ]
 
     def _play(self, side: str) -> None:
         turns = self._turns.Turns(self.referee.path, side, 0, 5)
@@ -539,7 +595,9 @@ def test_both_jobs_train_in_turns(tmp_path: Path) -> None:
     options = ["--quick", "--only", "all", "--results", str(tmp_path)]
     command = [sys.executable, "-m", "benchmarks.steps.overhead", *options]
     found = os.environ | {"PYTHONPATH": str(BENCHMARKS.parent)}
-    done = subprocess.run(command, cwd=tmp_path, env=found, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=found, capture_output=True, text=True, timeout=600, check=False
+    )
     assert done.returncode == 0, done.stderr
     bars = msgspec.json.decode((tmp_path / "overhead.json").read_bytes())["bars"]
     assert [bar["name"].partition(":")[0] for bar in bars] == [

@@ -64,7 +64,17 @@ CHEAP = {"test_quick[0]", "test_quick[1]", "test_quick[2]"}
 
 def commit(directory: Path) -> None:
     identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
-    command = ["git", "-C", str(directory), *identity, "commit", "--quiet", "--allow-empty", "--message", "next"]
+    command = [
+        "git",
+        "-C",
+        str(directory),
+        *identity,
+        "commit",
+        "--quiet",
+        "--allow-empty",
+        "--message",
+        "next",
+    ]
     subprocess.run(command, check=True)
 
 
@@ -88,7 +98,17 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
 def test_promises_and_all_that_does_not_train_are_in_every_gate(project: pytest.Pytester) -> None:
     """Of the rest there is a slice, the same for the same commit."""
     chosen = collected(project, "--gate")
-    assert CHEAP | {"test_promise[1]", "test_cases[1-3]", "test_cases[2-3]", "test_night[0]", "test_night[1]"} <= chosen
+    assert (
+        CHEAP
+        | {
+            "test_promise[1]",
+            "test_cases[1-3]",
+            "test_cases[2-3]",
+            "test_night[0]",
+            "test_night[1]",
+        }
+        <= chosen
+    )
     assert len(chosen) < 30
     assert collected(project, "--gate") == chosen
 
@@ -116,10 +136,15 @@ def test_a_shallow_clone_has_slices_too(project: pytest.Pytester) -> None:
     subprocess.run(["git", "-C", str(project.path), "add", "."], check=True)
     commit(project.path)
     clone = project.path.parent / "clone"
-    subprocess.run(["git", "clone", "--quiet", "--depth", "1", f"file://{project.path}", str(clone)], check=True)
+    subprocess.run(
+        ["git", "clone", "--quiet", "--depth", "1", f"file://{project.path}", str(clone)],
+        check=True,
+    )
     ask = ["git", "-C", str(clone), "rev-parse", "HEAD"]
     head = subprocess.run(ask, capture_output=True, text=True, check=True).stdout
-    result = project.runpytest_inprocess("--rootdir", str(clone), "--collect-only", "--gate", str(clone))
+    result = project.runpytest_inprocess(
+        "--rootdir", str(clone), "--collect-only", "--gate", str(clone)
+    )
     result.stdout.fnmatch_lines([f"gate: slice {int(head, 16) % 30} of 30 *"])
 
 
@@ -132,7 +157,9 @@ def test_a_promise_without_a_case_is_noticed(project: pytest.Pytester) -> None:
     """A parameter that was renamed or removed must not take its promise out of the gate in silence."""
     project.makepyfile(test_two=TESTS.replace("world=3)", "world=4)"))
     result = project.runpytest_inprocess("--collect-only", "-q")
-    result.stdout.fnmatch_lines(["*test_cases: no case has *'world': 4*marker promise('It holds here.')*"])
+    result.stdout.fnmatch_lines(
+        ["*test_cases: no case has *'world': 4*marker promise('It holds here.')*"]
+    )
 
 
 def test_slow_cases_that_are_not_there_are_noticed(project: pytest.Pytester) -> None:
@@ -159,7 +186,10 @@ def test_tests_that_share_the_machine_run_in_one_process(project: pytest.Pyteste
 
 def test_cases_of_one_promise_are_run(project: pytest.Pytester) -> None:
     """``--promise`` selects exactly the cases of a sentence; what is kept of the run says which sentence they hold."""
-    assert collected(project, "--promise", "It holds here.") == {"test_cases[1-3]", "test_cases[2-3]"}
+    assert collected(project, "--promise", "It holds here.") == {
+        "test_cases[1-3]",
+        "test_cases[2-3]",
+    }
     assert len(collected(project, "--promise", "It holds here.", "--promise", "It holds.")) == 3
     assert collected(project, "--promise", "It holds") == set()
 
@@ -191,7 +221,9 @@ def test_a_quarantined_test_runs_and_fails_no_gate(project: pytest.Pytester) -> 
     (project.path / "tests" / "skips.toml").write_text(FLAKE)
     result = project.runpytest_inprocess("-rx", "test_two.py")
     result.assert_outcomes(xfailed=1, xpassed=1, failed=1)
-    result.stdout.fnmatch_lines(["XFAIL *::test_flaky?0? - quarantined since 2026-01-31, #1: a port is taken*"])
+    result.stdout.fnmatch_lines(
+        ["XFAIL *::test_flaky?0? - quarantined since 2026-01-31, #1: a port is taken*"]
+    )
 
 
 def test_skips_and_flakes_become_fewer() -> None:

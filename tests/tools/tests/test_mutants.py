@@ -71,7 +71,10 @@ def test_mutants_are_of_three_kinds(tmp_path: Path) -> None:
 def test_what_is_returned_is_emptied_by_its_type(tmp_path: Path) -> None:
     """A nested function has a type of its own; an empty text, in whatever quotes, stays as it is."""
     source = 'def outer() -> str:\n    def inner() -> bool:\n        return ready\n    return name\n    return ""\n'
-    assert made(tmp_path, source) == [("empty 'ready'", "return False"), ("empty 'name'", "return ''")]
+    assert made(tmp_path, source) == [
+        ("empty 'ready'", "return False"),
+        ("empty 'name'", "return ''"),
+    ]
 
 
 def test_each_place_has_its_share() -> None:

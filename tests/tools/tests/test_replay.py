@@ -12,7 +12,11 @@ TEXT = "It holds."
 def outcomes(*cases: str) -> dict[str, dict[str, Any]]:
     """Of cases a, b, ... of one promise."""
     return {
-        name: {"outcome": outcome, "promises": [TEXT], **({"error": "no"} if outcome == "failed" else {})}
+        name: {
+            "outcome": outcome,
+            "promises": [TEXT],
+            **({"error": "no"} if outcome == "failed" else {}),
+        }
         for name, outcome in zip("abc", cases, strict=False)
     }
 
@@ -54,4 +58,6 @@ def test_tests_that_do_not_end_without_the_feature_notice() -> None:
 
 def test_other_promises_of_the_same_tests_are_left_out() -> None:
     """A change may break several promises."""
-    assert replay.judged("Another one.", outcomes("passed"), outcomes("failed")) == replay.Seen({}, 0, 0)
+    assert replay.judged("Another one.", outcomes("passed"), outcomes("failed")) == replay.Seen(
+        {}, 0, 0
+    )

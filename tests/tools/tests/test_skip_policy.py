@@ -26,17 +26,23 @@ def project(pytester: pytest.Pytester) -> pytest.Pytester:
     """A project with the conftest of this repository, a list of one reason, and tests that skip."""
     pytester.makeconftest(CONFTEST.read_text())
     pytester.mkdir("tests")
-    (pytester.path / "tests" / "skips.toml").write_text('[[skip]]\nreason = "needs a CUDA .*"\ncause = "no GPU"\n')
+    (pytester.path / "tests" / "skips.toml").write_text(
+        '[[skip]]\nreason = "needs a CUDA .*"\ncause = "no GPU"\n'
+    )
     pytester.makepyfile(test_one=TESTS)
     return pytester
 
 
-def test_an_unlisted_skip_fails_in_ci(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unlisted_skip_fails_in_ci(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The report names the reason and the list."""
     monkeypatch.setenv("CI", "true")
     result = project.runpytest_inprocess("-p", "no:cacheprovider")
     result.assert_outcomes(passed=1, skipped=1, errors=1)
-    result.stdout.fnmatch_lines(["*skipped in CI: needs a tool that nothing installs*", "*skips.toml*"])
+    result.stdout.fnmatch_lines(
+        ["*skipped in CI: needs a tool that nothing installs*", "*skips.toml*"]
+    )
 
 
 def test_an_unlisted_skip_of_a_whole_file_fails_in_ci(
@@ -44,7 +50,9 @@ def test_an_unlisted_skip_of_a_whole_file_fails_in_ci(
 ) -> None:
     """Its tests are not even collected, so nothing else would tell that they are missing."""
     monkeypatch.setenv("CI", "true")
-    project.makepyfile(test_two='import pytest\npytest.importorskip("no_such_module", reason="no such module")')
+    project.makepyfile(
+        test_two='import pytest\npytest.importorskip("no_such_module", reason="no such module")'
+    )
     result = project.runpytest_inprocess("-p", "no:cacheprovider", "test_two.py")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*skipped in CI: no such module*"])
@@ -56,7 +64,9 @@ def test_a_developer_may_skip(project: pytest.Pytester, monkeypatch: pytest.Monk
     project.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(passed=1, skipped=2)
 
 
-def test_outcomes_and_durations_are_kept(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outcomes_and_durations_are_kept(
+    project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A JSON object, one entry a test."""
     monkeypatch.delenv("CI", raising=False)
     project.runpytest_inprocess("-p", "no:cacheprovider", "--durations-file", "kept/times.json")

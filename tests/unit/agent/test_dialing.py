@@ -71,10 +71,14 @@ def test_a_listener_that_comes_late_is_found() -> None:
 
     async def main() -> None:
         with refusing() as held:
-            dialing = asyncio.ensure_future(dial(held.getsockname, TOKEN, time.monotonic() + LIMIT_S))
+            dialing = asyncio.ensure_future(
+                dial(held.getsockname, TOKEN, time.monotonic() + LIMIT_S)
+            )
             await asyncio.wait([dialing], timeout=0.1)
             assert not dialing.done(), "it gave up after a refusal"
-            server = await asyncio.start_server(lambda *ends: frames.accept_async(*ends, TOKEN), sock=held)
+            server = await asyncio.start_server(
+                lambda *ends: frames.accept_async(*ends, TOKEN), sock=held
+            )
             connection = await dialing
             assert connection is not None
             connection[1].close()
@@ -92,7 +96,9 @@ def test_at_the_deadline_nothing_is_left_of_the_attempts(deaf: int) -> None:
 
     async def main() -> list[object]:
         errors: list[object] = []
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
+        asyncio.get_running_loop().set_exception_handler(
+            lambda loop, context: errors.append(context)
+        )
         with refusing() as held:
             async with listener(deaf) as server:
                 there = server.address if deaf else held.getsockname()

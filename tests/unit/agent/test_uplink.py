@@ -46,7 +46,9 @@ class Server:
     """A coordinator that answers heartbeats if it is to; each connection of the agent is one of its lines."""
 
     def __init__(self, outage_s: float) -> None:
-        self.config = RunConfig(job=JobSpec("job.py"), heartbeat_ms=round(BEAT_S * 1000), coordinator_outage_s=outage_s)
+        self.config = RunConfig(
+            job=JobSpec("job.py"), heartbeat_ms=round(BEAT_S * 1000), coordinator_outage_s=outage_s
+        )
         self.answers = True
         self.lines: list[asyncio.StreamWriter] = []
         self.ended: list[int] = []  # lines that the agent has closed
@@ -82,7 +84,9 @@ class Server:
 
     async def until_received(self, count: int) -> None:
         async with self.moved:
-            await asyncio.wait_for(self.moved.wait_for(lambda: len(self.received) >= count), LIMIT_S)
+            await asyncio.wait_for(
+                self.moved.wait_for(lambda: len(self.received) >= count), LIMIT_S
+            )
 
     async def until_heard(self, sent_ns: int) -> None:
         async with self.moved:
@@ -131,7 +135,9 @@ async def attached(
     line, welcome = await asyncio.to_thread(attach_first, where, TOKEN, HELLO)
     line.setblocking(False)
     patient = {"return_s": LIMIT_S, "answer_s": LIMIT_S}
-    agent = Agent(Uplink(line, where, TOKEN, welcome, lambda: HELLO, clock=clock.now_ns, **patient), clock)
+    agent = Agent(
+        Uplink(line, where, TOKEN, welcome, lambda: HELLO, clock=clock.now_ns, **patient), clock
+    )
     server.lines[0].write(frames.encode(Recall()))
     assert await agent.next() == Recall(), "it follows"
     try:
@@ -144,7 +150,9 @@ async def attached(
         await asyncio.gather(agent.following, return_exceptions=True)
 
 
-def test_a_coordinator_that_falls_silent_is_attached_to_again_before_the_first_connection_ends() -> None:
+def test_a_coordinator_that_falls_silent_is_attached_to_again_before_the_first_connection_ends() -> (
+    None
+):
     """The first connection to a silent coordinator is kept until the second one is welcome."""
 
     async def main() -> None:
@@ -201,7 +209,9 @@ def test_a_coordinator_that_has_moved_is_found(tmp_path: Path) -> None:
             moved = Server(OUTAGE_S)
             listener = await asyncio.start_server(moved.greet, "127.0.0.1", 0)
             address = listener.sockets[0].getsockname()
-            address_file(tmp_path).write_bytes(msgspec.json.encode(CoordinatorAddress(address, address)))
+            address_file(tmp_path).write_bytes(
+                msgspec.json.encode(CoordinatorAddress(address, address))
+            )
             server.lines[0].close()
             await moved.until(lines=1)
             moved.lines[0].write(frames.encode(Recall()))

@@ -26,8 +26,24 @@ from chaoskit.checkpoint.layout.raw import tensor_bytes
 from chaoskit.errors import BadInput, ChaoskitError
 
 DTYPES = (
-    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),
-    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+    *(
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+    ),
+    *(
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
+    ),
     *(torch.bool, torch.complex64, torch.complex128),
 )
 SHAPES = ((), (1,), (7,), (3, 5), (2, 3, 4), (0,), (4, 0, 2), (300, 17))
@@ -80,7 +96,9 @@ def test_a_container_of_more_than_four_gibibytes(tmp_path: Path) -> None:
 
 
 def test_every_type_and_shape_comes_back(tmp_path: Path) -> None:
-    tensors = {f"{dtype}{shape}": random_tensor(dtype, shape) for dtype in DTYPES for shape in SHAPES}
+    tensors = {
+        f"{dtype}{shape}": random_tensor(dtype, shape) for dtype in DTYPES for shape in SHAPES
+    }
     tensors |= {
         "transposed": torch.arange(12.0).view(3, 4).T,
         "one of a column": torch.arange(6.0).view(2, 3).T[:1, :1],
@@ -88,7 +106,9 @@ def test_every_type_and_shape_comes_back(tmp_path: Path) -> None:
     }
     snapshot = DiskTier(tmp_path).save(3, tensors, {"note": b"text", "void": b""})
     targets = {name: torch.empty_like(tensor).resolve_conj() for name, tensor in tensors.items()}
-    snapshot.read_into({name: (target, whole(tuple(target.shape))) for name, target in targets.items()})
+    snapshot.read_into(
+        {name: (target, whole(tuple(target.shape))) for name, target in targets.items()}
+    )
     assert [name for name in tensors if not same_bits(targets[name], tensors[name])] == []
     assert (snapshot.read_object("note"), snapshot.read_object("void")) == (b"text", b"")
     assert all(item.offset % ALIGN_BYTES == 0 for item in snapshot.manifest.items if item.dtype)
@@ -96,9 +116,18 @@ def test_every_type_and_shape_comes_back(tmp_path: Path) -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.lists(st.integers(0, 12), max_size=3), st.lists(st.integers(0, 12), max_size=3), st.booleans(), st.data())
+@given(
+    st.lists(st.integers(0, 12), max_size=3),
+    st.lists(st.integers(0, 12), max_size=3),
+    st.booleans(),
+    st.data(),
+)
 def test_any_box_of_what_several_ranks_wrote(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[int], columns: list[int], transposed: bool, data: st.DataObject
+    tmp_path_factory: pytest.TempPathFactory,
+    rows: list[int],
+    columns: list[int],
+    transposed: bool,
+    data: st.DataObject,
 ) -> None:
     full = torch.randn(12, 12)
     row_cuts, column_cuts = sorted({0, *rows, 12}), sorted({0, *columns, 12})
@@ -107,11 +136,15 @@ def test_any_box_of_what_several_ranks_wrote(
         for rank, (top, bottom) in enumerate(itertools.pairwise(row_cuts)):
             with staging.writer(f"rank{rank}") as writer:
                 for left, right in itertools.pairwise(column_cuts):
-                    writer.add_tensor("w", full[top:bottom, left:right], shape=(12, 12), start=(top, left))
+                    writer.add_tensor(
+                        "w", full[top:bottom, left:right], shape=(12, 12), start=(top, left)
+                    )
                 parts.append(writer.finish())
         snapshot = staging.commit(parts, world=len(parts))
     start = data.draw(st.tuples(st.integers(0, 11), st.integers(0, 11)))
-    box = Box(start, (data.draw(st.integers(1, 12 - start[0])), data.draw(st.integers(1, 12 - start[1]))))
+    box = Box(
+        start, (data.draw(st.integers(1, 12 - start[0])), data.draw(st.integers(1, 12 - start[1])))
+    )
     target = torch.empty(box.extent).T.contiguous().T if transposed else torch.empty(box.extent)
     double = torch.empty(box.extent, dtype=torch.float64)
     snapshot.read_into({"w": (target, box)})
@@ -121,7 +154,9 @@ def test_any_box_of_what_several_ranks_wrote(
 
 
 def test_large_tensors_cross_chunks_and_one_place_is_read_twice(tmp_path: Path) -> None:
-    full = torch.arange(FILE_CHUNK_BYTES // 2, dtype=torch.int32).view(-1, 1024)  # two chunks, and the container
+    full = torch.arange(FILE_CHUNK_BYTES // 2, dtype=torch.int32).view(
+        -1, 1024
+    )  # two chunks, and the container
     snapshot = DiskTier(tmp_path).save(1, {"w": full, "v": full[:5]})
     assert len(snapshot.manifest.files[0].chunks) == 3
     item, tail = snapshot.items["w"][0], torch.empty(100, 1024, dtype=torch.int32)
@@ -152,7 +187,9 @@ def test_tensors_on_a_device_come_back(tmp_path: Path) -> None:
     full = torch.randn(2 * FILE_CHUNK_BYTES // 4, device="cuda").view(-1, 64)
     snapshot = DiskTier(tmp_path).save(1, {"w": full, "t": full.T})
     whole_target, part = torch.empty_like(full), torch.empty(64, 100, device="cuda")
-    snapshot.read_into({"w": (whole_target, whole(tuple(full.shape))), "t": (part, Box((0, 50), (64, 100)))})
+    snapshot.read_into(
+        {"w": (whole_target, whole(tuple(full.shape))), "t": (part, Box((0, 50), (64, 100)))}
+    )
     assert torch.equal(whole_target, full)
     assert torch.equal(part, full[50:150].T)
 
@@ -207,7 +244,9 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "empty": lambda path: os.truncate(path, 0),
     "longer": lengthen,
     "missing": Path.unlink,
-    "older": lambda path: shutil.copyfile(path.parents[1] / "step-000000001.g0" / path.name, path) and None,
+    "older": lambda path: (
+        shutil.copyfile(path.parents[1] / "step-000000001.g0" / path.name, path) and None
+    ),
     "swapped": lambda path: _swap(path, path.parents[1] / "step-000000001.g0" / path.name),
 }
 
@@ -221,12 +260,17 @@ def _swap(one: Path, other: Path) -> None:
 
 def full_state(seed: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return {"w": torch.randn(300, 500, generator=generator), "b": torch.randn(7, generator=generator)}
+    return {
+        "w": torch.randn(300, 500, generator=generator),
+        "b": torch.randn(7, generator=generator),
+    }
 
 
 @pytest.mark.parametrize("name", [DATA_FILE, "manifest.json", ".metadata"])
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_is_found_and_the_snapshot_before_is_taken(tmp_path: Path, damage: str, name: str) -> None:
+def test_damage_is_found_and_the_snapshot_before_is_taken(
+    tmp_path: Path, damage: str, name: str
+) -> None:
     tier = DiskTier(tmp_path, retention=Retention(keep_last=0))
     for step in (0, 1, 2):
         tier.save(step, full_state(step), {"step": b"*" * step})
@@ -258,7 +302,10 @@ def test_an_older_chunk_in_place_is_found(tmp_path: Path) -> None:
     tier = DiskTier(tmp_path)
     old, new = torch.zeros(FILE_CHUNK_BYTES), torch.ones(FILE_CHUNK_BYTES)  # four chunks each
     before, after = tier.save(1, {"w": old}), tier.save(2, {"w": new})
-    with (before.path / DATA_FILE).open("rb") as source, (after.path / DATA_FILE).open("r+b") as target:
+    with (
+        (before.path / DATA_FILE).open("rb") as source,
+        (after.path / DATA_FILE).open("r+b") as target,
+    ):
         for file in (source, target):
             file.seek(2 * FILE_CHUNK_BYTES)
         target.write(source.read(FILE_CHUNK_BYTES))

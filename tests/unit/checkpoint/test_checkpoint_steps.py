@@ -11,7 +11,14 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from chaoskit.checkpoint import DiskTier, RemoteTier, Retention, SnapshotReader, SnapshotWriter, restore
+from chaoskit.checkpoint import (
+    DiskTier,
+    RemoteTier,
+    Retention,
+    SnapshotReader,
+    SnapshotWriter,
+    restore,
+)
 from chaoskit.checkpoint.remote.source import DirectorySource
 from chaoskit.checkpoint.step_names import step_of
 from chaoskit.errors import BadInput
@@ -24,7 +31,10 @@ LOSSES = {100: 0.95, 200: 0.85, 300: 0.75, 400: 0.65}
 
 def state(step: int) -> dict[str, Any]:
     """Return a nested state that shows which step it is of."""
-    return {"weight": torch.full((8,), float(step)), "loop": {"step": step, "seen": torch.tensor(step)}}
+    return {
+        "weight": torch.full((8,), float(step)),
+        "loop": {"step": step, "seen": torch.tensor(step)},
+    }
 
 
 def steps_in(root: Path) -> list[int]:
@@ -98,11 +108,15 @@ def test_a_name_that_says_its_step(name: str, step: int) -> None:
         ("lr-3", "3"),
     ],
 )
-def test_a_name_that_leaves_the_step_open_is_refused(tmp_path: Path, name: str, candidates: str) -> None:
+def test_a_name_that_leaves_the_step_open_is_refused(
+    tmp_path: Path, name: str, candidates: str
+) -> None:
     with pytest.raises(BadInput) as refused:
         step_of(name)
     assert refused.value.field == "checkpoint_id"
-    assert f"its numbers are {candidates}" in str(refused.value) or f"its number is {candidates}" in str(refused.value)
+    assert f"its numbers are {candidates}" in str(
+        refused.value
+    ) or f"its number is {candidates}" in str(refused.value)
     with pytest.raises(BadInput):
         dcp.save(state(1), checkpoint_id=name, storage_writer=SnapshotWriter(tmp_path / "root"))
     with pytest.raises(BadInput):
@@ -120,7 +134,9 @@ def test_the_state_says_the_step_whatever_the_name(tmp_path: Path, key: str) -> 
     """The newest checkpoints are kept and restored though the loss in their names falls."""
     writer = SnapshotWriter(DiskTier(tmp_path, retention=Retention(keep_last=2)), step_key=key)
     for step, loss in LOSSES.items():
-        dcp.save(state(step), checkpoint_id=LIGHTNING.format(step=step, loss=loss), storage_writer=writer)
+        dcp.save(
+            state(step), checkpoint_id=LIGHTNING.format(step=step, loss=loss), storage_writer=writer
+        )
     assert steps_in(tmp_path) == [400, 300]
     loaded = state(0)
     found = restore(loaded, disk=tmp_path)
@@ -133,7 +149,9 @@ def test_the_writer_is_given_the_step(tmp_path: Path) -> None:
     writer = SnapshotWriter(DiskTier(tmp_path, retention=Retention(keep_last=2)))
     for step, loss in LOSSES.items():
         writer.step = step
-        dcp.save(state(step), checkpoint_id=LIGHTNING.format(step=step, loss=loss), storage_writer=writer)
+        dcp.save(
+            state(step), checkpoint_id=LIGHTNING.format(step=step, loss=loss), storage_writer=writer
+        )
     dcp.save(state(400), storage_writer=writer)
     assert [snapshot.name for snapshot in DiskTier(tmp_path).snapshots().snapshots] == [
         "step-000000400.g1",
@@ -154,7 +172,9 @@ def test_the_writer_is_given_the_step(tmp_path: Path) -> None:
         (-1, "one whole number"),
     ],
 )
-def test_a_value_that_is_no_step_is_refused_and_nothing_is_left(tmp_path: Path, value: Any, reason: str) -> None:
+def test_a_value_that_is_no_step_is_refused_and_nothing_is_left(
+    tmp_path: Path, value: Any, reason: str
+) -> None:
     writer = SnapshotWriter(tmp_path, step_key="step")
     dcp.save({"step": 1}, storage_writer=writer)
     with pytest.raises(CheckpointException, match=reason):
@@ -202,7 +222,9 @@ def test_a_name_of_a_snapshot_loads_that_one(tmp_path: Path) -> None:
     assert loaded["loop"]["step"] == 2
 
 
-def test_training_that_went_back_keeps_what_it_stores(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_training_that_went_back_keeps_what_it_stores(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A script that loads step 100 and trains on stores step 150 beside a step 300 that it gave up."""
     writer = SnapshotWriter(DiskTier(tmp_path, retention=Retention(keep_last=2)))
     for step in (100, 200, 300):
@@ -227,7 +249,9 @@ def test_a_store_prunes_by_manifests(tmp_path: Path) -> None:
     store = RemoteTier(f"file://{tmp_path}/store", retention=Retention(keep_last=1))
     for step in (1, 2):
         store.upload(DirectorySource(disk.save(step, {"weight": torch.ones(2)}).path))
-    shutil.copytree(tmp_path / "store" / "step-000000001.g0", tmp_path / "store" / "step-000000900.g0")
+    shutil.copytree(
+        tmp_path / "store" / "step-000000001.g0", tmp_path / "store" / "step-000000900.g0"
+    )
     assert store.prune() == ["step-000000001.g0"]
     assert (tmp_path / "store" / "step-000000002.g0" / "manifest.json").is_file()
 

@@ -20,7 +20,9 @@ class Job:
         copies: steps that were copied, in order.
     """
 
-    def __init__(self, *, every_step: bool = False, alone: bool = False, cost_s: float = 0.025) -> None:
+    def __init__(
+        self, *, every_step: bool = False, alone: bool = False, cost_s: float = 0.025
+    ) -> None:
         self.budget = CopyBudget(every_step=every_step)
         self.step, self.now_s, self.cost_s = -1, 100.0, cost_s
         self.generation = 1
@@ -54,7 +56,9 @@ def test_copies_take_one_percent_of_steps_that_are_alike() -> None:
     assert job.budget.every == 17
 
 
-@pytest.mark.parametrize(("settings", "every"), [({"every_step": True}, 1), ({"alone": True}, 1), ({}, 17)])
+@pytest.mark.parametrize(
+    ("settings", "every"), [({"every_step": True}, 1), ({"alone": True}, 1), ({}, 17)]
+)
 def test_each_commit_is_copied_where_that_is_asked_for_or_no_other_rank_has_the_state(
     settings: dict[str, bool], every: int
 ) -> None:
@@ -137,8 +141,12 @@ def test_what_is_let_go_is_known_ahead() -> None:
         assert copied == (job.step > let_go)
 
 
-@pytest.mark.parametrize(("settings", "due"), [({}, 18), ({"every_step": True}, 0), ({"alone": True}, 0)])
-def test_training_waits_longer_for_a_copy_that_is_made_now_and_then(settings: dict[str, bool], due: int) -> None:
+@pytest.mark.parametrize(
+    ("settings", "due"), [({}, 18), ({"every_step": True}, 0), ({"alone": True}, 0)]
+)
+def test_training_waits_longer_for_a_copy_that_is_made_now_and_then(
+    settings: dict[str, bool], due: int
+) -> None:
     """Where each commit is copied, one that was overtaken is not missed."""
     job = Job(**settings)
     for _ in range(2):
@@ -163,7 +171,12 @@ def test_between_two_copies_lie_no_more_steps_than_said_and_no_more_seconds_than
     acts: list[tuple[float, str]], cost_s: float, every_step: bool, alone: bool
 ) -> None:
     """Where no copy failed: whenever all ranks end, ``every`` steps are computed again at most."""
-    job, newest, every, failed = Job(every_step=every_step, alone=alone, cost_s=cost_s), -1, 1, False
+    job, newest, every, failed = (
+        Job(every_step=every_step, alone=alone, cost_s=cost_s),
+        -1,
+        1,
+        False,
+    )
     for step_s, act in acts:
         if act == "membership":
             job.begin(alone=alone)
@@ -190,7 +203,10 @@ def test_copies_take_no_more_than_their_share(step_s: float, cost_s: float) -> N
     job = Job(cost_s=cost_s)
     for _ in range(4):
         job.commit(step_s)
-    every, step_s = job.budget.every, job.budget.step_s  # as it was measured: differences of times are rounded
+    every, step_s = (
+        job.budget.every,
+        job.budget.step_s,
+    )  # as it was measured: differences of times are rounded
     most = max(1, math.floor(RISK_S / step_s))
     assert every <= most
     assert cost_s <= COST_SHARE * every * step_s * (1 + 1e-9) or every == most

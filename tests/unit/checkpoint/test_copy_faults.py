@@ -57,14 +57,24 @@ def test_what_can_never_strike_is_refused(fault: Fault, field: str) -> None:
     [
         (CorruptReplica(rank=1, at_step=3, tier="peer"), {"job": REPLICATED, "nodes": 4}, "tier"),
         (CorruptReplica(rank=1, at_step=3, how="seal"), {"job": REPLICATED, "nodes": 4}, "how"),
-        (CorruptReplica(rank=1, at_step=3), {"job": REPLICATED, "nodes": 4, "memory_copies": 0}, "memory_copies"),
+        (
+            CorruptReplica(rank=1, at_step=3),
+            {"job": REPLICATED, "nodes": 4, "memory_copies": 0},
+            "memory_copies",
+        ),
         (CorruptReplica(rank=1, at_step=3, tier="both"), {"job": SHARDED, "nodes": 1}, "tier"),
         (LosePeerCopy(rank=1, at_step=3), {"job": REPLICATED, "nodes": 4}, "rank"),
-        (LosePeerCopy(rank=1, at_step=3), {"job": SHARDED, "nodes": 4, "memory_copies": 0}, "memory_copies"),
+        (
+            LosePeerCopy(rank=1, at_step=3),
+            {"job": SHARDED, "nodes": 4, "memory_copies": 0},
+            "memory_copies",
+        ),
     ],
     ids=str,
 )
-def test_copies_that_the_run_does_not_make_cannot_be_struck(fault: Any, config: dict[str, Any], field: str) -> None:
+def test_copies_that_the_run_does_not_make_cannot_be_struck(
+    fault: Any, config: dict[str, Any], field: str
+) -> None:
     with pytest.raises(BadInput, match=f"^{field}="):
         fault.require(RunConfig(**config))
 
@@ -134,7 +144,9 @@ class Node:
             spoil(copy)
 
 
-def pull(node: Node, act: str, worker: str = "node0.0", **options: Any) -> Callable[[], list[ActReport]]:
+def pull(
+    node: Node, act: str, worker: str = "node0.0", **options: Any
+) -> Callable[[], list[ActReport]]:
     told: list[Message] = []
     acts = DaemonActs("node0", told.append)
     ordered = InjectionAct(act, {"worker": worker, "step": 2, "tiers": ("memory",), **options})
@@ -191,15 +203,23 @@ def test_integers_are_never_poison() -> None:
 @pytest.mark.parametrize("piece_bytes", [64, 4096, 2**20])
 def test_nan_is_found_in_the_tensor_that_has_it(piece_bytes: int) -> None:
     """However the bytes are cut; those of an integer tensor may look like NaN."""
-    first, second, third = torch.zeros(1000), torch.full((500,), -1, dtype=torch.int64), torch.zeros(300)
+    first, second, third = (
+        torch.zeros(1000),
+        torch.full((500,), -1, dtype=torch.int64),
+        torch.zeros(300),
+    )
     third[299] = float("nan")
     slots, data = [], bytearray()
     for name, tensor in (("a", first), ("b", second), ("c", third)):
-        slots.append(Slot(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), len(data)))
+        slots.append(
+            Slot(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), len(data))
+        )
         data += tensor.numpy().tobytes()
         data += bytes(-len(data) % 64)
     watch, whole = NanWatch(slots), memoryview(data)
-    bad = (slots[2].offset + 4 * 299) // piece_bytes * piece_bytes  # where the piece begins that has it
+    bad = (
+        (slots[2].offset + 4 * 299) // piece_bytes * piece_bytes
+    )  # where the piece begins that has it
     for place in range(0, bad, piece_bytes):
         watch.look(place, whole[place : place + piece_bytes])
     with pytest.raises(Poisoned, match=r"^c "):
@@ -213,10 +233,14 @@ def test_windows_without_copies() -> None:
     """From a plan, or the loss of a copy, until each worker of the membership has told of its copies again."""
 
     def plan(t_ns: int, *workers: str) -> Record:
-        return Record(t_ns, "coordinator", Event.PLAN, {"members": [{"worker": worker} for worker in workers]})
+        return Record(
+            t_ns, "coordinator", Event.PLAN, {"members": [{"worker": worker} for worker in workers]}
+        )
 
     def told(t_ns: int, event: Event, worker: str, *nodes: str) -> Record:
-        return Record(t_ns, "agent", event, {"worker": worker, "piece": int(worker[1]), "nodes": list(nodes)})
+        return Record(
+            t_ns, "agent", event, {"worker": worker, "piece": int(worker[1]), "nodes": list(nodes)}
+        )
 
     records = [
         plan(1, "w0", "w1"),
@@ -231,7 +255,11 @@ def test_windows_without_copies() -> None:
         told(20, Event.EXPOSED, "w0", "n2"),
     ]
     found = windows(records, copies=1)
-    assert [(window.begun_ns, window.ended_ns) for window in found] == [(5, 7), (10, 15), (20, None)]
+    assert [(window.begun_ns, window.ended_ns) for window in found] == [
+        (5, 7),
+        (10, 15),
+        (20, None),
+    ]
     assert found[0].pieces == (1,)
     assert restored_ns(found[:2], 10) == 15
     assert restored_ns(found, 16) is None

@@ -52,7 +52,10 @@ TRANSPORTS = pytest.mark.parametrize("transport", ["auto", "tcp"])
 
 
 def state(step: int, sizes: tuple[int, ...] = SIZES) -> list[HeldTensor]:
-    return [HeldTensor(f"t{number}", torch.full((size,), float(step))) for number, size in enumerate(sizes)]
+    return [
+        HeldTensor(f"t{number}", torch.full((size,), float(step)))
+        for number, size in enumerate(sizes)
+    ]
 
 
 def copies_at(peer: PeerAddress, piece: str = "", token: str = TOKEN) -> tuple[Copy, ...]:
@@ -111,7 +114,9 @@ def restore(snapshot: Snapshot, tensors: list[HeldTensor], transport: str = "aut
     return scalars
 
 
-def fetch(peer: PeerAddress, piece: str = "piece", *, step: int = -1, transport: str = "auto") -> Seal:
+def fetch(
+    peer: PeerAddress, piece: str = "piece", *, step: int = -1, transport: str = "auto"
+) -> Seal:
     """The newest copy, or that of a step, every byte of which is that of its step."""
     copy = next(copy for copy in copies_at(peer, piece) if step in (-1, copy.seal.step))
     targets = state(-1)
@@ -130,7 +135,9 @@ class Owner:
         self.tensors, self.step = state(0), 0
         self.acknowledged: SimpleQueue[tuple[str, Seal]] = SimpleQueue()
         self.failed: SimpleQueue[tuple[str, str]] = SimpleQueue()
-        self.snapshotter = Snapshotter(Slots(), self.tensors, lambda: str(self.step).encode(), sealed=self._sealed)
+        self.snapshotter = Snapshotter(
+            Slots(), self.tensors, lambda: str(self.step).encode(), sealed=self._sealed
+        )
         self.sender: CopySender | None = None
         self.sender = CopySender(
             piece,
@@ -227,7 +234,9 @@ def kill_self_at(moment: Moment) -> Callable[[str], None]:
 
 
 def serve_copies(line: Line, moment: Moment, port: int) -> None:
-    server = CopyServer("node1", "127.0.0.1", TOKEN, BUDGET_BYTES, niceness=0, port=port, probe=kill_self_at(moment))
+    server = CopyServer(
+        "node1", "127.0.0.1", TOKEN, BUDGET_BYTES, niceness=0, port=port, probe=kill_self_at(moment)
+    )
     line.send(server.address)
     line.receive()
 
@@ -239,7 +248,11 @@ def serve(run: Run, moment: Moment = NEVER, port: int = 0) -> tuple[Rank, PeerAd
 
 
 def train_on(
-    line: Line, peer: PeerAddress, transport: str, moment: Moment, moments: ranks.Counters | None = None
+    line: Line,
+    peer: PeerAddress,
+    transport: str,
+    moment: Moment,
+    moments: ranks.Counters | None = None,
 ) -> None:
     """Live as an owner, which sends the steps that were acknowledged, and counts the moments of its sender."""
     kill = kill_self_at(moment)
@@ -259,7 +272,9 @@ def train_on(
 # -- there and back -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.promise("A partner answers when its copy is complete and has the checksum of the seal.", transport="tcp")
+@pytest.mark.promise(
+    "A partner answers when its copy is complete and has the checksum of the seal.", transport="tcp"
+)
 @TRANSPORTS
 def test_every_snapshot_reaches_its_partner(servers: Any, owners: Any, transport: str) -> None:
     """A partner has the two newest copies, and sends either; others are not there."""
@@ -333,7 +348,10 @@ def test_strangers_are_refused(servers: Any, owners: Any) -> None:
             while stranger.recv(1000):
                 pass  # its challenge, and the end
     owners([server.address]).replicate()
-    with offered(server.holding()[0]) as snapshot, pytest.raises(PeerLost, match="closed by the other side"):
+    with (
+        offered(server.holding()[0]) as snapshot,
+        pytest.raises(PeerLost, match="closed by the other side"),
+    ):
         fetch_state(snapshot.endpoint, "another-token")
 
 
@@ -353,7 +371,9 @@ def test_the_protected_step_is_kept_until_a_newer_one_is(servers: Any, owners: A
     assert {copy.seal.step for copy in server.holding()} == {4, 5}
 
 
-def test_when_training_goes_back_the_partner_has_that_step_acknowledged_again(servers: Any, owners: Any) -> None:
+def test_when_training_goes_back_the_partner_has_that_step_acknowledged_again(
+    servers: Any, owners: Any
+) -> None:
     server, last = servers(), 99
     owner = owners([server.address], counts=lambda seal: seal.step <= last)
     for _ in range(3):
@@ -361,11 +381,15 @@ def test_when_training_goes_back_the_partner_has_that_step_acknowledged_again(se
     last = 2
     owner.sender.protect(2)
     owner.sender.notify()
-    assert owner.acknowledged.get(timeout=LIMIT_S)[1].step == 2  # or its owner would be waited for in vain
+    assert (
+        owner.acknowledged.get(timeout=LIMIT_S)[1].step == 2
+    )  # or its owner would be waited for in vain
     assert {copy.seal.step for copy in server.holding()} == {2}
 
 
-@pytest.mark.promise("It counts while the partner is in reach; one that comes back must still have it.")
+@pytest.mark.promise(
+    "It counts while the partner is in reach; one that comes back must still have it."
+)
 def test_a_partner_that_forgot_is_noticed(servers: Any, owners: Any) -> None:
     """It counts as protected only while the partner confirms that it has the copy."""
     first = servers()
@@ -383,7 +407,9 @@ def test_a_partner_that_forgot_is_noticed(servers: Any, owners: Any) -> None:
     assert (node, owner.sender.protected_step) == ("node1", -1), reason
 
 
-def test_a_server_that_closes_hangs_up_on_who_connects_at_this_moment(servers: Any, owners: Any) -> None:
+def test_a_server_that_closes_hangs_up_on_who_connects_at_this_moment(
+    servers: Any, owners: Any
+) -> None:
     """A connection that was accepted before the end, and known only after it, is closed as well."""
     accepted, closed = threading.Event(), threading.Event()
 
@@ -404,10 +430,14 @@ def test_a_server_that_closes_hangs_up_on_who_connects_at_this_moment(servers: A
 # -- the budget -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.promise("First go pieces whose newest copy is older than the protected step, the oldest first")
+@pytest.mark.promise(
+    "First go pieces whose newest copy is older than the protected step, the oldest first"
+)
 def test_beyond_the_budget_what_fell_behind_is_dropped(servers: Any, owners: Any) -> None:
     dropped: SimpleQueue[tuple[str, str]] = SimpleQueue()
-    server = servers(budget_bytes=5 * STATE_BYTES, dropped=lambda piece, reason: dropped.put((piece, reason)))
+    server = servers(
+        budget_bytes=5 * STATE_BYTES, dropped=lambda piece, reason: dropped.put((piece, reason))
+    )
     old, two, three = (owners([server.address], piece) for piece in ("old", "two", "three"))
     old.replicate()
     for _ in range(4):
@@ -423,7 +453,9 @@ def test_beyond_the_budget_what_fell_behind_is_dropped(servers: Any, owners: Any
 
 
 @pytest.mark.promise("the owner is told at once (`lost`), and sends what it has again")
-def test_a_copy_that_is_dropped_counts_no_more_and_is_brought_again(servers: Any, owners: Any) -> None:
+def test_a_copy_that_is_dropped_counts_no_more_and_is_brought_again(
+    servers: Any, owners: Any
+) -> None:
     """At once, and not with the next step: until then nothing else would protect this one."""
     server, lost = servers(), SimpleQueue[str]()
     owner = owners([server.address], lost=lost.put)
@@ -435,7 +467,9 @@ def test_a_copy_that_is_dropped_counts_no_more_and_is_brought_again(servers: Any
     assert fetch(server.address).step == 1
 
 
-def test_a_piece_whose_first_copy_is_on_its_way_does_not_count_as_behind(servers: Any, owners: Any) -> None:
+def test_a_piece_whose_first_copy_is_on_its_way_does_not_count_as_behind(
+    servers: Any, owners: Any
+) -> None:
     """Another one that is brought meanwhile would push it out, and its owner be told that it is safe."""
     stalled, go_on, dropped = threading.Event(), threading.Event(), list[str]()
 
@@ -444,7 +478,11 @@ def test_a_piece_whose_first_copy_is_on_its_way_does_not_count_as_behind(servers
             stalled.set()
             assert go_on.wait(LIMIT_S)
 
-    server = servers(budget_bytes=3 * STATE_BYTES, probe=stall, dropped=lambda piece, reason: dropped.append(piece))
+    server = servers(
+        budget_bytes=3 * STATE_BYTES,
+        probe=stall,
+        dropped=lambda piece, reason: dropped.append(piece),
+    )
     first, second = owners([server.address], "first"), owners([server.address], "second")
     first.train()
     assert stalled.wait(LIMIT_S)
@@ -460,7 +498,9 @@ def test_a_piece_whose_first_copy_is_on_its_way_does_not_count_as_behind(servers
 @pytest.mark.promise("It never drops a piece that is needed")
 def test_what_is_needed_is_not_dropped_for_another(servers: Any, owners: Any) -> None:
     dropped: list[tuple[str, str]] = []
-    server = servers(budget_bytes=3 * STATE_BYTES, dropped=lambda piece, reason: dropped.append((piece, reason)))
+    server = servers(
+        budget_bytes=3 * STATE_BYTES, dropped=lambda piece, reason: dropped.append((piece, reason))
+    )
     one, two = owners([server.address], "one"), owners([server.address], "two")
     one.replicate()
     for _ in range(3):
@@ -486,7 +526,9 @@ def flip(path: str, offset: int) -> None:
 
 
 @TRANSPORTS
-def test_a_damaged_slot_of_the_partner_is_never_loaded(servers: Any, owners: Any, transport: str) -> None:
+def test_a_damaged_slot_of_the_partner_is_never_loaded(
+    servers: Any, owners: Any, transport: str
+) -> None:
     server = servers()
     owner = owners([server.address])
     owner.replicate()
@@ -527,12 +569,16 @@ def test_a_slot_that_is_cut_off_while_it_is_sent_is_no_copy(servers: Any) -> Non
     snapshotter.begin(1)
     snapshotter.close()
     paths = snapshotter.slots.paths
-    sender = CopySender("piece", paths, [server.address], TOKEN, acknowledged=lambda node, seal: stored.set())
+    sender = CopySender(
+        "piece", paths, [server.address], TOKEN, acknowledged=lambda node, seal: stored.set()
+    )
     assert stored.wait(LIMIT_S)
     sender.close()
     (copy,) = server.holding()
     with offered(copy) as snapshot:
-        with frames.connect((snapshot.endpoint.address, snapshot.endpoint.port), TOKEN) as connection:
+        with frames.connect(
+            (snapshot.endpoint.address, snapshot.endpoint.port), TOKEN
+        ) as connection:
             connection.settimeout(LIMIT_S)
             frames.receive_exactly(connection, 1)  # the server is sending
             os.truncate(copy.place.path, DATA_OFFSET)
@@ -546,18 +592,24 @@ def test_a_slot_that_is_cut_off_while_it_is_sent_is_no_copy(servers: Any) -> Non
 
 
 @TRANSPORTS
-def test_a_copy_that_was_replaced_after_its_offer_is_not_read(servers: Any, owners: Any, transport: str) -> None:
+def test_a_copy_that_was_replaced_after_its_offer_is_not_read(
+    servers: Any, owners: Any, transport: str
+) -> None:
     server = servers()
     owner = owners([server.address])
     owner.replicate()
     with offered(server.holding()[0]) as snapshot:
         for _ in range(2):
             owner.replicate()
-        with pytest.raises(ChaoskitError, match="overwritten by step 3" if transport == "auto" else "sealed as"):
+        with pytest.raises(
+            ChaoskitError, match="overwritten by step 3" if transport == "auto" else "sealed as"
+        ):
             restore(snapshot, state(0), transport)
 
 
-@pytest.mark.promise("A partner answers when its copy is complete and has the checksum of the seal.")
+@pytest.mark.promise(
+    "A partner answers when its copy is complete and has the checksum of the seal."
+)
 def test_a_bit_that_flips_on_the_way_is_found(servers: Any, owners: Any) -> None:
     """A copy that differs from its seal is declined and not kept, and brought again."""
     server = servers()
@@ -645,7 +697,9 @@ def check_survivor(peer: PeerAddress) -> int:
 
 
 @TRANSPORTS
-@pytest.mark.parametrize("moment", [peer_server.RECEIVING, peer_server.VERIFIED, peer_server.ANSWERING])
+@pytest.mark.parametrize(
+    "moment", [peer_server.RECEIVING, peer_server.VERIFIED, peer_server.ANSWERING]
+)
 @pytest.mark.parametrize("occurrence", [0, 3])
 def test_the_partner_is_killed_at_a_boundary(
     owners: Any, run: Run, moment: str, occurrence: int, transport: str

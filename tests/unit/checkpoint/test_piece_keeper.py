@@ -46,24 +46,34 @@ class Worker:
         self.board, self.told, self._directory = Board.create(), list[Message](), directory
         self.slots, self.weight = Slots(), torch.zeros(1000)
         self.snapshotter = Snapshotter(
-            self.slots, [HeldTensor("w", self.weight)], sealed=lambda _: os.eventfd_write(self.board.bell, 1)
+            self.slots,
+            [HeldTensor("w", self.weight)],
+            sealed=lambda _: os.eventfd_write(self.board.bell, 1),
         )
-        config = RunConfig(job=JobSpec("job.py", sharded=True), nodes=nodes, memory_copies=memory_copies, disk=disk)
+        config = RunConfig(
+            job=JobSpec("job.py", sharded=True), nodes=nodes, memory_copies=memory_copies, disk=disk
+        )
         journal = Journal(directory, "node0")
-        context = NodeContext("node0", "127.0.0.1", "token", config, journal, self.told.append, pytest.fail)
+        context = NodeContext(
+            "node0", "127.0.0.1", "token", config, journal, self.told.append, pytest.fail
+        )
         self.keeper = PieceKeeper(context)
         self.keeper.adopt("node0.0", HERE, self.board)
         self.keeper.hold(Holding("node0.0", os.getpid(), self.slots.fds, 0, 1, groups))
 
     def follow(self, generation: int, restore: tuple[Snapshot, ...] = ()) -> None:
-        self.keeper.follow(Plan(generation, (Member(0, "node0.0", "node0", HERE, (0,)),), True, restore))
+        self.keeper.follow(
+            Plan(generation, (Member(0, "node0.0", "node0", HERE, (0,)),), True, restore)
+        )
 
     def commit(self, step: int, generation: int) -> None:
         self.snapshotter.begin(step, generation)
         self.snapshotter.wait()
 
     def protected(self) -> list[int]:
-        return [one["step"] for one in read_journals(self._directory) if one.event == Event.PROTECTED]
+        return [
+            one["step"] for one in read_journals(self._directory) if one.event == Event.PROTECTED
+        ]
 
 
 def test_what_is_trained_again_is_not_safe(tmp_path: Path) -> None:
@@ -102,7 +112,9 @@ def test_a_copy_is_known_by_the_memory_that_holds_it(tmp_path: Path) -> None:
         assert isinstance(sealed, Sealed)
         answers.append({copy.step: copy.inode for copy in sealed.snapshots})
     assert answers[0] == answers[1]
-    assert answers[0] == {step: os.fstat(fd).st_ino for fd in worker.slots.fds for step in (4, 5) if _holds(fd, step)}
+    assert answers[0] == {
+        step: os.fstat(fd).st_ino for fd in worker.slots.fds for step in (4, 5) if _holds(fd, step)
+    }
     assert len({*answers[0].values()}) == 2
 
 
@@ -115,12 +127,22 @@ def _holds(fd: int, step: int) -> bool:
 
 
 @pytest.mark.parametrize("groups", [((0, 1), (2, 3)), ((0, 2), (1, 3)), ((0, 3), (1, 2))])
-def test_copies_leave_the_parallel_group(tmp_path: Path, groups: tuple[tuple[int, ...], ...]) -> None:
+def test_copies_leave_the_parallel_group(
+    tmp_path: Path, groups: tuple[tuple[int, ...], ...]
+) -> None:
     """Where one replica of the state is spread over two of four nodes, each has its partner in the other replica."""
     partners = [CopyServer(f"node{number}", "127.0.0.1", "token", 2**30) for number in (1, 2, 3)]
     worker = Worker(tmp_path, nodes=4, memory_copies=1, groups=groups)
-    ends = [HERE, *(Endpoint(host_id(), "127.0.0.1", partner.address.port, os.getpid(), -1) for partner in partners)]
-    members = [Member(rank, f"node{rank}.0", f"node{rank}", end, (rank,)) for rank, end in enumerate(ends)]
+    ends = [
+        HERE,
+        *(
+            Endpoint(host_id(), "127.0.0.1", partner.address.port, os.getpid(), -1)
+            for partner in partners
+        ),
+    ]
+    members = [
+        Member(rank, f"node{rank}.0", f"node{rank}", end, (rank,)) for rank, end in enumerate(ends)
+    ]
     worker.keeper.follow(Plan(1, tuple(members), True))
     worker.commit(1, 1)
     wait_until(lambda: worker.board.protected == 1, "the copy of step 1")
@@ -143,7 +165,9 @@ def test_a_copy_is_not_safe_before_it_is_known_where_it_belongs(tmp_path: Path) 
     members = (Member(0, "node0.0", "node0", HERE, (0,)), Member(1, "node1.0", "node1", end, (1,)))
     worker.keeper.follow(Plan(1, members, True))
     wait_until(lambda: worker.board.protected == 1, "the copy of step 1")
-    words = [one for one in read_journals(tmp_path) if one.event in (Event.PROTECTED, Event.EXPOSED)]
+    words = [
+        one for one in read_journals(tmp_path) if one.event in (Event.PROTECTED, Event.EXPOSED)
+    ]
     assert [(one.event, one["nodes"]) for one in words] == [(Event.PROTECTED, ["node1"])]
     partner.close()
 
@@ -169,9 +193,14 @@ def test_copies_of_a_step_are_not_waited_for_when_its_membership_is_over(tmp_pat
 def test_the_last_step_is_copied_when_its_slot_is_free(tmp_path: Path) -> None:
     """A partner still reads the copy that it replaces; training would not have waited for that, its end does."""
     board, told, weight = Board.create(), list[Message](), torch.zeros(1000)
-    copies = Copies("node0.0", board, Journal(tmp_path, "node0.0"), told.append, lambda moment: None)
+    copies = Copies(
+        "node0.0", board, Journal(tmp_path, "node0.0"), told.append, lambda moment: None
+    )
     state: Any = SimpleNamespace(
-        held=lambda: [HeldTensor("w", weight)], scalars=bytes, groups=tuple, tensors=lambda: [("w", weight)]
+        held=lambda: [HeldTensor("w", weight)],
+        scalars=bytes,
+        groups=tuple,
+        tensors=lambda: [("w", weight)],
     )
     copies.hold(state, 0, 1)
     for step in (1, 2):
@@ -204,18 +233,26 @@ def test_at_the_end_a_node_without_a_member_offers_nothing(
     tmp_path: Path, worker_at_the_end: str, offers: bool
 ) -> None:
     """It was not told of the newest membership: by the plan that it knows it would store a part of an old state."""
-    worker = Worker(tmp_path / "journal", disk=CheckpointTier(target=str(tmp_path / "stored"), every_steps=1000))
+    worker = Worker(
+        tmp_path / "journal", disk=CheckpointTier(target=str(tmp_path / "stored"), every_steps=1000)
+    )
     worker.follow(1)
     worker.commit(5, 1)
     wait_until(lambda: worker.board.protected == 5, "the copy of step 5")
     worker.keeper.finish(0.0, last=True, workers=(worker_at_the_end,))
-    told = [one["step"] for one in read_journals(tmp_path / "journal") if one.event in (Event.SAVED, Event.SAVE_FAILED)]
+    told = [
+        one["step"]
+        for one in read_journals(tmp_path / "journal")
+        if one.event in (Event.SAVED, Event.SAVE_FAILED)
+    ]
     assert told == [5] * offers
 
 
 def test_a_state_that_is_there_is_offered_at_once(tmp_path: Path) -> None:
     """A launch that is to end wants the newest step stored, while the next one may take for ever."""
-    worker = Worker(tmp_path / "journal", disk=CheckpointTier(target=str(tmp_path / "stored"), every_steps=1000))
+    worker = Worker(
+        tmp_path / "journal", disk=CheckpointTier(target=str(tmp_path / "stored"), every_steps=1000)
+    )
     worker.follow(1)
     worker.commit(5, 1)
     wait_until(lambda: worker.board.protected == 5, "the copy of step 5")
@@ -224,7 +261,9 @@ def test_a_state_that_is_there_is_offered_at_once(tmp_path: Path) -> None:
 
     def offered() -> list[int]:
         records = read_journals(tmp_path / "journal")
-        return [record["step"] for record in records if record.event in (Event.SAVED, Event.SAVE_FAILED)]
+        return [
+            record["step"] for record in records if record.event in (Event.SAVED, Event.SAVE_FAILED)
+        ]
 
     wait_until(offered, "the snapshot", limit_s=20.0)
     assert offered() == [5]

@@ -24,7 +24,9 @@ def lay(shapes: list[tuple[int, ...]]) -> list[Slot]:
 
 
 @given(SHAPES, st.integers(1, 6))
-def test_the_shares_are_the_state_each_element_once(shapes: list[tuple[int, ...]], count: int) -> None:
+def test_the_shares_are_the_state_each_element_once(
+    shapes: list[tuple[int, ...]], count: int
+) -> None:
     slots = lay(shapes)
     shares = [share(slots, number, count) for number in range(count)]
     for slot in slots:
@@ -38,7 +40,10 @@ def test_the_shares_are_the_state_each_element_once(shapes: list[tuple[int, ...]
 def test_shares_differ_by_less_than_a_row(shapes: list[tuple[int, ...]], count: int) -> None:
     slots = lay(shapes)
     sizes = [sum(cut.size_bytes for cut in share(slots, number, count)) for number in range(count)]
-    rows = [slot.size_bytes // slot.shape[0] if slot.shape and slot.shape[0] else slot.size_bytes for slot in slots]
+    rows = [
+        slot.size_bytes // slot.shape[0] if slot.shape and slot.shape[0] else slot.size_bytes
+        for slot in slots
+    ]
     assert max(sizes) - min(sizes) <= 2 * max(rows) + 1
 
 
@@ -47,7 +52,8 @@ def test_a_share_is_copied_from_where_it_lies() -> None:
     image = ArenaImage(slots[-1].offset + 64)
     image.begin(3, 1, b"", b"", slots[-1].offset + 64)
     values = [
-        torch.arange(slot.box.size, dtype=torch.float32).view(slot.shape) + index for index, slot in enumerate(slots)
+        torch.arange(slot.box.size, dtype=torch.float32).view(slot.shape) + index
+        for index, slot in enumerate(slots)
     ]
     for slot, tensor in zip(slots, values, strict=True):
         image.data()[slot.offset : slot.offset + slot.size_bytes] = tensor.numpy().tobytes()
@@ -83,7 +89,11 @@ def test_names_are_those_of_the_state_dict_and_lead_back() -> None:
 
 
 def test_numbers_keep_their_bits_and_torch_reads_them() -> None:
-    numbers = {"groups": [{"lr": 0.1 + 0.2, "betas": [0.9, 0.999]}], "state": {}, "schedulers": [{"last": 7, 3: None}]}
+    numbers = {
+        "groups": [{"lr": 0.1 + 0.2, "betas": [0.9, 0.999]}],
+        "state": {},
+        "schedulers": [{"last": 7, 3: None}],
+    }
     stored = encode_scalars(msgspec.msgpack.encode(numbers), step=12)
     found = msgspec.msgpack.decode(decode_scalars(stored), strict=False)
     assert found == {"step": 12, **numbers}

@@ -37,7 +37,9 @@ def test_no_delay_is_longer_than_its_bound(chance: float, attempt: int, elapsed_
 
 
 @given(st.lists(chances, min_size=200, max_size=200), st.floats(0.01, 1), st.floats(1, 30))
-def test_somebody_who_always_fails_gives_up_in_time(drawn: list[float], base_s: float, deadline_s: float) -> None:
+def test_somebody_who_always_fails_gives_up_in_time(
+    drawn: list[float], base_s: float, deadline_s: float
+) -> None:
     backoff, elapsed_s = Backoff(base_s=base_s, cap_s=2.0, deadline_s=deadline_s), 0.0
     for attempt, chance in enumerate(drawn):
         delay_s = backoff.delay_s(attempt, elapsed_s, chance)
@@ -53,7 +55,9 @@ def test_senseless_times_are_refused(name: str) -> None:
         Backoff(**{name: -1.0})
 
 
-@pytest.mark.parametrize("setting", [{"request_timeout_s": 0}, {"limit_bytes_per_s": -1}, {"parallel": 0}])
+@pytest.mark.parametrize(
+    "setting", [{"request_timeout_s": 0}, {"limit_bytes_per_s": -1}, {"parallel": 0}]
+)
 def test_senseless_traffic_is_refused(setting: dict[str, float]) -> None:
     with pytest.raises(BadInput, match=next(iter(setting))):
         Traffic(**setting)  # type: ignore[arg-type]
@@ -105,8 +109,13 @@ def test_what_errors_mean(error: Exception, said: str) -> None:
 # -- pace ---------------------------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.tuples(st.integers(1, 10**6), st.floats(0, 2)), min_size=1, max_size=30), st.floats(1e3, 1e6))
-def test_no_more_bytes_pass_than_are_allowed(pieces: list[tuple[int, float]], bytes_per_s: float) -> None:
+@given(
+    st.lists(st.tuples(st.integers(1, 10**6), st.floats(0, 2)), min_size=1, max_size=30),
+    st.floats(1e3, 1e6),
+)
+def test_no_more_bytes_pass_than_are_allowed(
+    pieces: list[tuple[int, float]], bytes_per_s: float
+) -> None:
     pace, now_s, starts = Pace(bytes_per_s), 0.0, []
     for size_bytes, later_s in pieces:
         now_s += later_s
@@ -157,4 +166,6 @@ def test_what_is_there_is_not_sent_again(files: list[tuple[int, str]]) -> None:
             expected.add(entry.name)
     missing = lacking(Manifest(step=1, files=tuple(entries), items=()), sizes, digests)
     assert {entry.name for entry in missing} == expected
-    assert [entry.size_bytes for entry in missing] == sorted((entry.size_bytes for entry in missing), reverse=True)
+    assert [entry.size_bytes for entry in missing] == sorted(
+        (entry.size_bytes for entry in missing), reverse=True
+    )

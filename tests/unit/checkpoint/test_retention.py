@@ -18,7 +18,10 @@ PRESENT = st.dictionaries(AGES, st.integers(1, 100), max_size=12).map(
     lambda sizes: [Kept(*age, size_bytes) for age, size_bytes in sizes.items()]
 )
 RETENTIONS = st.builds(
-    Retention, keep_last=st.integers(0, 5), keep_every=st.integers(0, 7), budget_bytes=st.integers(0, 300)
+    Retention,
+    keep_last=st.integers(0, 5),
+    keep_every=st.integers(0, 7),
+    budget_bytes=st.integers(0, 300),
 )
 
 
@@ -40,8 +43,16 @@ def test_the_newest_and_the_newest_whole_one_stay(
     else:
         newest = sorted(present, reverse=True)[: retention.keep_last or None]
         assert set(newest) <= set(staying)
-        milestones = {kept for kept in present if retention.keep_every and kept.step % retention.keep_every == 0}
-        assert set(staying) <= {*newest, *milestones, *(max(one) for one in (present, whole) if one)}
+        milestones = {
+            kept
+            for kept in present
+            if retention.keep_every and kept.step % retention.keep_every == 0
+        }
+        assert set(staying) <= {
+            *newest,
+            *milestones,
+            *(max(one) for one in (present, whole) if one),
+        }
         assert milestones <= set(staying)
 
 
@@ -67,7 +78,11 @@ def test_no_more_than_so_many_steps_pass(every_steps: int, strides: list[int]) -
 
 def test_schedules() -> None:
     assert Schedule().due(5, 4, 0.0)
-    assert [step for step in range(1, 13) if Schedule(every_steps=4).due(step, step - 1, None)] == [4, 8, 12]
+    assert [step for step in range(1, 13) if Schedule(every_steps=4).due(step, step - 1, None)] == [
+        4,
+        8,
+        12,
+    ]
     timed = Schedule(every_s=60)
     assert timed.due(1, None, None)
     assert timed.due(9, 8, 60.0)
@@ -95,7 +110,9 @@ def test_the_last_one_that_is_whole_outlives_newer_damaged_ones(tmp_path: Path) 
         DiskTier(tmp_path).save(step, {"w": torch.full((10,), step)})
     for step in (2, 3):
         (tmp_path / f"step-{step:09}.g0" / "__0_0.distcp").write_bytes(b"")
-    tier = DiskTier(tmp_path, retention=Retention(keep_last=1))  # as after a restart: it knows nothing yet
+    tier = DiskTier(
+        tmp_path, retention=Retention(keep_last=1)
+    )  # as after a restart: it knows nothing yet
     assert tier.prune() == ["step-000000000.g0", "step-000000002.g0"]
     assert tier.newest_verified().snapshot.manifest.step == 1
 

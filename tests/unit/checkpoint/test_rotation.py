@@ -51,7 +51,9 @@ def test_what_was_committed_later_never_happened() -> None:
 
 
 @given(slots_of_any_kind, st.integers(-1, 5))
-def test_a_slot_is_kept_or_written_or_may_be_overwritten(slots: list[Content], protected: int) -> None:
+def test_a_slot_is_kept_or_written_or_may_be_overwritten(
+    slots: list[Content], protected: int
+) -> None:
     """Each slot is one of three: kept, being written, or free; and the kept one is the best there is."""
     keep, free = protected_slot(slots, protected), write_order(slots, protected)
     taken = [index for index, slot in enumerate(slots) if slot.taken]
@@ -62,7 +64,9 @@ def test_a_slot_is_kept_or_written_or_may_be_overwritten(slots: list[Content], p
         best = [slot for slot in usable if slot.step == protected] or usable
         assert slots[keep].recency == max(slot.recency for slot in best)
     complete = [slots[index].complete for index in free]
-    assert complete == sorted(complete), "a complete copy is overwritten only where all are complete"
+    assert complete == sorted(complete), (
+        "a complete copy is overwritten only where all are complete"
+    )
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=30))

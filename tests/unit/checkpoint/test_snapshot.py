@@ -39,7 +39,10 @@ SIZES = (300_000, 7, 0, 1_000_000)  # floats: tensors of several chunks, and gap
 
 def state(step: int) -> list[HeldTensor]:
     """Tensors of which every element tells the step."""
-    return [HeldTensor(f"t{number}", torch.full((size,), float(step))) for number, size in enumerate(SIZES)]
+    return [
+        HeldTensor(f"t{number}", torch.full((size,), float(step)))
+        for number, size in enumerate(SIZES)
+    ]
 
 
 def advance(tensors: list[HeldTensor]) -> None:
@@ -56,7 +59,9 @@ def check(copy: StoredCopy) -> None:
 
 
 @contextmanager
-def stored(paths: Iterable[str], damaged: Callable[[str], None] = lambda reason: None) -> Iterator[list[StoredCopy]]:
+def stored(
+    paths: Iterable[str], damaged: Callable[[str], None] = lambda reason: None
+) -> Iterator[list[StoredCopy]]:
     """The copies in slots, the newest first. Slots without a complete copy are passed over."""
     with ExitStack() as stack:
         copies = []
@@ -83,9 +88,13 @@ def kept_open(paths: Iterable[str]) -> Iterator[list[str]]:
 class Trainer:
     """Updates a state, with a snapshot of each step."""
 
-    def __init__(self, slots: Slots, probe: Callable[[str], None] = lambda moment: None, first: int = 0) -> None:
+    def __init__(
+        self, slots: Slots, probe: Callable[[str], None] = lambda moment: None, first: int = 0
+    ) -> None:
         self.tensors, self.step = state(first), first
-        self.settled: SimpleQueue[tuple[int, str]] = SimpleQueue()  # steps, and why they were dropped
+        self.settled: SimpleQueue[tuple[int, str]] = (
+            SimpleQueue()
+        )  # steps, and why they were dropped
         self.snapshotter = Snapshotter(
             slots,
             self.tensors,
@@ -146,7 +155,10 @@ def test_any_cut_is_read_through_any_other(written: int, wanted: int, rows: int)
         block = -(-rows // pieces)
         starts = [min(number * block, rows) for number in range(pieces)]
         parts = [source[start : start + block].clone() for start in starts]
-        return [HeldTensor("w", part, (rows, 3), (start, 0)) for part, start in zip(parts, starts, strict=True)]
+        return [
+            HeldTensor("w", part, (rows, 3), (start, 0))
+            for part, start in zip(parts, starts, strict=True)
+        ]
 
     slots = []
     for held in cut(written, full):
@@ -267,7 +279,9 @@ def test_what_an_older_generation_left_is_given_up() -> None:
         slots.take()
 
 
-@pytest.mark.promise("When training goes back, copies of later steps are forgotten (`forget_after`).")
+@pytest.mark.promise(
+    "When training goes back, copies of later steps are forgotten (`forget_after`)."
+)
 def test_steps_that_never_happened_are_forgotten() -> None:
     trainer = Trainer(Slots())
     for _ in range(3):
@@ -302,7 +316,9 @@ def test_a_snapshot_under_way_is_forgotten_too() -> None:
 def reserve_one_slot_of_two(line: ranks.Line) -> None:
     """Reserve slots where there are descriptors for one of them: one for its memory, one for the mapping."""
     slots, most = Slots(), max(map(int, os.listdir("/proc/self/fd"))) + 20
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (most, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    )
     taken = []
     with suppress(OSError):
         while True:
@@ -337,7 +353,9 @@ def test_a_larger_layout_grows_in_place() -> None:
         targets = [*state(0), HeldTensor("more", torch.zeros(500_000))]
         copies[0].read_into(targets)
         assert torch.equal(targets[-1].tensor, torch.full((500_000,), 2.0))
-        check_all = [torch.unique(held.tensor).tolist() for held in targets[:-1] if held.tensor.numel()]
+        check_all = [
+            torch.unique(held.tensor).tolist() for held in targets[:-1] if held.tensor.numel()
+        ]
         assert check_all == [[2.0]] * 3
 
 
@@ -385,10 +403,17 @@ def test_a_tensor_that_changed_its_size_costs_the_copy() -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_a_poisoned_state_is_never_published(value: float, dtype: torch.dtype) -> None:
-    tensors = [HeldTensor("a", torch.zeros(5)), HeldTensor("b", torch.full((300_000,), 3e4, dtype=dtype))]
+    tensors = [
+        HeldTensor("a", torch.zeros(5)),
+        HeldTensor("b", torch.full((300_000,), 3e4, dtype=dtype)),
+    ]
     settled: SimpleQueue[Seal | str] = SimpleQueue()
     snapshotter = Snapshotter(
-        Slots(), tensors, check_finite=True, sealed=settled.put, dropped=lambda _, reason: settled.put(reason)
+        Slots(),
+        tensors,
+        check_finite=True,
+        sealed=settled.put,
+        dropped=lambda _, reason: settled.put(reason),
     )
     found: list[Seal | str] = []
     for step in range(1, 5):
@@ -467,14 +492,19 @@ NEWEST: dict[str, Callable[[int], int]] = {
 @pytest.mark.parametrize(
     ("moment", "occurrence"),
     [
-        *itertools.product([snapshotter.BEGUN, snapshotter.COPIED, snapshotter.SEALED], [0, 1, 2, 7]),
+        *itertools.product(
+            [snapshotter.BEGUN, snapshotter.COPIED, snapshotter.SEALED], [0, 1, 2, 7]
+        ),
         *itertools.product([snapshotter.CHUNK], [0, 1, 7, CHUNKS - 1, CHUNKS, 2 * CHUNKS + 5]),
     ],
 )
 def test_killed_at_a_boundary(moment: str, occurrence: int) -> None:
     """Exactly the snapshots that were complete at that moment can be read, and are right."""
     newest = NEWEST[moment](occurrence)
-    with ranks.one(train_until_killed, moment, occurrence) as rank, kept_open(rank.receive()) as paths:
+    with (
+        ranks.one(train_until_killed, moment, occurrence) as rank,
+        kept_open(rank.receive()) as paths,
+    ):
         rank.send("go")
         waited_for = max(rank.rest(), default=-1)
         assert rank.wait() == -signal.SIGKILL
@@ -519,7 +549,9 @@ def test_killed_at_any_instant() -> None:
             rank.kill()
             rank.wait()
             sealed = shared[1]
-            assert sealed >= moments // (CHUNKS + 2) - 1, "a snapshot takes no more than these moments"
+            assert sealed >= moments // (CHUNKS + 2) - 1, (
+                "a snapshot takes no more than these moments"
+            )
             with stored(paths) as copies:
                 for copy in copies:
                     check(copy)
@@ -559,7 +591,9 @@ def damage(slots: Slots, offset: int) -> None:
 
 
 @pytest.mark.promise("Wrong bytes raise `Damaged`", where=DATA_OFFSET)
-@pytest.mark.parametrize("where", [DATA_OFFSET, DATA_OFFSET + 1_200_000 + 29, DATA_OFFSET + 5_000_000])
+@pytest.mark.parametrize(
+    "where", [DATA_OFFSET, DATA_OFFSET + 1_200_000 + 29, DATA_OFFSET + 5_000_000]
+)
 def test_a_wrong_bit_is_found(where: int) -> None:
     """In a tensor, in a gap, at the end."""
     trainer = Trainer(Slots())

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from chaoskit.coordinator.schedules.save_schedule import NOTICE_STEPS, Due, Timetable, halting_step
 
 
-def run(every_s: float, step_s: float, until_s: float, *, timetable: Timetable | None = None) -> list[tuple[int, int]]:
+def run(
+    every_s: float, step_s: float, until_s: float, *, timetable: Timetable | None = None
+) -> list[tuple[int, int]]:
     """Steps that are picked while one is committed every ``step_s``, each with the newest one at that moment."""
     timetable = timetable or Timetable(every_s)
     picked, step = [], 0
@@ -42,7 +44,9 @@ def test_never_by_time() -> None:
 def test_what_a_membership_did_not_reach_is_picked_anew() -> None:
     timetable = Timetable(5.0)
     (first,) = run(5.0, 0.5, 5.6, timetable=timetable)
-    timetable.saw(first[1], 2, 5.7)  # the step that was picked is still to come, and a node is another one now
+    timetable.saw(
+        first[1], 2, 5.7
+    )  # the step that was picked is still to come, and a node is another one now
     assert timetable.due(5.8) is None  # until it is known how long a step takes
     timetable.saw(first[1] + 1, 2, 6.2)
     assert timetable.due(6.2) is not None
@@ -74,7 +78,9 @@ def test_who_still_speaks_of_an_older_membership_is_not_heard() -> None:
     step=st.integers(0, 30),
     by=st.booleans(),
 )
-def test_nothing_is_due_in_between(every_steps: int, ordered: list[int], step: int, by: bool) -> None:
+def test_nothing_is_due_in_between(
+    every_steps: int, ordered: list[int], step: int, by: bool
+) -> None:
     due = Due(every_steps, by_time=by or not every_steps)
     for one in ordered:
         due.order(one)
@@ -96,6 +102,8 @@ def test_both(every_steps: int, found: list[int]) -> None:
     ("step_s", "step"),
     [(0.0, 41), (20.0, 41), (0.5, 41), (0.35, 42), (0.1, 44), (0.01, 76)],
 )
-def test_ranks_end_after_the_step_that_they_are_in_or_one_that_the_order_reaches(step_s: float, step: int) -> None:
+def test_ranks_end_after_the_step_that_they_are_in_or_one_that_the_order_reaches(
+    step_s: float, step: int
+) -> None:
     """A long step is the last one; of short ones there are as many as pass before all ranks have the order."""
     assert halting_step(40, step_s, heard_s=0.1) == step

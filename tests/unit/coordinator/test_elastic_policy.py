@@ -76,7 +76,10 @@ def test_a_reason_is_a_sentence() -> None:
     def reason(world: World, event: Event, now_s: float) -> str:
         return resizes(world.handle(event, now_s))[0].reason
 
-    assert reason(World(POLICY, ["n0", "n1"]), Tick(), 0) == "enough nodes are there, so training runs on 2 nodes"
+    assert (
+        reason(World(POLICY, ["n0", "n1"]), Tick(), 0)
+        == "enough nodes are there, so training runs on 2 nodes"
+    )
     shrinking = started(4)
     shrinking.handle(Lost("n1"), 1)
     changes = "so the world changes from 4 nodes to 2"
@@ -84,9 +87,15 @@ def test_a_reason_is_a_sentence() -> None:
     growing = started(2)
     for number in (2, 3):
         growing.handle(Arrived(f"n{number}"), 25)
-    assert reason(growing, Tick(), 35) == "the wait for more nodes is over, so the world changes from 2 nodes to 4"
+    assert (
+        reason(growing, Tick(), 35)
+        == "the wait for more nodes is over, so the world changes from 2 nodes to 4"
+    )
     assert reason(started(5), Lost("n1"), 1) == "n1 was lost, and the world stays at 4 nodes"
-    assert reason(started(4), Scale("r", 2, "an HTTP call"), 1) == f"an HTTP call asked for 2 nodes, {changes}"
+    assert (
+        reason(started(4), Scale("r", 2, "an HTTP call"), 1)
+        == f"an HTTP call asked for 2 nodes, {changes}"
+    )
     assert reason(started(4), Scale("r", 2), 1) == f"a request asked for 2 nodes, {changes}"
     emptied = started(2)
     emptied.handle(Lost("n0"), 1)
@@ -216,7 +225,9 @@ def test_a_node_that_is_about_to_leave_stays_when_its_notice_is_taken_back() -> 
     world = started(4)
     world.handle(Notice("n0", deadline_s=101), 1)
     assert not world.handle(NoticeCancelled("n0"), 15)  # the snooze after the shrink ends at 31
-    assert world.handle(Tick(), 21) == [Evict("n3", "it has not left in time", 21)], "of four two were to go"
+    assert world.handle(Tick(), 21) == [Evict("n3", "it has not left in time", 21)], (
+        "of four two were to go"
+    )
     (resize,) = resizes(world.handle(Tick(), 31))
     assert resize.joins == ("n0", "n3")
 
@@ -279,7 +290,9 @@ EVENTS = st.one_of(
     st.builds(Left, NODES),
     st.builds(Notice, NODES, SECONDS),  # here: seconds from now
     st.builds(NoticeCancelled, NODES),
-    st.builds(Demand, st.uuids().map(str), st.sampled_from(["big", "huge"]), st.integers(1, 4), SECONDS),
+    st.builds(
+        Demand, st.uuids().map(str), st.sampled_from(["big", "huge"]), st.integers(1, 4), SECONDS
+    ),
     st.builds(Returned, st.sampled_from(["big", "huge"])),
     st.just(Tick()),
 )
@@ -288,8 +301,12 @@ POLICIES = st.sampled_from(
     [
         POLICY,
         msgspec.structs.replace(POLICY, replica_discrete_values=()),
-        msgspec.structs.replace(POLICY, replica_discrete_values=(), replica_increment_step=3, max_replicas=8),
-        ElasticPolicy(min_replicas=1, max_replicas=6, graceful_shutdown_timeout_s=0, scaling_timeout_s=0),
+        msgspec.structs.replace(
+            POLICY, replica_discrete_values=(), replica_increment_step=3, max_replicas=8
+        ),
+        ElasticPolicy(
+            min_replicas=1, max_replicas=6, graceful_shutdown_timeout_s=0, scaling_timeout_s=0
+        ),
     ]
 )
 
@@ -331,7 +348,9 @@ class Watched:
             case Left():
                 self.in_use -= {event.node} - members
             case Notice() if event.node in self.present:
-                self.deadlines[event.node] = min(self.deadlines.get(event.node, math.inf), event.deadline_s)
+                self.deadlines[event.node] = min(
+                    self.deadlines.get(event.node, math.inf), event.deadline_s
+                )
             case NoticeCancelled():
                 self.deadlines.pop(event.node, None)
         decisions = self.world.handle(event, self.now_s)
@@ -376,12 +395,16 @@ class Watched:
         for wait_s, event in history:
             self.advance(self.now_s + wait_s)
             is_notice = isinstance(event, Notice)
-            self.feed(Notice(event.node, self.now_s + max(0.1, event.deadline_s)) if is_notice else event)
+            self.feed(
+                Notice(event.node, self.now_s + max(0.1, event.deadline_s)) if is_notice else event
+            )
 
 
 @settings(max_examples=examples(150))
 @given(POLICIES, HISTORIES)
-def test_any_history_keeps_the_rules(policy: ElasticPolicy, history: list[tuple[float, Event]]) -> None:
+def test_any_history_keeps_the_rules(
+    policy: ElasticPolicy, history: list[tuple[float, Event]]
+) -> None:
     Watched(World(policy)).play(history)
 
 
@@ -439,9 +462,13 @@ def test_the_snooze_is_read_by_the_name_that_hyperpod_gives_it(text: str) -> Non
     assert read_policy(msgspec.json.encode(policy)) == policy
 
 
-@pytest.mark.parametrize("run_policy", ["{}", "{restartPolicy: {}}", "{restartPolicy: none}", "none"])
+@pytest.mark.parametrize(
+    "run_policy", ["{}", "{restartPolicy: {}}", "{restartPolicy: none}", "none"]
+)
 def test_a_run_policy_without_a_snooze_sets_none(run_policy: str) -> None:
-    policy = read_policy(f"elasticPolicy: {{minReplicas: 1, maxReplicas: 4}}\nrunPolicy: {run_policy}")
+    policy = read_policy(
+        f"elasticPolicy: {{minReplicas: 1, maxReplicas: 4}}\nrunPolicy: {run_policy}"
+    )
     assert policy.scale_up_snooze_time_s == 0
 
 
@@ -460,10 +487,22 @@ def test_a_run_policy_without_a_snooze_sets_none(run_policy: str) -> None:
             "{minReplicas: 1, maxReplicas: 4, replicaIncrementStep: 1, replicaDiscreteValues: [2]}",
             "replicaIncrementStep",
         ),
-        ("{minReplicas: 1, maxReplicas: 4, replicaDiscreteValues: [2, 8]}", "replicaDiscreteValues"),
-        ("{minReplicas: 1, maxReplicas: 4, replicaDiscreteValues: [2, x]}", "replicaDiscreteValues"),
-        ("{minReplicas: 1, maxReplicas: 4, scalingTimeoutInSeconds: -1}", "scalingTimeoutInSeconds"),
-        ("{minReplicas: 1, maxReplicas: 4, scalingTimeoutInSeconds: .nan}", "scalingTimeoutInSeconds"),
+        (
+            "{minReplicas: 1, maxReplicas: 4, replicaDiscreteValues: [2, 8]}",
+            "replicaDiscreteValues",
+        ),
+        (
+            "{minReplicas: 1, maxReplicas: 4, replicaDiscreteValues: [2, x]}",
+            "replicaDiscreteValues",
+        ),
+        (
+            "{minReplicas: 1, maxReplicas: 4, scalingTimeoutInSeconds: -1}",
+            "scalingTimeoutInSeconds",
+        ),
+        (
+            "{minReplicas: 1, maxReplicas: 4, scalingTimeoutInSeconds: .nan}",
+            "scalingTimeoutInSeconds",
+        ),
         (
             """
             elasticPolicy: {minReplicas: 1, maxReplicas: 4, scaleUpSnoozeTimeInSeconds: 90}
@@ -488,9 +527,16 @@ def test_what_cannot_work_is_refused(text: str, name: str) -> None:
 
 def test_a_request_without_a_name_hides_nothing_that_happens_later() -> None:
     """What happens to nodes bears no name of a request either, and is no request that was answered before."""
-    elasticity = Elasticity(msgspec.structs.replace(POLICY, replica_discrete_values=(), faulty_scale_down_timeout_s=0))
+    elasticity = Elasticity(
+        msgspec.structs.replace(POLICY, replica_discrete_values=(), faulty_scale_down_timeout_s=0)
+    )
     membership = Membership(RunConfig(job=JobSpec("job.py"), nodes=3))
-    story = [events.NodeJoined("n0"), events.NodeJoined("n1"), events.NodeJoined("n2"), events.Settled(1)]
+    story = [
+        events.NodeJoined("n0"),
+        events.NodeJoined("n1"),
+        events.NodeJoined("n2"),
+        events.Settled(1),
+    ]
     for event in (*story, events.Elastic(Scale("", 3)), events.NodeLost("n2")):
         membership.handle(event, 0.0)
         elasticity.take_in(event, membership, 0.0)
@@ -500,7 +546,9 @@ def test_a_request_without_a_name_hides_nothing_that_happens_later() -> None:
 
 
 @pytest.mark.parametrize("returns", [False, True])
-def test_a_notice_for_a_machine_that_was_replaced_before_anybody_trained_is_void(returns: bool) -> None:
+def test_a_notice_for_a_machine_that_was_replaced_before_anybody_trained_is_void(
+    returns: bool,
+) -> None:
     elasticity = Elasticity(msgspec.structs.replace(POLICY, replica_discrete_values=()))
     membership = Membership(RunConfig(job=JobSpec("job.py"), nodes=3))
     story: list[events.AnyEvent] = [events.NodeJoined(node) for node in ("n0", "n1", "n2")]
@@ -513,11 +561,15 @@ def test_a_notice_for_a_machine_that_was_replaced_before_anybody_trained_is_void
 
 
 @pytest.mark.parametrize("deadlines_s", [(50.0, 3.0), (3.0, 50.0)])
-def test_a_machine_that_comes_after_one_of_two_deadlines_has_neither_notice(deadlines_s: tuple[float, float]) -> None:
+def test_a_machine_that_comes_after_one_of_two_deadlines_has_neither_notice(
+    deadlines_s: tuple[float, float],
+) -> None:
     """Both were for the machine that was to be gone by the earlier one."""
     elasticity = Elasticity(msgspec.structs.replace(POLICY, replica_discrete_values=()))
     membership = Membership(RunConfig(job=JobSpec("job.py"), nodes=3))
-    notices = [(events.Elastic(Notice("n1", deadline_s=deadline_s)), 0.0) for deadline_s in deadlines_s]
+    notices = [
+        (events.Elastic(Notice("n1", deadline_s=deadline_s)), 0.0) for deadline_s in deadlines_s
+    ]
     joined = [(events.NodeJoined(node), 4.0) for node in ("n0", "n1", "n2")]
     for event, now_s in (*notices, *joined, (events.Settled(1), 4.0)):
         membership.handle(event, now_s)
@@ -529,9 +581,17 @@ def test_a_machine_that_comes_after_one_of_two_deadlines_has_neither_notice(dead
 def test_a_notice_that_was_taken_back_says_nothing_of_the_next_one(again: bool) -> None:
     elasticity = Elasticity(msgspec.structs.replace(POLICY, replica_discrete_values=()))
     membership = Membership(RunConfig(job=JobSpec("job.py"), nodes=3))
-    happenings = [Notice("n1", deadline_s=3.0), NoticeCancelled("n1"), *[Notice("n1", deadline_s=50.0)] * again]
+    happenings = [
+        Notice("n1", deadline_s=3.0),
+        NoticeCancelled("n1"),
+        *[Notice("n1", deadline_s=50.0)] * again,
+    ]
     joined = [(events.NodeJoined(node), 4.0) for node in ("n0", "n1", "n2")]
-    for event, now_s in (*((events.Elastic(one), 0.0) for one in happenings), *joined, (events.Settled(1), 4.0)):
+    for event, now_s in (
+        *((events.Elastic(one), 0.0) for one in happenings),
+        *joined,
+        (events.Settled(1), 4.0),
+    ):
         membership.handle(event, now_s)
         elasticity.take_in(event, membership, now_s)
     wish = elasticity.wish(membership)

@@ -15,7 +15,15 @@ from support.waiting import LIMIT_S, wait_until
 from chaoskit.coordinator.observers import Pace
 from chaoskit.errors import Refused
 from chaoskit.wire import frames
-from chaoskit.wire.messages import AgentHello, Beat, GroupBroken, Heard, Heartbeat, ObserverHello, Welcome
+from chaoskit.wire.messages import (
+    AgentHello,
+    Beat,
+    GroupBroken,
+    Heard,
+    Heartbeat,
+    ObserverHello,
+    Welcome,
+)
 
 BEAT_S = 0.04
 #: Far more than the buffers of two sockets hold.
@@ -135,7 +143,9 @@ def test_an_observer_may_change_its_rate(tmp_path: Path) -> None:
             with contextlib.suppress(BlockingIOError):
                 while piece := observer.recv(65536):
                     data += piece
-            return len([message for message in splitter.feed(data) if isinstance(message, Heartbeat)])
+            return len(
+                [message for message in splitter.feed(data) if isinstance(message, Heartbeat)]
+            )
 
         assert count_shown() >= 100
         frames.send(observer, ObserverHello(LIMIT_S))

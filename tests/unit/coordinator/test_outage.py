@@ -23,7 +23,11 @@ LIMIT_S = 60.0
 
 def test_nodes_are_started_at_once_and_then_ever_more_seldom() -> None:
     outage = Outage(patience_s=30.0)
-    started = [now_s for now_s in (0.0, 0.2, 0.5, 0.9, 1.5, 2.0, 3.5, 5.0) if outage.observe(now_s) is Act.START]
+    started = [
+        now_s
+        for now_s in (0.0, 0.2, 0.5, 0.9, 1.5, 2.0, 3.5, 5.0)
+        if outage.observe(now_s) is Act.START
+    ]
     assert started == [0.0, 0.5, 1.5, 3.5]
 
 
@@ -59,24 +63,44 @@ def test_what_is_told_names_step_place_and_age() -> None:
 
 
 def config_of(directory: Path | None, every_steps: int = 10, every_s: float = 0.0) -> RunConfig:
-    tier = CheckpointTier(target=str(directory), every_steps=every_steps, every_s=every_s) if directory else None
+    tier = (
+        CheckpointTier(target=str(directory), every_steps=every_steps, every_s=every_s)
+        if directory
+        else None
+    )
     return RunConfig(job=JobSpec("job.py"), disk=tier)
 
 
 def test_the_newest_snapshot_is_the_one_of_the_latest_step(tmp_path: Path) -> None:
-    for name in ("step-000000010.g3", "step-000000020.g1", "step-000000020.g2", ".staging", "quarantine"):
+    for name in (
+        "step-000000010.g3",
+        "step-000000020.g1",
+        "step-000000020.g2",
+        ".staging",
+        "quarantine",
+    ):
         (tmp_path / name).mkdir()
     hour_ago_s = time.time() - 3600.0
     os.utime(tmp_path / "step-000000020.g2", (hour_ago_s, hour_ago_s))
     stored, why = look_at_stored(config_of(tmp_path), tmp_path / "journal")
     assert stored is not None
-    assert (stored.step, stored.tier, stored.path, why) == (20, "disk", str(tmp_path / "step-000000020.g2"), "")
+    assert (stored.step, stored.tier, stored.path, why) == (
+        20,
+        "disk",
+        str(tmp_path / "step-000000020.g2"),
+        "",
+    )
     assert 3600.0 <= stored.age_s < 3600.0 + LIMIT_S
 
 
 def test_what_was_uploaded_counts_where_the_disk_has_less(tmp_path: Path) -> None:
     """As after the loss of the directory; of a step that both hold, the disk's is named."""
-    saved = {"generation": 1, "tier": "remote", "path": "s3://kept/step-000000020.g1", "size_bytes": 1}
+    saved = {
+        "generation": 1,
+        "tier": "remote",
+        "path": "s3://kept/step-000000020.g1",
+        "size_bytes": 1,
+    }
     Journal(tmp_path / "journal", "node0").write(Event.SAVED, step=20, **saved)
     stored, _ = look_at_stored(config_of(tmp_path / "lost"), tmp_path / "journal")
     assert stored is not None
@@ -89,13 +113,24 @@ def test_what_was_uploaded_counts_where_the_disk_has_less(tmp_path: Path) -> Non
 
 def test_why_nothing_is_stored(tmp_path: Path) -> None:
     journals = tmp_path / "journal"
-    assert look_at_stored(config_of(None), journals)[1].startswith("no directory for snapshots was given")
+    assert look_at_stored(config_of(None), journals)[1].startswith(
+        "no directory for snapshots was given"
+    )
     due = look_at_stored(config_of(tmp_path, 10, 60.0), journals)
-    assert due == (None, "the first snapshot was not complete yet: one is due every 10 steps or every 60 s")
+    assert due == (
+        None,
+        "the first snapshot was not complete yet: one is due every 10 steps or every 60 s",
+    )
     (tmp_path / "file").touch()
-    assert look_at_stored(config_of(tmp_path / "file"), journals)[1].startswith(f"{tmp_path / 'file'} cannot be read")
-    Journal(journals, "node0").write(Event.SAVE_FAILED, step=10, tier="disk", reason="No space left on device")
-    assert look_at_stored(config_of(tmp_path), journals)[1].endswith("could be written: No space left on device")
+    assert look_at_stored(config_of(tmp_path / "file"), journals)[1].startswith(
+        f"{tmp_path / 'file'} cannot be read"
+    )
+    Journal(journals, "node0").write(
+        Event.SAVE_FAILED, step=10, tier="disk", reason="No space left on device"
+    )
+    assert look_at_stored(config_of(tmp_path), journals)[1].endswith(
+        "could be written: No space left on device"
+    )
 
 
 def test_a_disk_that_does_not_answer_is_not_waited_for() -> None:
@@ -125,8 +160,14 @@ def _raise_timeout() -> None:
     ("typed", "again"),
     [
         (["train.py", "--nodes", "4"], "chaoskit launch train.py --nodes 4"),
-        (["--json", "gpt", "--report=run", "--no-resume"], "chaoskit launch gpt --report run-3 --json"),
-        (["a b.py", "--set", "x='1'", "--set", "y=2"], """chaoskit launch 'a b.py' --set 'x='"'"'1'"'"'' --set y=2"""),
+        (
+            ["--json", "gpt", "--report=run", "--no-resume"],
+            "chaoskit launch gpt --report run-3 --json",
+        ),
+        (
+            ["a b.py", "--set", "x='1'", "--set", "y=2"],
+            """chaoskit launch 'a b.py' --set 'x='"'"'1'"'"'' --set y=2""",
+        ),
         (["gpt", "--checkpoints", "kept", "--checkpoint-every-s", "2.5"], None),
     ],
 )
@@ -139,4 +180,6 @@ def test_the_command_is_the_one_that_was_given(
     (tmp_path / "run-2").mkdir()
     command = typer.main.get_command(app)
     context = command.make_context("launch", list(typed))
-    assert resume_command(context) == (again or "chaoskit launch gpt --checkpoints kept --checkpoint-every-s 2.5")
+    assert resume_command(context) == (
+        again or "chaoskit launch gpt --checkpoints kept --checkpoint-every-s 2.5"
+    )

@@ -75,7 +75,9 @@ def lost(worker: str) -> WorkerLost:
 class Bench:
     """A plane, its record, and all that it ever sent."""
 
-    def __init__(self, config: RunConfig | None = None, memory: Sequence[Remember] = (), now_s: float = 0.0) -> None:
+    def __init__(
+        self, config: RunConfig | None = None, memory: Sequence[Remember] = (), now_s: float = 0.0
+    ) -> None:
         self.config = config or RunConfig(job=JobSpec("job.py"), nodes=2, spares=0)
         self.plane = ControlPlane(self.config, memory, now_s)
         self.record = list(memory)
@@ -132,7 +134,11 @@ def back(node: str, **changes: Any) -> AgentHello:
 
 def told(outputs: Sequence[Any]) -> list[tuple[str, Any, str, int | None]]:
     """Losses, as the journal has them."""
-    fields = [(one.fields, one.t_ns) for one in outputs if isinstance(one, Note) and one.event == Event.DETECTED]
+    fields = [
+        (one.fields, one.t_ns)
+        for one in outputs
+        if isinstance(one, Note) and one.event == Event.DETECTED
+    ]
     return [(one["worker"], one["rank"], one["cause"], t_ns) for one, t_ns in fields]
 
 
@@ -148,7 +154,10 @@ def test_a_lost_rank_tells_that_its_generation_had_trained(said_by: str) -> None
     bench = bench.successor()
     bench.attach(*(back(node, workers=(), ended=(f"{node}.0",)) for node in NODES))
     assert not bench.plane.membership.settled
-    losses = [msgspec.structs.replace(lost(f"{node}.0"), trained_in=int(node == said_by)) for node in NODES]
+    losses = [
+        msgspec.structs.replace(lost(f"{node}.0"), trained_in=int(node == said_by))
+        for node in NODES
+    ]
     sent = bench.hear(*losses)
     assert sorted(node for node, message in sent if isinstance(message, Recall)) == ["a", "b"]
     assert plans(bench.hear(ready("a.1"), ready("b.1"))) == []
@@ -193,15 +202,28 @@ def test_a_rank_shows_that_a_generation_had_formed_after_the_next_one_was_planne
     membership = bench.plane.membership
     assert (membership.generation, membership.members) == (3, WORKERS)
     bench.hear(trained("a.0", 2), trained("a.0", 2))
-    settled = [one.fields for one in bench.outputs if isinstance(one, Note) and one.event == Event.SETTLED]
+    settled = [
+        one.fields for one in bench.outputs if isinstance(one, Note) and one.event == Event.SETTLED
+    ]
     assert settled == [{"generation": 1}, {"generation": 2}]
     sent = bench.do(bench.plane.detach("a", "its agent has ended", bench.now_s, dead=True))
     assert [node for node, message in sent if isinstance(message, Recall)] == ["b"]
 
 
 def rule_fired(worker: str, **changes: Any) -> RuleFired:
-    values: dict[str, Any] = {"rank": 0, "generation": 1, "since_step": 3, "step": 3, "rule": "loss"}
-    values |= {"verdict": "hanging", "action": "restart-process", "reason": "no match for 9 s", "matched": True}
+    values: dict[str, Any] = {
+        "rank": 0,
+        "generation": 1,
+        "since_step": 3,
+        "step": 3,
+        "rule": "loss",
+    }
+    values |= {
+        "verdict": "hanging",
+        "action": "restart-process",
+        "reason": "no match for 9 s",
+        "matched": True,
+    }
     return RuleFired(worker=worker, node=worker[0], **(values | changes))
 
 
@@ -210,7 +232,11 @@ def test_a_log_rule_gives_a_rank_up_once() -> None:
     sent = bench.hear(rule_fired("b.0"), rule_fired("b.0"), rule_fired("a.0"))
     assert (told(bench.outputs), plans(sent)) == ([("b.0", 1, "log rule", 0)], [2])
     assert ("b", StopWorker("b.0", "log rule")) in sent
-    notes = [one.fields["worker"] for one in bench.outputs if isinstance(one, Note) and one.event == Event.RULE_EXCUSED]
+    notes = [
+        one.fields["worker"]
+        for one in bench.outputs
+        if isinstance(one, Note) and one.event == Event.RULE_EXCUSED
+    ]
     assert notes == ["b.0", "a.0"]
 
 
@@ -245,7 +271,9 @@ def test_what_a_rule_has_done_is_known_to_the_next_coordinator() -> None:
     heir.hear(*map(ready, ("b.1",)))
     generation = heir.plane.membership.generation
     heir.hear(rule_fired("a.0", generation=generation, **bad))
-    assert told(heir.outputs) == [("b.0", 1, "log rule", 0)], "the loss is told again, and there is no other"
+    assert told(heir.outputs) == [("b.0", 1, "log rule", 0)], (
+        "the loss is told again, and there is no other"
+    )
     assert [one.event for one in heir.outputs if isinstance(one, Note)][-1] == Event.RULE_EXCUSED
 
 
@@ -261,7 +289,10 @@ def test_restarts_in_a_row_are_counted_over_coordinators() -> None:
         node = last[0]
         fresh = f"{node}.{number}"
         others = tuple(bench.plane.membership.workers_on("a"))
-        bench.attach(back("a", generation=generation, workers=others), back("b", generation=generation, workers=()))
+        bench.attach(
+            back("a", generation=generation, workers=others),
+            back("b", generation=generation, workers=()),
+        )
         bench.wait(0.1)
         plan = bench.plane.membership.generation
         bench.hear(Formed("a.0", plan), ready(fresh))
@@ -269,7 +300,11 @@ def test_restarts_in_a_row_are_counted_over_coordinators() -> None:
         plan = bench.plane.membership.generation
         bench.hear(*(Formed(worker, plan) for worker in bench.plane.membership.members))
         bench.hear(*(Healed(worker, plan) for worker in bench.plane.membership.members))
-    (end,) = [one.fields for one in bench.outputs if isinstance(one, Note) and one.event == Event.JOB_ENDED]
+    (end,) = [
+        one.fields
+        for one in bench.outputs
+        if isinstance(one, Note) and one.event == Event.JOB_ENDED
+    ]
     assert end["reason"].endswith("again after 2 restarts in a row")
 
 
@@ -284,9 +319,11 @@ def test_a_rule_that_was_carried_out_in_part_is_carried_out(written: int) -> Non
     del bench.record[before + written :]
     heir = bench.successor()
     heir.do(heir.plane.retell())
-    assert [one.fields["node"] for one in heir.outputs if isinstance(one, Note) and one.event == Event.SET_ASIDE] == [
-        "a"
-    ]
+    assert [
+        one.fields["node"]
+        for one in heir.outputs
+        if isinstance(one, Note) and one.event == Event.SET_ASIDE
+    ] == ["a"]
     heir.attach(back("a", workers=("a.0", "a.1")), back("b"))
     heir.hear(rule_fired("a.0", action="replace-node"))  # the agent does not know that it was heard
     heir.wait(0.05)
@@ -350,16 +387,20 @@ def test_losses_that_the_coordinator_found_by_itself_are_told_by_the_next() -> N
     bench.hear(*map(ready, workers), *(Formed(worker, 1) for worker in workers))
     bench.now_s = 1.0
     bench.hear(messages.Accuse("a.0", ("b.0",), 1, 5, "corrupt", "its weights"))
-    assert told(bench.successor().plane.retell()) == told(bench.outputs) == [("b.0", 1, "corrupt", 1_000_000_000)]
+    assert (
+        told(bench.successor().plane.retell())
+        == told(bench.outputs)
+        == [("b.0", 1, "corrupt", 1_000_000_000)]
+    )
     bench.outputs.clear()
     bench.now_s = 2.0
     bench.hear(Heartbeat("a", ()))
     bench.do(bench.plane.detach("c", "gone", 2.0, dead=True))
     outputs = bench.successor().plane.retell()
     assert told(outputs) == told(bench.outputs) == [("c.0", 1, "node lost", 2_000_000_000)]
-    assert [one.fields for one in outputs if isinstance(one, Note) and one.event == Event.NODE_LOST] == [
-        {"node": "c", "detail": "gone"}
-    ]
+    assert [
+        one.fields for one in outputs if isinstance(one, Note) and one.event == Event.NODE_LOST
+    ] == [{"node": "c", "detail": "gone"}]
 
 
 def test_an_accused_worker_is_convicted_once_though_it_is_lost_already() -> None:
@@ -373,8 +414,14 @@ def test_an_accused_worker_is_convicted_once_though_it_is_lost_already() -> None
         bench.hear(messages.Accuse(accuser, ("b.0",), 1, 5, "corrupt", "its weights"))
     bench.hear(messages.Accuse("a.0", ("c.0",), 1, 5, "nonfinite", "its weights"))
     convicted = [one.event for one in bench.outputs if isinstance(one, Remember)]
-    assert [event for event in convicted if isinstance(event, events.Convicted)] == [events.Convicted(("b.0",))]
-    assert [bench.successor().plane.membership.is_convicted(worker) for worker in workers] == [False, True, False]
+    assert [event for event in convicted if isinstance(event, events.Convicted)] == [
+        events.Convicted(("b.0",))
+    ]
+    assert [bench.successor().plane.membership.is_convicted(worker) for worker in workers] == [
+        False,
+        True,
+        False,
+    ]
 
 
 def test_what_was_carried_out_is_not_told_again() -> None:
@@ -399,27 +446,42 @@ def test_a_plan_tells_of_all_losses_since_ranks_last_trained() -> None:
     first = Loss("b.0", 1, "killed", "by SIGKILL")
     assert newest(bench) == (2, "rank 1: killed: by SIGKILL", (first,), 3)
     bench.hear(WorkerLost("c.0", "c", "hung", "in forward", 1))  # before generation 2 is formed
-    both = (3, "rank 1: killed: by SIGKILL; rank 1: hung: in forward", (first, Loss("c.0", 1, "hung", "in forward")), 3)
+    both = (
+        3,
+        "rank 1: killed: by SIGKILL; rank 1: hung: in forward",
+        (first, Loss("c.0", 1, "hung", "in forward")),
+        3,
+    )
     assert newest(bench) == both
     heir = bench.successor()
     missed = [
-        message for _, message in heir.attach(hello("a", generation=1, workers=("a.0",))) if isinstance(message, Plan)
+        message
+        for _, message in heir.attach(hello("a", generation=1, workers=("a.0",)))
+        if isinstance(message, Plan)
     ]
-    assert [(plan.generation, plan.reason, plan.losses, plan.former_world) for plan in missed] == [both]
+    assert [(plan.generation, plan.reason, plan.losses, plan.former_world) for plan in missed] == [
+        both
+    ]
     bench.hear(Formed("a.0", 3), Heartbeat("b", ()))
     bench.hear(ready("b.1"))
     assert newest(bench) == (4, "a worker is ready", (), 1)
 
 
 def test_who_leaves_is_told_how_long_it_has_and_why() -> None:
-    policy = ElasticPolicy(min_replicas=2, max_replicas=3, scaling_timeout_s=0, graceful_shutdown_timeout_s=20)
+    policy = ElasticPolicy(
+        min_replicas=2, max_replicas=3, scaling_timeout_s=0, graceful_shutdown_timeout_s=20
+    )
     bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=3, spares=0, elastic=policy))
     workers = ("a.0", "b.0", "c.0")
     bench.attach(hello("a"), hello("b"), hello("c"))
     bench.hear(*map(ready, workers), *(Formed(worker, 1) for worker in workers))
     bench.hear(messages.SpotNotice("b", 10.0))
     _, reason, losses, former_world = newest(bench)
-    assert (reason, losses, former_world) == ("b will be taken away, so the world changes from 3 nodes to 2", (), 3)
+    assert (reason, losses, former_world) == (
+        "b will be taken away, so the world changes from 3 nodes to 2",
+        (),
+        3,
+    )
     bench.now_s += 0.1
     sent = bench.hear(Formed("a.0", 2), Formed("c.0", 2))
     ((node, order),) = [one for one in sent if isinstance(one[1], StopWorker)]
@@ -455,14 +517,21 @@ def at_the_end() -> tuple[Bench, str, list[str]]:
     bench.attach(hello("a"), hello("b"), hello("c"))
     bench.hear(*map(ready, workers), *(Formed(worker, 1) for worker in workers))
     bench.hear(messages.ScaleTo("r", 2))
-    (leaver,) = next(output.message.leavers for output in reversed(bench.outputs) if isinstance(output, Show))
+    (leaver,) = next(
+        output.message.leavers for output in reversed(bench.outputs) if isinstance(output, Show)
+    )
     members = sorted({*workers} - {leaver})
-    bench.hear(*(WorkerDone(worker, 20, "w") for worker in members), *(Formed(worker, 2) for worker in members))
+    bench.hear(
+        *(WorkerDone(worker, 20, "w") for worker in members),
+        *(Formed(worker, 2) for worker in members),
+    )
     return bench, leaver, members
 
 
 @pytest.mark.parametrize("phase", [Phase.OUTSIDE, Phase.REGROUP])
-def test_a_rank_that_leaves_at_the_end_of_the_job_is_waited_for_unless_it_is_behind(phase: Phase) -> None:
+def test_a_rank_that_leaves_at_the_end_of_the_job_is_waited_for_unless_it_is_behind(
+    phase: Phase,
+) -> None:
     """In its script it may save what it has. One that waits for a new group has lost the last step, and is no suspect:
     the others build no group any more."""
     bench, leaver, members = at_the_end()
@@ -474,7 +543,11 @@ def test_a_rank_that_leaves_at_the_end_of_the_job_is_waited_for_unless_it_is_beh
     assert told(bench.outputs) == [], "no rank is a loss"
     assert bench.plane.ended == (phase == Phase.REGROUP)
     bench.hear(WorkerDone(leaver, 20, "w"))
-    ends = [one.fields for one in bench.outputs if isinstance(one, Note) and one.event == Event.JOB_ENDED]
+    ends = [
+        one.fields
+        for one in bench.outputs
+        if isinstance(one, Note) and one.event == Event.JOB_ENDED
+    ]
     assert [end["ok"] for end in ends] == [True]
 
 
@@ -484,30 +557,48 @@ def test_a_rank_that_is_behind_stays_if_all_that_were_done_are_lost() -> None:
     sent = bench.hear(*map(lost, members))
     for _ in range(20):
         beat = messages.Beat(leaver, 1, 2, 19, Phase.REGROUP, 9_000.0, 0.0, 19, 0.0)
-        sent += bench.hear(*(Heartbeat(worker[0], ()) for worker in members), Heartbeat(leaver[0], (beat,)))
+        sent += bench.hear(
+            *(Heartbeat(worker[0], ()) for worker in members), Heartbeat(leaver[0], (beat,))
+        )
         sent += bench.wait(0.05)
-    assert [message for _, message in sent if isinstance(message, StopWorker) and message.worker == leaver] == []
+    assert [
+        message
+        for _, message in sent
+        if isinstance(message, StopWorker) and message.worker == leaver
+    ] == []
 
 
 def shrinking() -> Bench:
     """A world of two ranks that are to become one: generation 2 has ``a.0`` alone, and ``b.0`` leaves."""
-    policy = ElasticPolicy(min_replicas=1, max_replicas=2, scaling_timeout_s=0, graceful_shutdown_timeout_s=20)
+    policy = ElasticPolicy(
+        min_replicas=1, max_replicas=2, scaling_timeout_s=0, graceful_shutdown_timeout_s=20
+    )
     bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=0, elastic=policy)).begin()
     sent = bench.hear(messages.ScaleTo("request", 1)) + bench.wait(0.05)
-    (plan,) = {message.generation: message for _, message in sent if isinstance(message, Plan)}.values()
+    (plan,) = {
+        message.generation: message for _, message in sent if isinstance(message, Plan)
+    }.values()
     assert ([member.worker for member in plan.members], plan.leavers) == (["a.0"], ("b.0",))
     return bench
 
 
-@pytest.mark.parametrize("first", [Formed("a.0", 2), WorkerLost("a.0", "a", "exited", "", 1, trained_in=2)])
-def test_a_coordinator_that_hears_last_of_a_lost_world_keeps_the_leaver(first: messages.Message) -> None:
+@pytest.mark.parametrize(
+    "first", [Formed("a.0", 2), WorkerLost("a.0", "a", "exited", "", 1, trained_in=2)]
+)
+def test_a_coordinator_that_hears_last_of_a_lost_world_keeps_the_leaver(
+    first: messages.Message,
+) -> None:
     """The node says with its return that its rank has ended, and only then that the rank had built its group."""
     heir = shrinking().successor()
     heir.attach(back("a", generation=2, workers=(), ended=("a.0",)), back("b"))
     sent = heir.hear(first, WorkerLost("a.0", "a", "exited", "", 1, trained_in=2))
     stopped = [message.worker for _, message in sent if isinstance(message, StopWorker)]
     assert "b.0" not in stopped
-    worlds = [[member.worker for member in message.members] for _, message in sent if isinstance(message, Plan)]
+    worlds = [
+        [member.worker for member in message.members]
+        for _, message in sent
+        if isinstance(message, Plan)
+    ]
     assert worlds[-1:] == [["b.0"]]
 
 
@@ -516,13 +607,19 @@ def test_a_lost_member_that_had_trained_alone_brings_the_leaver_back() -> None:
     bench = shrinking()
     sent = bench.hear(WorkerLost("a.0", "a", "exited", "", 1, trained_in=2))
     assert "b.0" not in [message.worker for _, message in sent if isinstance(message, StopWorker)]
-    worlds = [[member.worker for member in message.members] for _, message in sent if isinstance(message, Plan)]
+    worlds = [
+        [member.worker for member in message.members]
+        for _, message in sent
+        if isinstance(message, Plan)
+    ]
     assert worlds[-1:] == [["b.0"]]
 
 
 def noticed(size: int, grace_s: float = 10.0) -> Bench:
     """A run of so many nodes, and no fewer, one of which will be taken away."""
-    policy = ElasticPolicy(min_replicas=size, max_replicas=3, scaling_timeout_s=0, graceful_shutdown_timeout_s=20)
+    policy = ElasticPolicy(
+        min_replicas=size, max_replicas=3, scaling_timeout_s=0, graceful_shutdown_timeout_s=20
+    )
     bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=3, spares=0, elastic=policy))
     bench.attach(hello("a"), hello("b"), hello("c"))
     workers = ("a.0", "b.0", "c.0")
@@ -536,8 +633,14 @@ def test_who_is_evicted_may_say_goodbye_until_shortly_before_its_machine_is_gone
     bench = noticed(2)
     assert newest(bench)[0] == 2
     sent = bench.wait(8.05)
-    orders = [message for _, message in sent if isinstance(message, StopWorker) and message.worker == "b.0"]
-    assert [(order.cause, order.reason) for order in orders] == [("evicted", "it has not left in time")]
+    orders = [
+        message
+        for _, message in sent
+        if isinstance(message, StopWorker) and message.worker == "b.0"
+    ]
+    assert [(order.cause, order.reason) for order in orders] == [
+        ("evicted", "it has not left in time")
+    ]
     assert 0.9 <= orders[0].grace_s <= 1.0  # 0.9 of the notice
 
 
@@ -554,7 +657,11 @@ def test_a_notice_that_is_taken_back_is_passed_on_and_the_node_is_used_again() -
 
 def newest(bench: Bench) -> tuple[int, str, tuple[Loss, ...], int]:
     """Generation, reason, losses and former world of the last plan that was sent."""
-    plan = [one.message for one in bench.outputs if isinstance(one, Send) and isinstance(one.message, Plan)][-1]
+    plan = [
+        one.message
+        for one in bench.outputs
+        if isinstance(one, Send) and isinstance(one.message, Plan)
+    ][-1]
     return plan.generation, plan.reason, plan.losses, plan.former_world
 
 
@@ -580,7 +687,11 @@ def test_the_loss_of_a_node_is_written_down_whether_it_had_a_rank_or_not() -> No
     bench = Bench()
     bench.attach(hello("a"), hello("b"))
     bench.do(bench.plane.detach("b", "its connection ended", bench.now_s, dead=True))
-    notes = [output for output in bench.outputs if isinstance(output, Note) and output.event == Event.NODE_LOST]
+    notes = [
+        output
+        for output in bench.outputs
+        if isinstance(output, Note) and output.event == Event.NODE_LOST
+    ]
     assert [note.fields for note in notes] == [{"node": "b", "detail": "its connection ended"}]
 
 
@@ -606,7 +717,9 @@ def test_an_observer_that_comes_later_hears_of_lost_nodes_until_they_are_back() 
     assert lost_nodes(bench) == lost_nodes(bench.successor()) == []
 
 
-def test_a_node_whose_connection_ends_is_lost_and_its_workers_are_fenced_when_it_comes_back() -> None:
+def test_a_node_whose_connection_ends_is_lost_and_its_workers_are_fenced_when_it_comes_back() -> (
+    None
+):
     bench = Bench().begin()
     bench.now_s = 1.0
     bench.hear(Heartbeat("a", ()))
@@ -635,7 +748,11 @@ def test_a_worker_that_was_never_started_is_and_one_that_ended_is_not() -> None:
     heir = bench.successor()
     assert ("b", StartWorker("b.1")) in heir.attach(back("b", workers=(), ended=("b.0",)))
     heir = bench.successor()
-    assert not [one for one in heir.attach(back("b", workers=(), ended=("b.0", "b.1"))) if "Start" in str(one)]
+    assert not [
+        one
+        for one in heir.attach(back("b", workers=(), ended=("b.0", "b.1")))
+        if "Start" in str(one)
+    ]
 
 
 def test_a_start_that_a_node_is_told_again_has_its_whole_time_from_then_on() -> None:
@@ -778,7 +895,9 @@ def test_a_failure_that_is_told_again_does_not_count_again() -> None:
     error = WorkerFailed("b.0", "ZeroDivisionError", fatal=False)
     bench.hear(*[error] * 9)
     assert not bench.plane.ended
-    bench.hear(*(WorkerFailed(worker, "ZeroDivisionError", fatal=False) for worker in ("a.0", "b.1")))
+    bench.hear(
+        *(WorkerFailed(worker, "ZeroDivisionError", fatal=False) for worker in ("a.0", "b.1"))
+    )
     assert bench.plane.ended
 
 
@@ -793,16 +912,28 @@ def test_only_a_failure_that_ends_the_job_is_told_to_observers() -> None:
 
 
 @pytest.mark.parametrize("first", ["failure", "loss"])
-def test_a_fatal_failure_ends_the_job_whether_it_is_heard_before_its_loss_or_after_it(first: str) -> None:
+def test_a_fatal_failure_ends_the_job_whether_it_is_heard_before_its_loss_or_after_it(
+    first: str,
+) -> None:
     """The end of a process may be noticed before what it said last is read."""
     bench = Bench().begin()
     failure = WorkerFailed("b.0", "BadInput: x='1': use 2", fatal=True)
     loss = WorkerLost("b.0", "b", "exited", "the kernel reports its end", 1)
     bench.hear(*([failure, loss] if first == "failure" else [loss, failure]))
-    (end,) = [output.message for output in bench.outputs if isinstance(output, Show) and type(output.message) is EndJob]
+    (end,) = [
+        output.message
+        for output in bench.outputs
+        if isinstance(output, Show) and type(output.message) is EndJob
+    ]
     assert (end.ok, end.reason) == (False, failure.error)
-    detected = [output for output in bench.outputs if isinstance(output, Note) and output.event == Event.DETECTED]
-    assert len(detected) == (0 if first == "failure" else 1), "a loss that follows from the failure is no news"
+    detected = [
+        output
+        for output in bench.outputs
+        if isinstance(output, Note) and output.event == Event.DETECTED
+    ]
+    assert len(detected) == (0 if first == "failure" else 1), (
+        "a loss that follows from the failure is no news"
+    )
 
 
 def test_the_last_words_of_a_rank_that_was_given_up_end_no_job() -> None:
@@ -915,7 +1046,9 @@ def test_a_remembered_event_is_written_before_what_follows_from_it() -> None:
     outputs = Bench().begin().plane.hear(lost("b.0"), 1.0)
     kinds = [type(output) for output in outputs]
     assert kinds.index(Remember) < kinds.index(Send)
-    assert outputs[kinds.index(Remember)] == Remember(events.WorkerLost("b.0", "killed", "", 1), 1.0)
+    assert outputs[kinds.index(Remember)] == Remember(
+        events.WorkerLost("b.0", "killed", "", 1), 1.0
+    )
 
 
 def test_time_without_a_coordinator_is_the_same_time_in_every_replay() -> None:
@@ -940,7 +1073,9 @@ def test_a_notice_without_an_end_is_refused(grace_s: float) -> None:
     remembered = len(bench.record)
     bench.hear(messages.SpotNotice("b", grace_s), messages.LendNodes("r", "job", 1, grace_s))
     answers = [
-        one.message for one in bench.outputs if isinstance(one, Show) and isinstance(one.message, messages.Answered)
+        one.message
+        for one in bench.outputs
+        if isinstance(one, Show) and isinstance(one.message, messages.Answered)
     ]
     assert [one.accepted for one in answers] == [False, False]
     assert len(bench.record) == remembered
@@ -965,7 +1100,9 @@ def test_a_plane_whose_nodes_train_is_next_called_when_a_report_is_missing() -> 
     bench = Bench().begin()
     bench.go_on(1.0, "a", "b")
     bench.hear(*(messages.Heartbeat(node, ()) for node in NODES))
-    assert bench.plane.next_tick_s(bench.now_s) == pytest.approx(bench.now_s + bench.config.heartbeat_ms / 1000)
+    assert bench.plane.next_tick_s(bench.now_s) == pytest.approx(
+        bench.now_s + bench.config.heartbeat_ms / 1000
+    )
 
 
 def test_a_plane_is_called_when_a_broken_generation_is_planned_again() -> None:
@@ -1003,7 +1140,11 @@ def answered(gaps_s: Sequence[float], **settings: Any) -> list[int]:
     for number, gap_s in enumerate(gaps_s):
         bench.now_s += gap_s
         bench.hear(Heartbeat("a", (), number))
-    return [one.message.sent_ns for one in bench.outputs if isinstance(one, Send) and isinstance(one.message, Heard)]
+    return [
+        one.message.sent_ns
+        for one in bench.outputs
+        if isinstance(one, Send) and isinstance(one.message, Heard)
+    ]
 
 
 def test_each_second_heartbeat_is_answered_and_each_that_was_waited_for() -> None:
@@ -1061,10 +1202,19 @@ def hang(bench: Bench, step: int, age_ms: float) -> tuple[list[Any], str]:
     plan = bench.plane.membership.plan
     assert plan is not None
     waits, hangs = (member.worker for member in plan.members)
-    place = {"generation": plan.generation, "trained_in": plan.generation, "step": step, "commits": 100}
+    place = {
+        "generation": plan.generation,
+        "trained_in": plan.generation,
+        "step": step,
+        "commits": 100,
+    }
     common = {"starved_ms": 0.0, "loss": 0.0, **place}
     sent: list[Any] = []
-    found = [(hangs, 1, Phase.FORWARD, age_ms), (waits, 0, Phase.REDUCE, age_ms), (waits, 0, Phase.FORWARD, 1.0)]
+    found = [
+        (hangs, 1, Phase.FORWARD, age_ms),
+        (waits, 0, Phase.REDUCE, age_ms),
+        (waits, 0, Phase.FORWARD, 1.0),
+    ]
     for worker, rank, phase, since_ms in found:  # at last rank 0 has regrouped, and computes again
         beat = messages.Beat(worker=worker, rank=rank, phase=phase, age_ms=since_ms, **common)  # type: ignore[arg-type]
         sent += [*bench.hear(Heartbeat(worker.partition(".")[0], (beat,))), *bench.wait(0.0)]
@@ -1083,14 +1233,22 @@ def test_rank_after_rank_that_hangs_in_the_same_step_ends_the_job() -> None:
     bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=0, max_failures=0)).begin()
     for age_ms in (1e4, 1e5, 1e6):  # what was seen once is allowed
         sent, worker = hang(bench, 7, age_ms)
-        assert (worker, "hung") in [(order.worker, order.cause) for _, order in sent if isinstance(order, StopWorker)]
+        assert (worker, "hung") in [
+            (order.worker, order.cause) for _, order in sent if isinstance(order, StopWorker)
+        ]
         form(bench)
-        started = [order.worker for _, order in sent + bench.go_on(2.5, *NODES) if isinstance(order, StartWorker)]
+        started = [
+            order.worker
+            for _, order in sent + bench.go_on(2.5, *NODES)
+            if isinstance(order, StartWorker)
+        ]
         bench.hear(*map(ready, started))
         bench.go_on(0.3, *NODES)
     sent, _ = hang(bench, 7, 1e7)
     (reason,) = {order.reason for _, order in sent if isinstance(order, EndJob)}
-    assert reason.startswith("rank after rank hangs in the forward phase of step 7: forward for 10000000 ms, limit")
+    assert reason.startswith(
+        "rank after rank hangs in the forward phase of step 7: forward for 10000000 ms, limit"
+    )
 
 
 def test_the_next_coordinator_knows_the_suspects_of_the_one_before() -> None:
@@ -1103,7 +1261,11 @@ def test_the_next_coordinator_knows_the_suspects_of_the_one_before() -> None:
     heir.go_on(0.3, *NODES)
     sent, _ = hang(heir, 8, 1e4)
     assert [order.worker for _, order in sent if isinstance(order, StopWorker)] == []
-    told = [one.fields["suspects"] for one in heir.outputs if isinstance(one, Note) and one.event == Event.HANG_LIMITS]
+    told = [
+        one.fields["suspects"]
+        for one in heir.outputs
+        if isinstance(one, Note) and one.event == Event.HANG_LIMITS
+    ]
     assert told == [1]
     sent, worker = hang(heir, 9, 1e6)
     assert worker in [order.worker for _, order in sent if isinstance(order, StopWorker)]
@@ -1122,9 +1284,17 @@ def test_a_node_that_misses_a_report_is_sent_something_to_acknowledge(acknowledg
         bench.now_s += 0.02
         bench.do(bench.plane.tick(bench.now_s, {}, {"b"} if acknowledges else ()))
     assert bench.now_s >= began_s + limit_s
-    (lost_node,) = [one.fields for one in bench.outputs if isinstance(one, Note) and one.event == Event.NODE_LOST]
+    (lost_node,) = [
+        one.fields
+        for one in bench.outputs
+        if isinstance(one, Note) and one.event == Event.NODE_LOST
+    ]
     assert ("kernel" in lost_node["detail"]) == acknowledges
-    probed = [output.node for output in bench.outputs if isinstance(output, Send) and isinstance(output.message, Probe)]
+    probed = [
+        output.node
+        for output in bench.outputs
+        if isinstance(output, Send) and isinstance(output.message, Probe)
+    ]
     assert set(probed) == {"b"}
     assert len(probed) <= limit_s / 0.05
 
@@ -1134,7 +1304,9 @@ def wait_in_reduce(bench: Bench) -> list[tuple[str, messages.TestLinks]]:
     plan = bench.plane.membership.plan
     assert plan is not None
     for member in plan.members:
-        beat = messages.Beat(member.worker, plan.generation, member.rank, 3, Phase.REDUCE, 900.0, 0.0, 3, 0.0)
+        beat = messages.Beat(
+            member.worker, plan.generation, member.rank, 3, Phase.REDUCE, 900.0, 0.0, 3, 0.0
+        )
         bench.hear(messages.Heartbeat(member.node, (beat,)))
     return [(to, order) for to, order in bench.wait(0.05) if isinstance(order, messages.TestLinks)]
 
@@ -1157,7 +1329,11 @@ def test_who_was_left_out_returns_when_it_reaches_the_others_also_to_the_next_co
     heir = bench.successor()
     assert heir.plane.membership.left_out == ("b",)
     heir.attach(back("a", generation=2), back("b", generation=1, workers=()))
-    orders = [(to, order) for to, order in heir.go_on(0.6, *NODES) if isinstance(order, messages.TestLinks)]
+    orders = [
+        (to, order)
+        for to, order in heir.go_on(0.6, *NODES)
+        if isinstance(order, messages.TestLinks)
+    ]
     assert sorted(to for to, _ in orders) == ["a", "b"]
     heir.hear(*(messages.LinksTested(to, order.number, ()) for to, order in orders))
     assert heir.plane.membership.left_out == ()
@@ -1180,7 +1356,12 @@ def test_a_test_of_links_for_the_coordinator_before_counts_no_more() -> None:
     heir = bench.successor()
     heir.attach(back("a"), back("b"))
     assert late_test(heir)
-    sent = heir.hear(*(messages.LinksTested(to, order.number, ("b",) if to == "a" else ()) for to, order in asked))
+    sent = heir.hear(
+        *(
+            messages.LinksTested(to, order.number, ("b",) if to == "a" else ())
+            for to, order in asked
+        )
+    )
     for to, order in sent:
         heir.hear(messages.LinksTested(to, order.number, ()))
     wait_in_reduce(heir)
@@ -1213,25 +1394,36 @@ def test_who_was_left_out_returns_when_nobody_is_left_whom_it_could_not_reach() 
 
 
 def report(node: str, *severities: Literal["ok", "warn", "bad"]) -> messages.HealthReport:
-    found = (messages.Finding(f"gpu{number}.xid", one, 79.0, node=node) for number, one in enumerate(severities))
+    found = (
+        messages.Finding(f"gpu{number}.xid", one, 79.0, node=node)
+        for number, one in enumerate(severities)
+    )
     return messages.HealthReport(node, tuple(found), 5.0)
 
 
 def noted(bench: Bench, event: Event) -> list[dict[str, Any]]:
-    return [output.fields for output in bench.outputs if isinstance(output, Note) and output.event == event]
+    return [
+        output.fields
+        for output in bench.outputs
+        if isinstance(output, Note) and output.event == event
+    ]
 
 
 def test_a_report_is_written_down_once_and_a_good_one_changes_nothing() -> None:
     bench = Bench().begin()
     assert bench.hear(report("a", "ok", "warn"), report("a", "ok", "warn"), report("b", "ok")) == []
-    assert [(one["node"], one["standing"], len(one["reasons"])) for one in noted(bench, Event.HEALTH)] == [
+    assert [
+        (one["node"], one["standing"], len(one["reasons"])) for one in noted(bench, Event.HEALTH)
+    ] == [
         ("a", "admitted with warnings", 1),
         ("b", "admitted", 0),
     ]
     assert bench.plane.membership.unfit == frozenset()
 
 
-def test_a_node_that_is_refused_loses_its_ranks_with_the_reason_also_for_the_next_coordinator() -> None:
+def test_a_node_that_is_refused_loses_its_ranks_with_the_reason_also_for_the_next_coordinator() -> (
+    None
+):
     bench = Bench().begin()
     sent = bench.hear(report("b", "bad", "bad", "bad", "bad", "ok"))
     assert ("b", StopWorker("b.0", "unfit")) in sent
@@ -1243,7 +1435,9 @@ def test_a_node_that_is_refused_loses_its_ranks_with_the_reason_also_for_the_nex
     assert heir.plane.membership.unfit == {"b"}
     assert [cause for *_, cause, _ in told(heir.plane.retell())] == ["unfit"]
     heir.attach(back("a", generation=2), back("b", generation=1, workers=()))
-    assert heir.hear(report("b", "bad", "bad", "bad", "bad", "ok")) == [], "it says it again, and that is known"
+    assert heir.hear(report("b", "bad", "bad", "bad", "bad", "ok")) == [], (
+        "it says it again, and that is known"
+    )
     assert not heir.plane.membership.workers_on("b")
 
 
@@ -1255,11 +1449,17 @@ def test_what_was_refused_stays_out_until_another_agent_comes() -> None:
     bench.attach(hello("b", pid=2))
     assert bench.plane.membership.unfit == frozenset()
     bench.hear(report("b", "ok"))
-    assert [one["standing"] for one in noted(bench, Event.HEALTH)] == ["refused", "admitted", "admitted"]
+    assert [one["standing"] for one in noted(bench, Event.HEALTH)] == [
+        "refused",
+        "admitted",
+        "admitted",
+    ]
 
 
 def test_a_node_that_alone_has_the_state_is_left_in_peace_until_another_one_has_it() -> None:
-    bench = Bench(RunConfig(job=JobSpec("job.py"), nodes=2, spares=0, coordinator_outage_s=0.1)).begin()
+    bench = Bench(
+        RunConfig(job=JobSpec("job.py"), nodes=2, spares=0, coordinator_outage_s=0.1)
+    ).begin()
     bench.do(bench.plane.detach("a", "its agent ended", bench.now_s, dead=True))
     assert bench.plane.membership.keepers == {"b"}
     bench.hear(report("b", "bad"))
@@ -1314,12 +1514,20 @@ def trains(health: Literal["enforce", "report"] = "enforce", **settings: Any) ->
 
 def measured(sent: list[Any], **reading: Any) -> list[messages.LinksMeasured]:
     """What the nodes answer that are asked."""
-    good = {"connect_ms": 1.0, "rtt_ms": (0.1,), "sent_mb_s": 900.0, "received_mb_s": 900.0} | reading
+    good = {
+        "connect_ms": 1.0,
+        "rtt_ms": (0.1,),
+        "sent_mb_s": 900.0,
+        "received_mb_s": 900.0,
+    } | reading
     return [
         messages.LinksMeasured(
             node,
             message.number,
-            tuple(messages.PairReading(address="h:7", node=target[0], **good) for target in message.targets),
+            tuple(
+                messages.PairReading(address="h:7", node=target[0], **good)
+                for target in message.targets
+            ),
             joins=True,
         )
         for node, message in sent
@@ -1328,13 +1536,17 @@ def measured(sent: list[Any], **reading: Any) -> list[messages.LinksMeasured]:
 
 
 def test_a_newcomer_that_nobody_needs_gets_workers_once_its_node_and_its_link_have_passed() -> None:
-    bench = trains(elastic=ElasticPolicy(min_replicas=1, max_replicas=3, scaling_timeout_s=0.0), shards=3)
+    bench = trains(
+        elastic=ElasticPolicy(min_replicas=1, max_replicas=3, scaling_timeout_s=0.0), shards=3
+    )
     assert bench.attach(hello_with_door("c")) == []
     asked = bench.wait(0.02)
     assert [node for node, _ in asked] == ["c"]
     assert bench.hear(report("c", "ok")) == []
     heir = bench.successor()
-    assert heir.plane.membership.on_probation == {"c"}, "the next coordinator does not use it either"
+    assert heir.plane.membership.on_probation == {"c"}, (
+        "the next coordinator does not use it either"
+    )
     bench.hear(*measured(asked))
     assert bench.plane.membership.unfit == frozenset()
     bench.wait(0.02)
@@ -1345,11 +1557,15 @@ def test_a_newcomer_that_nobody_needs_gets_workers_once_its_node_and_its_link_ha
 
 def test_a_newcomer_is_tested_anew_by_the_next_coordinator() -> None:
     """An answer to the coordinator before may be about another link."""
-    bench = trains(elastic=ElasticPolicy(min_replicas=1, max_replicas=3, scaling_timeout_s=0.0), shards=3)
+    bench = trains(
+        elastic=ElasticPolicy(min_replicas=1, max_replicas=3, scaling_timeout_s=0.0), shards=3
+    )
     bench.attach(hello_with_door("c"))
     asked = bench.wait(0.02)
     heir = bench.successor()
-    heir.attach(*(back(node, host=node, port=7) for node in NODES), hello_with_door("c", generation=1))
+    heir.attach(
+        *(back(node, host=node, port=7) for node in NODES), hello_with_door("c", generation=1)
+    )
     asked_again = heir.go_on(0.1, *NODES, "c")
     heir.hear(report("c", "ok"), *measured(asked))
     assert measured(asked)
@@ -1365,9 +1581,16 @@ def test_a_newcomer_that_is_badly_connected_is_refused_after_some_tries() -> Non
     bench.hear(report("c", "ok"))
     for _ in range(3):
         bench.hear(*measured(bench.go_on(0.5, *NODES, "c"), sent_mb_s=0.5))
-    assert (bench.plane.membership.unfit, bench.plane.membership.on_probation) == ({"c"}, frozenset())
+    assert (bench.plane.membership.unfit, bench.plane.membership.on_probation) == (
+        {"c"},
+        frozenset(),
+    )
     assert [one["standing"] for one in noted(bench, Event.HEALTH)] == ["admitted", "refused"]
-    assert [one for one in bench.outputs if isinstance(one, Send) and isinstance(one.message, StartWorker)][2:] == []
+    assert [
+        one
+        for one in bench.outputs
+        if isinstance(one, Send) and isinstance(one.message, StartWorker)
+    ][2:] == []
 
 
 def test_a_newcomer_that_is_needed_is_used_before_anything_is_known_of_it() -> None:
@@ -1436,7 +1659,9 @@ class Uneven:
     """Three nodes that train, and a spare on the first; how long a shard takes each rank is up to the test."""
 
     def __init__(self, **settings: Any) -> None:
-        config = RunConfig(job=JobSpec("job.py"), **({"nodes": 3, "spares": 1, "shards": 12} | settings))
+        config = RunConfig(
+            job=JobSpec("job.py"), **({"nodes": 3, "spares": 1, "shards": 12} | settings)
+        )
         self.bench = Bench(config)
         self.bench.attach(*map(hello, "abc"))
         self.bench.hear(*map(ready, ["a.0", "b.0", "c.0", "a.1"]))
@@ -1456,12 +1681,26 @@ class Uneven:
             plan = self.bench.plane.membership.plan
             assert plan is not None
             for member in plan.members:
-                before, shards = self.spent.get(member.worker, messages.Effort()), len(member.shards)
+                before, shards = (
+                    self.spent.get(member.worker, messages.Effort()),
+                    len(member.shards),
+                )
                 took_ms = shards * shard_ms.get(member.node, 20.0)
-                effort = messages.Effort(before.steps + 1, before.shards + shards, before.compute_ms + took_ms)
+                effort = messages.Effort(
+                    before.steps + 1, before.shards + shards, before.compute_ms + took_ms
+                )
                 self.spent[member.worker] = effort
                 beat = messages.Beat(
-                    member.worker, plan.generation, member.rank, 3, Phase.FORWARD, 1.0, 0.0, 3, 0.0, effort=effort
+                    member.worker,
+                    plan.generation,
+                    member.rank,
+                    3,
+                    Phase.FORWARD,
+                    1.0,
+                    0.0,
+                    3,
+                    0.0,
+                    effort=effort,
                 )
                 sent += self.bench.hear(Heartbeat(member.node, (beat,)))
             sent += self.bench.wait(0.0)
@@ -1474,7 +1713,9 @@ class Uneven:
         return [len(member.shards) for member in plan.members]
 
     def notes(self, event: Event) -> list[dict[str, Any]]:
-        return [one.fields for one in self.bench.outputs if isinstance(one, Note) and one.event == event]
+        return [
+            one.fields for one in self.bench.outputs if isinstance(one, Note) and one.event == event
+        ]
 
 
 def test_a_slow_rank_gets_fewer_shards_and_as_many_as_before_when_it_recovers() -> None:
@@ -1510,7 +1751,9 @@ def test_shards_stay_where_that_is_wanted_or_none_can_be_moved(settings: dict[st
     assert plans(uneven.train(50, b=80.0)) == []
     assert uneven.notes(Event.REBALANCED) == []
     (straggler,) = uneven.notes(Event.STRAGGLER)
-    assert ("no shard can be moved: shards=3 for 3 ranks" in straggler["detail"]) == ("shards" in settings)
+    assert ("no shard can be moved: shards=3 for 3 ranks" in straggler["detail"]) == (
+        "shards" in settings
+    )
 
 
 def test_a_rank_over_the_limit_is_given_up_for_a_spare_on_another_node() -> None:
@@ -1519,14 +1762,20 @@ def test_a_rank_over_the_limit_is_given_up_for_a_spare_on_another_node() -> None
     sent = uneven.train(20, b=90.0)
     orders = [message for node, message in sent if node == "b" and isinstance(message, StopWorker)]
     assert {order.cause for order in orders} == {"slow", "lost"}
-    assert all(29 < order.grace_s <= 30 and order.reason for order in orders), "it is well, and has hooks to call"
+    assert all(29 < order.grace_s <= 30 and order.reason for order in orders), (
+        "it is well, and has hooks to call"
+    )
     plan = uneven.bench.plane.membership.plan
     assert plan is not None
     assert [member.worker for member in plan.members] == ["a.0", "a.1", "c.0"]
-    assert [(worker, cause) for worker, _, cause, _ in told(uneven.bench.outputs)] == [("b.0", "slow")]
+    assert [(worker, cause) for worker, _, cause, _ in told(uneven.bench.outputs)] == [
+        ("b.0", "slow")
+    ]
 
 
-@pytest.mark.parametrize("settings", [{}, {"slow_limit": 4.0, "slow_steps": 10, "spares": 0}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"slow_limit": 4.0, "slow_steps": 10, "spares": 0}], ids=str
+)
 def test_without_a_limit_or_a_spare_nobody_is_given_up(settings: dict[str, Any]) -> None:
     uneven = Uneven(**settings, balance=False)
     assert uneven.train(100, b=900.0) == []

@@ -35,7 +35,9 @@ def test_counts_become_nodes() -> None:
 def test_who_leaves_is_drawn_by_the_seed() -> None:
     drawn = {read_trace(SAMPLES / "counts.json", seed=seed).events for seed in range(20)}
     assert len(drawn) > 1
-    assert read_trace(SAMPLES / "counts.json", seed=3) == read_trace(SAMPLES / "counts.json", seed=3)
+    assert read_trace(SAMPLES / "counts.json", seed=3) == read_trace(
+        SAMPLES / "counts.json", seed=3
+    )
 
 
 def test_a_unit_of_its_own() -> None:

@@ -13,19 +13,42 @@ from chaoskit.experiment.run.disruptions import NAME
 from chaoskit.experiment.run.run import RawRun
 from chaoskit.journal import Journal
 from chaoskit.runlog.outcome import COMMITTED_STEPS, COMPLETED, RECOVERED, Outcome
-from chaoskit.substrate.kubernetes.pods.disruption import ENDED_BY, disruption_of, end_of_session, loss_of_machine
+from chaoskit.substrate.kubernetes.pods.disruption import (
+    ENDED_BY,
+    disruption_of,
+    end_of_session,
+    loss_of_machine,
+)
 from chaoskit.vocabulary import HUNG, Event, Verdict
 from chaoskit.wire.messages import EndJob
-from faults import ClockJump, DeleteCoordinatorPod, Fault, FreezeNode, Kill, LoseMachine, ReplaceNode, Straggle
+from faults import (
+    ClockJump,
+    DeleteCoordinatorPod,
+    Fault,
+    FreezeNode,
+    Kill,
+    LoseMachine,
+    ReplaceNode,
+    Straggle,
+)
 
-DELETED: dict[str, Any] = {"deletionTimestamp": "2026-08-01T12:00:30Z", "deletionGracePeriodSeconds": 30}
+DELETED: dict[str, Any] = {
+    "deletionTimestamp": "2026-08-01T12:00:30Z",
+    "deletionGracePeriodSeconds": 30,
+}
 
 
 NOT_READY = [("NodeNotReady", "Node is not ready")]
 
 
 def pod(
-    *, reason: str = "", message: str = "", deleted: bool = False, status: str = "", ready: str = "True", **more: Any
+    *,
+    reason: str = "",
+    message: str = "",
+    deleted: bool = False,
+    status: str = "",
+    ready: str = "True",
+    **more: Any,
 ) -> dict[str, Any]:
     """An object of a pod. ``reason``: of its condition DisruptionTarget; ``status``: the reason in its status."""
     condition = {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": message}
@@ -44,21 +67,58 @@ def pod(
         (None, [("Killing", "Stopping container node")], "deleted", "no such pod"),
         (None, [("Preempted", "by 7a")], "preempted", "event Preempted, by 7a; the API server has"),
         (pod(deleted=True), [], "deleted", "deletionTimestamp 2026-08-01T12:00:30Z, grace 30 s"),
-        (pod(deleted=True), [("ScaleDown", "deleting\npod")], "deleted for the autoscaler", "deleting pod"),
-        (pod(reason="EvictionByEvictionAPI", deleted=True), [], "evicted", "DisruptionTarget: EvictionByEvictionAPI"),
-        (pod(reason="PreemptionByScheduler", message="for b"), [], "preempted", "PreemptionByScheduler, for b"),
-        (pod(reason="DeletionByTaintManager", deleted=True), [], "deleted for a taint of its machine", "grace 30 s"),
+        (
+            pod(deleted=True),
+            [("ScaleDown", "deleting\npod")],
+            "deleted for the autoscaler",
+            "deleting pod",
+        ),
+        (
+            pod(reason="EvictionByEvictionAPI", deleted=True),
+            [],
+            "evicted",
+            "DisruptionTarget: EvictionByEvictionAPI",
+        ),
+        (
+            pod(reason="PreemptionByScheduler", message="for b"),
+            [],
+            "preempted",
+            "PreemptionByScheduler, for b",
+        ),
+        (
+            pod(reason="DeletionByTaintManager", deleted=True),
+            [],
+            "deleted for a taint of its machine",
+            "grace 30 s",
+        ),
         (pod(reason="DeletionByPodGC"), [], "deleted with its machine", "DeletionByPodGC"),
-        (pod(reason="TerminationByKubelet", phase="Failed"), [], "ended by its machine", "TerminationByKubelet"),
+        (
+            pod(reason="TerminationByKubelet", phase="Failed"),
+            [],
+            "ended by its machine",
+            "TerminationByKubelet",
+        ),
         (pod(reason="OfAnotherRelease"), [], "disrupted", "OfAnotherRelease"),
-        (pod(deleted=True, status="NodeLost"), [], "lost with its machine", "NodeLost, unresponsive; deletion"),
-        (pod(ready="False"), NOT_READY, "lost with its machine", "event NodeNotReady, Node is not ready"),
+        (
+            pod(deleted=True, status="NodeLost"),
+            [],
+            "lost with its machine",
+            "NodeLost, unresponsive; deletion",
+        ),
+        (
+            pod(ready="False"),
+            NOT_READY,
+            "lost with its machine",
+            "event NodeNotReady, Node is not ready",
+        ),
     ],
 )
 def test_what_the_api_server_shows_of_a_pod_that_is_taken(
     found: dict[str, Any] | None, events: list[tuple[str, str]], cause: str, proof: str
 ) -> None:
-    told = disruption_of(found, [{"reason": reason, "message": message} for reason, message in events])
+    told = disruption_of(
+        found, [{"reason": reason, "message": message} for reason, message in events]
+    )
     assert (told.cause if told else "") == cause
     assert proof in (told.detail if told else "")
     assert "\n" not in str(told)
@@ -69,7 +129,12 @@ def test_what_the_api_server_shows_of_a_pod_that_is_taken(
     [
         {"phase": "Running"},
         {"phase": "Succeeded"},
-        {"phase": "Failed", "containerStatuses": [{"state": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}]},
+        {
+            "phase": "Failed",
+            "containerStatuses": [
+                {"state": {"terminated": {"reason": "OOMKilled", "exitCode": 137}}}
+            ],
+        },
         {"phase": "Failed", "reason": "DeadlineExceeded"},
     ],
 )
@@ -87,18 +152,29 @@ ENDED: dict[str, Any] = {"name": "node", "state": {"terminated": {"exitCode": 1}
     [
         (pod(), NOT_READY),  # it was not ready some time ago
         (pod(ready="False", containerStatuses=[RUNS]), []),
-        (pod(ready="False", containerStatuses=[RUNS, ENDED]), NOT_READY),  # a container of it has ended by itself
+        (
+            pod(ready="False", containerStatuses=[RUNS, ENDED]),
+            NOT_READY,
+        ),  # a container of it has ended by itself
         (pod(ready="False", phase="Failed"), NOT_READY),
     ],
 )
 def test_a_machine_that_was_not_ready_once_explains_no_later_end(
     found: dict[str, Any], events: list[tuple[str, str]]
 ) -> None:
-    assert disruption_of(found, [{"reason": reason, "message": message} for reason, message in events]) is None
+    assert (
+        disruption_of(found, [{"reason": reason, "message": message} for reason, message in events])
+        is None
+    )
 
 
 def node(status: str = "Unknown", *, deleted: bool = False, **spec: Any) -> dict[str, Any]:
-    ready = {"type": "Ready", "status": status, "reason": "NodeStatusUnknown", "message": "Kubelet stopped\nposting"}
+    ready = {
+        "type": "Ready",
+        "status": status,
+        "reason": "NodeStatusUnknown",
+        "message": "Kubelet stopped\nposting",
+    }
     return {"metadata": DELETED if deleted else {}, "spec": spec, "status": {"conditions": [ready]}}
 
 
@@ -110,25 +186,42 @@ def node(status: str = "Unknown", *, deleted: bool = False, **spec: Any) -> dict
         (node("False"), "node m1: Ready is False"),
         (node("True", deleted=True), "node m1: deletionTimestamp 2026-08-01T12:00:30Z"),
         (
-            node("True", taints=[{"key": "node.cloudprovider.kubernetes.io/shutdown", "effect": "NoSchedule"}]),
+            node(
+                "True",
+                taints=[
+                    {"key": "node.cloudprovider.kubernetes.io/shutdown", "effect": "NoSchedule"}
+                ],
+            ),
             "node m1: taint node.cloudprovider.kubernetes.io/shutdown",
         ),
-        (node("True", taints=[{"key": "dedicated", "effect": "NoSchedule"}], unschedulable=True), ""),
+        (
+            node("True", taints=[{"key": "dedicated", "effect": "NoSchedule"}], unschedulable=True),
+            "",
+        ),
         ({"metadata": {}, "status": {}}, ""),  # it has never said anything
     ],
 )
-def test_what_the_api_server_shows_of_a_machine_that_is_lost(found: dict[str, Any] | None, proof: str) -> None:
+def test_what_the_api_server_shows_of_a_machine_that_is_lost(
+    found: dict[str, Any] | None, proof: str
+) -> None:
     told = loss_of_machine("m1", found)
     assert (told.cause if told else "") == ("lost with its machine" if proof else "")
     assert (told.detail if told else "").startswith(proof)
 
 
 def test_a_pod_that_its_kubelet_has_ended_says_so_in_its_status() -> None:
-    told = disruption_of({"metadata": {}, "status": {"phase": "Failed", "reason": "Evicted", "message": "low on disk"}})
+    told = disruption_of(
+        {
+            "metadata": {},
+            "status": {"phase": "Failed", "reason": "Evicted", "message": "low on disk"},
+        }
+    )
     assert str(told) == "ended by its machine (Evicted, low on disk)"
 
 
-def job(*, annotations: dict[str, str] | None = None, deleted: bool = False, reason: str = "") -> dict[str, Any]:
+def job(
+    *, annotations: dict[str, str] | None = None, deleted: bool = False, reason: str = ""
+) -> dict[str, Any]:
     conditions = [{"type": "Failed", "status": "True", "reason": reason}] if reason else []
     return {
         "metadata": {"name": "s", "annotations": annotations or {}, **(DELETED if deleted else {})},
@@ -152,8 +245,16 @@ TAKEN = disruption_of(pod(reason="EvictionByEvictionAPI"))
         ),
         (NAMESPACE, None, "the Job s of the session was deleted"),
         (NAMESPACE, job(deleted=True), "the Job s of the session was deleted"),
-        (NAMESPACE, job(annotations={ENDED_BY: "ann@laptop"}), "ann@laptop has ended the session with"),
-        (NAMESPACE, job(annotations={ENDED_BY: "ann@laptop"}, deleted=True), "ann@laptop has ended the session with"),
+        (
+            NAMESPACE,
+            job(annotations={ENDED_BY: "ann@laptop"}),
+            "ann@laptop has ended the session with",
+        ),
+        (
+            NAMESPACE,
+            job(annotations={ENDED_BY: "ann@laptop"}, deleted=True),
+            "ann@laptop has ended the session with",
+        ),
         (
             NAMESPACE,
             job(reason="BackoffLimitExceeded"),
@@ -170,8 +271,14 @@ def test_what_ends_a_session_is_told_as_that(
 
 def test_a_session_ends_by_its_deadline_or_by_itself() -> None:
     late = job(reason="DeadlineExceeded")
-    assert end_of_session("s", NAMESPACE, late) == "the Job of the session has reached its deadline of 86400 s"
-    assert end_of_session("s", NAMESPACE, late, TAKEN) == "the Job of the session has reached its deadline of 86400 s"
+    assert (
+        end_of_session("s", NAMESPACE, late)
+        == "the Job of the session has reached its deadline of 86400 s"
+    )
+    assert (
+        end_of_session("s", NAMESPACE, late, TAKEN)
+        == "the Job of the session has reached its deadline of 86400 s"
+    )
     assert end_of_session("s", NAMESPACE, job()) == ""
     assert end_of_session("s", NAMESPACE, job(reason="BackoffLimitExceeded")) == ""
 
@@ -186,14 +293,29 @@ class Told:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        names = ("coordinator", "substrate", "harness", "node0", "node1", "node0.0", "node1.0", "node1.1")
-        self.journals = {name: Journal(directory / "journal", name, role=name.partition(".")[0]) for name in names}
+        names = (
+            "coordinator",
+            "substrate",
+            "harness",
+            "node0",
+            "node1",
+            "node0.0",
+            "node1.0",
+            "node1.1",
+        )
+        self.journals = {
+            name: Journal(directory / "journal", name, role=name.partition(".")[0])
+            for name in names
+        }
         self.plan(1, "node0.0", "node1.0", at_s=1)
         for worker in ("node0.0", "node1.0"):
             self.journals[worker[:5]].write(Event.WORKER_STARTED, t_ns=S, worker=worker, pid=1)
 
     def plan(self, generation: int, *workers: str, at_s: float) -> None:
-        members = [{"worker": worker, "node": worker[:5], "rank": rank} for rank, worker in enumerate(workers)]
+        members = [
+            {"worker": worker, "node": worker[:5], "rank": rank}
+            for rank, worker in enumerate(workers)
+        ]
         told = {"generation": generation, "members": members, "abort": generation > 1}
         self.journals["coordinator"].write(Event.PLAN, t_ns=int(at_s * S), **told)
 
@@ -202,7 +324,13 @@ class Told:
         self.journals["coordinator"].write(Event.DETECTED, t_ns=int(at_s * S), **fields)
 
     def taken(self, node: str, at_s: float, role: str = "node") -> None:
-        fields = {"node": node, "role": role, "pod": f"s-{node}-a", "cause": "evicted", "detail": "DisruptionTarget"}
+        fields = {
+            "node": node,
+            "role": role,
+            "pod": f"s-{node}-a",
+            "cause": "evicted",
+            "detail": "DisruptionTarget",
+        }
         self.journals["substrate"].write(Event.POD_TAKEN, t_ns=int(at_s * S), **fields)
 
     def write(self, source: str, event: Event, at_s: float, **fields: Any) -> None:
@@ -211,7 +339,14 @@ class Told:
     def judged(self, end: EndJob | None = None, *, ended_s: int = 100, **plan: Any) -> Outcome:
         self.write("coordinator", Event.JOB_ENDED, ended_s, ok=end is None or end.ok, reason="")
         experiment = plan_experiment("gpt", nodes=2, **plan)
-        run = RawRun(experiment, self._directory, 0, (ended_s + 1) * S, end or EndJob(True, ""), deadline_passed=False)
+        run = RawRun(
+            experiment,
+            self._directory,
+            0,
+            (ended_s + 1) * S,
+            end or EndJob(True, ""),
+            deadline_passed=False,
+        )
         return judge(run, None, "kubernetes")
 
 
@@ -225,7 +360,9 @@ def told(tmp_path: Path) -> Told:
 
 
 @pytest.mark.parametrize("first_sign_s", [49.0, 50.5], ids=["before the loss", "just after it"])
-def test_a_loss_with_a_pod_that_was_taken_is_no_false_alarm(told: Told, first_sign_s: float) -> None:
+def test_a_loss_with_a_pod_that_was_taken_is_no_false_alarm(
+    told: Told, first_sign_s: float
+) -> None:
     """It is an incident whose cause is told, and the run says nothing of what was planned."""
     told.lost("node1.0", 50)
     told.taken("node1", first_sign_s)
@@ -234,7 +371,9 @@ def test_a_loss_with_a_pod_that_was_taken_is_no_false_alarm(told: Told, first_si
     assert verdict_of(outcome, NAME) == Verdict.UNKNOWN
     assert outcome.false_alarms == 0
     (detail,) = [check.detail for check in outcome.checks if check.name == NAME]
-    assert detail == "the pod of node1 (s-node1-a) was evicted, and not by this run: DisruptionTarget"
+    assert (
+        detail == "the pod of node1 (s-node1-a) was evicted, and not by this run: DisruptionTarget"
+    )
 
 
 @pytest.mark.parametrize(
@@ -245,7 +384,9 @@ def test_a_loss_with_a_pod_that_was_taken_is_no_false_alarm(told: Told, first_si
         ("node1.1", 70, "it was started in the pod that replaced it"),
     ],
 )
-def test_other_losses_are_false_alarms_still(told: Told, worker: str, at_s: float, why: str) -> None:
+def test_other_losses_are_false_alarms_still(
+    told: Told, worker: str, at_s: float, why: str
+) -> None:
     told.taken("node1", 50)
     told.write("harness", Event.NODE_REPLACED, 60, node="node1")
     told.write("node1", Event.WORKER_STARTED, 61, worker="node1.1", pid=2)
@@ -263,24 +404,57 @@ def test_a_worker_is_found_by_its_plan_where_its_start_went_with_the_node(told: 
 
 def test_a_record_that_went_with_the_coordinators_pod_is_no_false_alarm(told: Told) -> None:
     told.taken("coordinator", 50, role="coordinator")
-    told.write("coordinator", Event.RECORD_LOST, 51, node="node0", generation=2, known=1, detail="it has seen more")
+    told.write(
+        "coordinator",
+        Event.RECORD_LOST,
+        51,
+        node="node0",
+        generation=2,
+        known=1,
+        detail="it has seen more",
+    )
     outcome = told.judged()
     assert verdict_of(outcome, "no false alarm") == Verdict.PASSED
-    assert any("the pod of the coordinator" in check.detail for check in outcome.checks if check.name == NAME)
+    assert any(
+        "the pod of the coordinator" in check.detail
+        for check in outcome.checks
+        if check.name == NAME
+    )
 
 
-@pytest.mark.parametrize(("role", "at_s"), [("standby", 50), ("node", 100.5)], ids=["stood by", "after the end"])
-def test_a_pod_that_the_job_did_not_need_is_told_and_changes_nothing(told: Told, role: str, at_s: float) -> None:
+@pytest.mark.parametrize(
+    ("role", "at_s"), [("standby", 50), ("node", 100.5)], ids=["stood by", "after the end"]
+)
+def test_a_pod_that_the_job_did_not_need_is_told_and_changes_nothing(
+    told: Told, role: str, at_s: float
+) -> None:
     told.taken("node1", at_s, role=role)
     assert verdict_of(told.judged(), NAME) == Verdict.PASSED
 
 
-ACT = {"worker": "node1.0", "rank": 1, "node": "node1", "pid": 1, "step": 5, "phase": "forward", "waiting": ""}
+ACT = {
+    "worker": "node1.0",
+    "rank": 1,
+    "node": "node1",
+    "pid": 1,
+    "step": 5,
+    "phase": "forward",
+    "waiting": "",
+}
 
 
 def struck(told: Told, at_s: float, seen_s: float = 0.0, *, nodes: tuple[str, ...] = ()) -> None:
     """Have the only fault of the plan strike, and be seen if a time is given."""
-    told.write("harness", Event.INJECTED, at_s, fault="fault0", what="", **ACT, nodes=nodes, done_ns=int(at_s * S))
+    told.write(
+        "harness",
+        Event.INJECTED,
+        at_s,
+        fault="fault0",
+        what="",
+        **ACT,
+        nodes=nodes,
+        done_ns=int(at_s * S),
+    )
     if seen_s:
         told.write("harness", Event.EVIDENCE, seen_s, fault="fault0", observed="heard", evidence={})
 
@@ -288,7 +462,12 @@ def struck(told: Told, at_s: float, seen_s: float = 0.0, *, nodes: tuple[str, ..
 @pytest.mark.parametrize(
     ("fault", "struck_s", "back", "verdict"),
     [
-        (ReplaceNode(rank=1, at_step=5), 60, None, Verdict.UNKNOWN),  # another pod was made, and waited for
+        (
+            ReplaceNode(rank=1, at_step=5),
+            60,
+            None,
+            Verdict.UNKNOWN,
+        ),  # another pod was made, and waited for
         (ReplaceNode(rank=1, at_step=5), 40, None, Verdict.PASSED),  # the node was back by then
         (ReplaceNode(rank=1, at_step=5), 0, None, Verdict.UNKNOWN),  # it could not strike
         (LoseMachine(rank=1, at_step=5), 40, None, Verdict.UNKNOWN),
@@ -310,7 +489,9 @@ def test_a_pod_that_stands_by_for_a_fault_is_needed_until_what_it_replaces_is_ba
         told.write("harness", back[0], back[1], node="node1", term=2, generation=1, events=1)
     (check,) = [one for one in told.judged(faults=[fault]).checks if one.name == NAME]
     assert check.verdict == verdict
-    assert check.detail.endswith("a fault needs it" if verdict == Verdict.UNKNOWN else "the job did not need it")
+    assert check.detail.endswith(
+        "a fault needs it" if verdict == Verdict.UNKNOWN else "the job did not need it"
+    )
 
 
 @pytest.mark.parametrize(
@@ -369,7 +550,9 @@ COMMITTED = {"world": 2, "grad_sum": 0, "loss": 1.0, "step": 0}
 
 
 @pytest.mark.parametrize("is_taken", [False, True])
-def test_a_recovery_that_takes_long_has_not_failed_where_more_was_taken(told: Told, is_taken: bool) -> None:
+def test_a_recovery_that_takes_long_has_not_failed_where_more_was_taken(
+    told: Told, is_taken: bool
+) -> None:
     """Each loss is allowed a bound; how many there were is not for the plan to say."""
     told.lost("node1.0", 50)
     if is_taken:
@@ -389,7 +572,11 @@ def test_a_recovery_that_takes_long_has_not_failed_where_more_was_taken(told: To
         (None, 2, Verdict.FAILED),
         ("node", 2, Verdict.FAILED),  # the record was in another pod
         ("coordinator", 2, None),  # it is among those that hold
-        ("coordinator", 1, Verdict.FAILED),  # the loss of a record explains no second term of this number
+        (
+            "coordinator",
+            1,
+            Verdict.FAILED,
+        ),  # the loss of a record explains no second term of this number
     ],
 )
 def test_only_a_coordinators_pod_takes_the_record_along(
@@ -397,7 +584,15 @@ def test_only_a_coordinators_pod_takes_the_record_along(
 ) -> None:
     if taken is not None:
         told.taken("node1" if taken == "node" else taken, 50, role=taken)
-    told.write("coordinator", Event.RECORD_LOST, 51, node="node0", generation=2, known=1, detail="it has seen more")
+    told.write(
+        "coordinator",
+        Event.RECORD_LOST,
+        51,
+        node="node0",
+        generation=2,
+        known=1,
+        detail="it has seen more",
+    )
     told.write("coordinator", Event.RESUMED, 52, term=term, generation=1, events=1)
     assert verdict_of(told.judged(), "property 11S: terms increase") == verdict
 
@@ -406,11 +601,16 @@ def test_only_a_coordinators_pod_takes_the_record_along(
     ("fault", "title"),
     [
         (Straggle(rank=1, at_step=5, delay_ms=10), "property 4S: slow ranks are kept"),
-        (ClockJump(rank=1, at_step=5, seconds=3600.0), "property 28S: the wall clock decides nothing"),
+        (
+            ClockJump(rank=1, at_step=5, seconds=3600.0),
+            "property 28S: the wall clock decides nothing",
+        ),
     ],
     ids=str,
 )
-@pytest.mark.parametrize(("taken", "verdict"), [(None, Verdict.FAILED), ("node0", Verdict.FAILED), ("node1", None)])
+@pytest.mark.parametrize(
+    ("taken", "verdict"), [(None, Verdict.FAILED), ("node0", Verdict.FAILED), ("node1", None)]
+)
 def test_a_rank_that_is_lost_with_its_pod_was_not_given_up_for_what_a_fault_did(
     told: Told, fault: Fault, title: str, taken: str | None, verdict: Verdict | None
 ) -> None:

@@ -303,7 +303,9 @@ def test_what_is_below_an_agent_that_ends_is_not_killed_for_it(
 @pytest.fixture
 def children() -> Iterator[list[subprocess.Popen[bytes]]]:
     """Two processes that live until somebody ends them."""
-    found = [subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) for _ in range(2)]
+    found = [
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) for _ in range(2)
+    ]
     yield found
     for child in found:
         child.kill()
@@ -334,7 +336,9 @@ def unmoved(child: subprocess.Popen[bytes]) -> Process:
 @pytest.mark.parametrize(
     "fault", [KillAgent(rank=1, at_step=8), KillNode(rank=1, at_step=8), Preempt(rank=1, at_step=8)]
 )
-def test_a_node_is_gone_when_all_of_it_is(undo: UndoLog, children: list[subprocess.Popen[bytes]], fault: Fault) -> None:
+def test_a_node_is_gone_when_all_of_it_is(
+    undo: UndoLog, children: list[subprocess.Popen[bytes]], fault: Fault
+) -> None:
     """A signal was sent, and something of the node lives on."""
     with injecting(fault, target_of(undo, OneNode(children))) as run:
         for child in children:
@@ -345,7 +349,9 @@ def test_a_node_is_gone_when_all_of_it_is(undo: UndoLog, children: list[subproce
         assert run.evidence
 
 
-def test_a_node_is_frozen_when_all_of_it_stands(undo: UndoLog, children: list[subprocess.Popen[bytes]]) -> None:
+def test_a_node_is_frozen_when_all_of_it_stands(
+    undo: UndoLog, children: list[subprocess.Popen[bytes]]
+) -> None:
     with injecting(FreezeNode(rank=1, at_step=8), target_of(undo, OneNode(children))) as run:
         for child in children:
             run.go_on()
@@ -355,9 +361,14 @@ def test_a_node_is_frozen_when_all_of_it_stands(undo: UndoLog, children: list[su
         assert run.evidence
 
 
-def test_a_node_is_thawed_when_it_was_seen_to_stand(undo: UndoLog, children: list[subprocess.Popen[bytes]]) -> None:
+def test_a_node_is_thawed_when_it_was_seen_to_stand(
+    undo: UndoLog, children: list[subprocess.Popen[bytes]]
+) -> None:
     """A harness that was busy for longer than the node was to stand finds the evidence all the same."""
-    fault, struck = FreezeNode(rank=1, at_step=8, thaw_after_s=0.05), target_of(undo, OneNode(children))
+    fault, struck = (
+        FreezeNode(rank=1, at_step=8, thaw_after_s=0.05),
+        target_of(undo, OneNode(children)),
+    )
     with injecting(fault, struck) as run:
         for child in children:
             stop(child)
@@ -372,7 +383,9 @@ def test_a_node_is_thawed_when_it_was_seen_to_stand(undo: UndoLog, children: lis
     assert struck.left_behind == []
 
 
-def test_a_coordinator_that_lives_was_not_killed(undo: UndoLog, children: list[subprocess.Popen[bytes]]) -> None:
+def test_a_coordinator_that_lives_was_not_killed(
+    undo: UndoLog, children: list[subprocess.Popen[bytes]]
+) -> None:
     with injecting(KillCoordinator(at_step=8), target_of(undo, OneNode(children))) as run:
         run.go_on()
         assert not run.evidence
@@ -395,7 +408,9 @@ def test_a_node_that_is_gone_after_the_job_was_not_killed(
         assert run.is_seen(limit_s=SHORT_S if ok else LIMIT_S) != ok
 
 
-def test_the_tree_of_a_process_that_is_another_by_now_is_empty(children: list[subprocess.Popen[bytes]]) -> None:
+def test_the_tree_of_a_process_that_is_another_by_now_is_empty(
+    children: list[subprocess.Popen[bytes]],
+) -> None:
     """What has the pid of an agent that ended is not looked at, and not killed."""
     now = known(children[0])
     assert HOST.tree(now) == [now]
@@ -449,8 +464,13 @@ class Hearing:
 def world(generation: int, size: int) -> list[Message]:
     """What is heard of a world that is planned and formed."""
     place = Endpoint("host", "", 0, 1, -1)
-    members = tuple(Member(rank, f"node{rank}.0", f"node{rank}", place, (rank,)) for rank in range(size))
-    return [Plan(generation, members, True), *(Formed(member.worker, generation) for member in members)]
+    members = tuple(
+        Member(rank, f"node{rank}.0", f"node{rank}", place, (rank,)) for rank in range(size)
+    )
+    return [
+        Plan(generation, members, True),
+        *(Formed(member.worker, generation) for member in members),
+    ]
 
 
 def test_a_request_is_made_again_until_it_is_answered(undo: UndoLog) -> None:
@@ -467,7 +487,9 @@ def test_a_request_is_made_again_until_it_is_answered(undo: UndoLog) -> None:
         assert run.evidence
 
 
-def test_a_world_that_has_the_size_already_is_evidence_of_an_accepted_request(undo: UndoLog) -> None:
+def test_a_world_that_has_the_size_already_is_evidence_of_an_accepted_request(
+    undo: UndoLog,
+) -> None:
     places = {0: "node0", 1: "node1", 2: "node2"}
     for size, answer in ((3, True), (3, False), (2, True)):
         with injecting(Scale(to=size, at_step=8), target_of(undo, Hearing(), places=places)) as run:
@@ -499,7 +521,9 @@ class Wired:
     def coordinator(self) -> Process:
         return HOST.find(os.getpid())
 
-    def round_trips_ms(self, source: str, target: str, count: int, timeout_s: float) -> tuple[float, ...]:
+    def round_trips_ms(
+        self, source: str, target: str, count: int, timeout_s: float
+    ) -> tuple[float, ...]:
         return (0.1,) * count
 
     def probe(self, source: str, target: str, timeout_s: float) -> Any:
@@ -529,7 +553,9 @@ class Wired:
     ],
     ids=str,
 )
-def test_either_end_of_a_broken_link_may_be_left_out(undo: UndoLog, fault: Fault, either_end: bool) -> None:
+def test_either_end_of_a_broken_link_may_be_left_out(
+    undo: UndoLog, fault: Fault, either_end: bool
+) -> None:
     """Not where the node is silent for longer than its lease: then it is lost itself, and no other one."""
     config = RunConfig(job=JobSpec("job.py"), heartbeat_ms=250, lease_beats=4)
     struck = target_of(undo, Wired(), config=config)
@@ -540,7 +566,10 @@ def test_either_end_of_a_broken_link_may_be_left_out(undo: UndoLog, fault: Fault
 def test_a_run_of_which_no_rank_tells_is_not_complete() -> None:
     """However well its coordinator says that it ended."""
     checks = judge(run_of([], []), None, "local").checks
-    assert next(check.verdict for check in checks if check.name == "training completed") == Verdict.FAILED
+    assert (
+        next(check.verdict for check in checks if check.name == "training completed")
+        == Verdict.FAILED
+    )
 
 
 def test_a_crash_loop_is_seen_when_the_worker_it_killed_is_gone(
@@ -552,7 +581,9 @@ def test_a_crash_loop_is_seen_when_the_worker_it_killed_is_gone(
         for number, child in enumerate(children):
             assert [one.count for one in run.evidence] == [*range(1, number + 1)]
             if number:
-                run.hear(WorkerReady(f"node1.w{number}", "node1", Endpoint("", "", 0, child.pid, -1)))
+                run.hear(
+                    WorkerReady(f"node1.w{number}", "node1", Endpoint("", "", 0, child.pid, -1))
+                )
             run.go_on()
             assert len(run.evidence) == number
             end(child)
@@ -563,10 +594,20 @@ def test_a_crash_loop_is_seen_when_the_worker_it_killed_is_gone(
 @pytest.mark.parametrize(
     ("worker", "cause", "detail", "expected"),
     [
-        ("node1.w1", "raised", "InjectedError: injected by chaoskit: the job cannot be loaded here", True),
+        (
+            "node1.w1",
+            "raised",
+            "InjectedError: injected by chaoskit: the job cannot be loaded here",
+            True,
+        ),
         ("node1.w1", "raised", "ImportError: no such module", False),
         ("node1.w1", "exited", "injected by chaoskit: the job cannot be loaded here", False),
-        ("node1.w2", "raised", "InjectedError: injected by chaoskit: the job cannot be loaded here", False),
+        (
+            "node1.w2",
+            "raised",
+            "InjectedError: injected by chaoskit: the job cannot be loaded here",
+            False,
+        ),
     ],
 )
 def test_a_load_fails_by_the_fault_or_by_itself(
@@ -575,7 +616,9 @@ def test_a_load_fails_by_the_fault_or_by_itself(
     """Of the workers that it stopped, those count that ended with its exception."""
     struck = target_of(undo)
     with injecting(FailLoad(rank=1, at_step=8), struck) as run:
-        run.hear(AtHook("node1.w1", "fault0", rank=-1, step=-1, phase=LOAD, pid=1, tid=1, generation=0))
+        run.hear(
+            AtHook("node1.w1", "fault0", rank=-1, step=-1, phase=LOAD, pid=1, tid=1, generation=0)
+        )
         assert {*struck.claims} == {"node1.w1"}
         run.hear(WorkerLost(worker, "node1", cause, detail, 1))
         assert bool(run.evidence) == expected
@@ -586,7 +629,9 @@ def test_a_load_fails_by_the_fault_or_by_itself(
 STRUCK_NS, LOST_NS, ENDED_NS = 1_000, 5_000, 9_000
 
 
-def strike(fault: Fault, *, at_ns: int = STRUCK_NS, starved_s: float = 0.0, missed: str = "") -> InjectionRecord:
+def strike(
+    fault: Fault, *, at_ns: int = STRUCK_NS, starved_s: float = 0.0, missed: str = ""
+) -> InjectionRecord:
     """What journals say of ``fault`` on the worker ``node1.w0``."""
     struck = Struck(
         worker="node1.w0",
@@ -608,12 +653,19 @@ def strike(fault: Fault, *, at_ns: int = STRUCK_NS, starved_s: float = 0.0, miss
 
 
 def run_of(
-    strikes: list[InjectionRecord], records: list[Record], job: str = "gpt", ended: EndJob | None = None, **plan: Any
+    strikes: list[InjectionRecord],
+    records: list[Record],
+    job: str = "gpt",
+    ended: EndJob | None = None,
+    **plan: Any,
 ) -> RawRun:
     experiment = plan_experiment(job, nodes=3, **plan)
     run = RawRun(experiment, Path(), 0, ENDED_NS, ended, deadline_passed=False)
     run.__dict__["injections"] = strikes
-    run.__dict__["records"] = [*records, Record(ENDED_NS, "coordinator", Event.JOB_ENDED, {"ok": True})]
+    run.__dict__["records"] = [
+        *records,
+        Record(ENDED_NS, "coordinator", Event.JOB_ENDED, {"ok": True}),
+    ]
     return run
 
 
@@ -631,7 +683,8 @@ def committed(steps: int, until_ns: int) -> list[Record]:
     fields = {"generation": 1, "rank": 0, "world": 3, "loss": 1.0, "grad_sum": 0}
     began_ns = until_ns - steps * 10**7
     return [
-        Record(began_ns + step * 10**7, "node0.w0", Event.COMMIT, {"step": step, **fields}) for step in range(steps)
+        Record(began_ns + step * 10**7, "node0.w0", Event.COMMIT, {"step": step, **fields})
+        for step in range(steps)
     ]
 
 
@@ -650,7 +703,11 @@ def test_each_suspect_before_it_doubles_the_time_in_which_a_hang_must_be_found()
     found = []
     for suspects in range(4):
         before = [lost(f"node2.w{number}", "hung", struck_ns - 10**9) for number in range(suspects)]
-        records = [*committed(20, struck_ns), *before, lost("node1.w0", "hung", struck_ns + 18 * 10**9)]
+        records = [
+            *committed(20, struck_ns),
+            *before,
+            lost("node1.w0", "hung", struck_ns + 18 * 10**9),
+        ]
         found.append(bool(lease(trace_of(run_of(strikes, records)))))
     assert found == [True, True, False, False], "2, 4, 8 and 16 s, beside 12 s of slack"
 
@@ -671,14 +728,19 @@ def test_a_fault_that_came_too_late_excuses_no_loss() -> None:
     assert slow_ranks(trace_of(run_of([strike(slow), strike(late)], alarm))) == []
     for missed in (late, KillNode(rank=1, at_step=9)):
         run = run_of([strike(slow), strike(missed, missed="the target was gone already")], alarm)
-        assert slow_ranks(trace_of(run)) == [f"node1.w0 was only struck by {slow}, and given up: hung"]
+        assert slow_ranks(trace_of(run)) == [
+            f"node1.w0 was only struck by {slow}, and given up: hung"
+        ]
 
 
 def test_a_later_loss_is_no_detection_of_corrupt_memory() -> None:
     """A flipped bit that nobody found within the promised steps, on a rank that was lost much later."""
     flip = BitFlip(rank=1, at_step=8, parameter="w", bit=3)
     fields = {"generation": 1, "rank": 0, "world": 3, "loss": 1.0, "grad_sum": 1}
-    commits = [Record(STRUCK_NS + step, "node0.w0", Event.COMMIT, {"step": step, **fields}) for step in range(20)]
+    commits = [
+        Record(STRUCK_NS + step, "node0.w0", Event.COMMIT, {"step": step, **fields})
+        for step in range(20)
+    ]
 
     def found(*more: Record) -> object:
         return corruption(trace_of(run_of([strike(flip)], [*commits, *more], state_hash_steps=4)))
@@ -691,25 +753,36 @@ def test_a_later_loss_is_no_detection_of_corrupt_memory() -> None:
     assert found(Record(STRUCK_NS + 10, "node0.w0", Event.CORRUPT, named)) == []
 
 
-@pytest.mark.parametrize(("pieces", "replicas"), [((0, 0, 0), True), ((0, 1, 0), False), ((0, 1, 1), True)])
-def test_of_a_sharded_job_only_what_two_ranks_hold_must_be_found(pieces: tuple[int, ...], replicas: bool) -> None:
+@pytest.mark.parametrize(
+    ("pieces", "replicas"), [((0, 0, 0), True), ((0, 1, 0), False), ((0, 1, 1), True)]
+)
+def test_of_a_sharded_job_only_what_two_ranks_hold_must_be_found(
+    pieces: tuple[int, ...], replicas: bool
+) -> None:
     """The rank that takes its piece from a copy before it was found may have lost the flip with that."""
     flip = BitFlip(rank=1, at_step=8, parameter="w", bit=3)
     fields = {"generation": 1, "world": 3, "loss": 1.0, "grad_sum": 1}
     commits = [
         Record(
-            STRUCK_NS + step - 8, f"node{rank}.w0", Event.COMMIT, {"step": step, "rank": rank, "piece": piece} | fields
+            STRUCK_NS + step - 8,
+            f"node{rank}.w0",
+            Event.COMMIT,
+            {"step": step, "rank": rank, "piece": piece} | fields,
         )
         for step in range(20)
         for rank, piece in enumerate(pieces)
     ]
 
     def found(*more: Record) -> object:
-        return corruption(trace_of(run_of([strike(flip)], [*commits, *more], "fsdp", state_hash_steps=4)))
+        return corruption(
+            trace_of(run_of([strike(flip)], [*commits, *more], "fsdp", state_hash_steps=4))
+        )
 
     assert found() == ([f"{flip} was not found by step 12"] if replicas else None)
     entered = {"generation": 2, "rank": 1, "cause": ""}
-    assert found(Record(STRUCK_NS + 3, "node1.w0", Event.ENTERED, entered)) == ([] if replicas else None)
+    assert found(Record(STRUCK_NS + 3, "node1.w0", Event.ENTERED, entered)) == (
+        [] if replicas else None
+    )
 
 
 @pytest.mark.parametrize("fault", [BadBatch(at_step=8), ClockJump(rank=1, at_step=8, seconds=60.0)])
@@ -723,18 +796,24 @@ def test_a_rank_that_reads_a_bad_batch_or_a_wrong_clock_is_not_to_blame(fault: F
 
 
 @pytest.mark.parametrize(("last", "verdict"), [(8, Verdict.PASSED), (9, Verdict.FAILED)])
-def test_a_loss_without_a_new_membership_is_borne_in_the_last_step_only(last: int, verdict: Verdict) -> None:
+def test_a_loss_without_a_new_membership_is_borne_in_the_last_step_only(
+    last: int, verdict: Verdict
+) -> None:
     """The job ended well all the same: steps to which the lost rank gave nothing were committed."""
     fields = {"generation": 1, "rank": 1, "shards": [1], "samples": []}
     given = Record(STRUCK_NS - 1, "node1.w0", Event.REDUCE, {"step": 8, **fields})
     commits = committed(last + 1, LOST_NS + 1 + 10**7)
     strikes = [strike(Kill(rank=1, at_step=8))]
-    run = run_of(strikes, [given, lost("node1.w0", "exited"), *commits], ended=EndJob(ok=True, reason=""))
+    run = run_of(
+        strikes, [given, lost("node1.w0", "exited"), *commits], ended=EndJob(ok=True, reason="")
+    )
     checks = {check.name: check.verdict for check in judge(run, None, "local").checks}
     assert checks["recovered from every incident"] == verdict
 
 
-RECORD_GONE = Record(LOST_NS, "coordinator", Event.RECORD_LOST, {"node": "node1", "detail": "it has seen more"})
+RECORD_GONE = Record(
+    LOST_NS, "coordinator", Event.RECORD_LOST, {"node": "node1", "detail": "it has seen more"}
+)
 
 
 def test_a_lost_record_is_a_false_alarm_and_no_twin_has_one() -> None:
@@ -743,7 +822,12 @@ def test_a_lost_record_is_a_false_alarm_and_no_twin_has_one() -> None:
     incidents, alarms = Timeline(run, History(run.records)).incidents()
     assert (incidents, alarms) == ([], [RECORD_GONE])
     told = "node1: the coordinator's record was lost (it has seen more)"
-    assert next(check for check in judge(run, None, "local").checks if check.name == "no false alarm").detail == told
+    assert (
+        next(
+            check for check in judge(run, None, "local").checks if check.name == "no false alarm"
+        ).detail
+        == told
+    )
     assert terms(trace_of(run)) == ["the record was lost: it has seen more"]
     assert interruptions(run, History(run.records))[0].startswith("record_lost coordinator:")
 
@@ -751,20 +835,28 @@ def test_a_lost_record_is_a_false_alarm_and_no_twin_has_one() -> None:
 def test_a_loss_of_which_two_coordinators_tell_is_one(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal", "coordinator")
     for cause in ("exited", "exited"):
-        journal.write(Event.DETECTED, t_ns=LOST_NS, worker="node1.w0", rank=1, cause=cause, detail="")
+        journal.write(
+            Event.DETECTED, t_ns=LOST_NS, worker="node1.w0", rank=1, cause=cause, detail=""
+        )
         journal.write(Event.NODE_LOST, t_ns=LOST_NS, node="node1", detail="")
     journal.write(Event.NODE_LOST, t_ns=LOST_NS + 1, node="node1", detail="")  # it had come back
     run = RawRun(plan_experiment("gpt", nodes=3, strikes_max=2), tmp_path, 0, ENDED_NS, None, False)
     incidents, alarms = Timeline(run, History(run.records)).incidents()
     assert (incidents, len(alarms)) == ([], 1)
     assert strikes(trace_of(run)) is None, "it counted twice against its node"
-    assert [record.event for record in run.records] == [Event.DETECTED, Event.NODE_LOST, Event.NODE_LOST]
+    assert [record.event for record in run.records] == [
+        Event.DETECTED,
+        Event.NODE_LOST,
+        Event.NODE_LOST,
+    ]
 
 
 @pytest.mark.parametrize("replaced", [True, False])
 def test_a_machine_that_replaces_a_bad_one_may_have_workers(tmp_path: Path, replaced: bool) -> None:
     """A node that is set aside is started no worker on, until it is lost: what bears its name then may be another."""
-    coordinator, agent, other = (Journal(tmp_path / "journal", name) for name in ("coordinator", "node1", "node2"))
+    coordinator, agent, other = (
+        Journal(tmp_path / "journal", name) for name in ("coordinator", "node1", "node2")
+    )
     for number in range(2):
         lost = {"worker": f"node1.{number}", "rank": 1, "cause": "exited", "detail": ""}
         coordinator.write(Event.DETECTED, t_ns=LOST_NS + number, **lost)
@@ -773,7 +865,14 @@ def test_a_machine_that_replaces_a_bad_one_may_have_workers(tmp_path: Path, repl
         coordinator.write(Event.NODE_LOST, t_ns=LOST_NS + 3, node="node1", detail="")
     other.write(Event.WORKER_STARTED, t_ns=LOST_NS + 4, worker="node2.1", pid=2)
     agent.write(Event.WORKER_STARTED, t_ns=LOST_NS + int(100e9), worker="node1.2", pid=1)
-    run = RawRun(plan_experiment("gpt", nodes=3, strikes_max=2), tmp_path, 0, LOST_NS + int(200e9), None, False)
+    run = RawRun(
+        plan_experiment("gpt", nodes=3, strikes_max=2),
+        tmp_path,
+        0,
+        LOST_NS + int(200e9),
+        None,
+        False,
+    )
     found = strikes(trace_of(run))
     assert found == ([] if replaced else ["node1.2 was started on node1, which is set aside"])
 
@@ -787,7 +886,9 @@ def test_strikes_of_two_machines_are_not_added(tmp_path: Path, replaced: bool) -
         journal.write(Event.NODE_LOST, t_ns=LOST_NS + 1, node="node1", detail="")
     journal.write(Event.DETECTED, t_ns=LOST_NS + 2, worker="node1.1", **lost)
     run = RawRun(plan_experiment("gpt", nodes=3, strikes_max=2), tmp_path, 0, ENDED_NS, None, False)
-    assert strikes(trace_of(run)) == (None if replaced else ["node1 has 2 strikes, and is not set aside"])
+    assert strikes(trace_of(run)) == (
+        None if replaced else ["node1 has 2 strikes, and is not set aside"]
+    )
 
 
 def test_strikes_within_any_minute_set_a_node_aside(tmp_path: Path) -> None:
@@ -802,18 +903,27 @@ def test_strikes_within_any_minute_set_a_node_aside(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("between", [True, False])
-def test_failures_of_replacements_in_a_row_are_counted_anew_after_one_that_was_ready(between: bool) -> None:
+def test_failures_of_replacements_in_a_row_are_counted_anew_after_one_that_was_ready(
+    between: bool,
+) -> None:
     """Eight of them allow a pause of half a minute; the first one after a worker that was ready a quarter second."""
     second_ns, records = 10**9, [world_of(1, 3, abort=True, t_ns=0)]
     for number in range(8):
         at_ns = (number + 1) * 100 * second_ns
         records += [
             lost(f"node1.{number}", "exited", at_ns),
-            Record(at_ns + (20 if number == 7 else 1) * second_ns, "node1", Event.WORKER_STARTED, {"worker": "x"}),
+            Record(
+                at_ns + (20 if number == 7 else 1) * second_ns,
+                "node1",
+                Event.WORKER_STARTED,
+                {"worker": "x"},
+            ),
         ]
         records += [Record(at_ns + 50 * second_ns, "node1.x", Event.READY, {})] if between else []
     run = run_of([], records)
-    run.__dict__["records"][-1] = Record(2000 * second_ns, "coordinator", Event.JOB_ENDED, {"ok": True})
+    run.__dict__["records"][-1] = Record(
+        2000 * second_ns, "coordinator", Event.JOB_ENDED, {"ok": True}
+    )
     late = ["no worker was started within 10.25 s after node1.7 had failed"]
     assert second_replacement(trace_of(run)) == (late if between else [])
 
@@ -822,7 +932,9 @@ def test_what_is_no_member_of_the_only_membership_may_not_contribute() -> None:
     fields = {"generation": 1, "step": 0, "rank": 1, "shards": [1], "samples": []}
     given = Record(STRUCK_NS, "node9.w0", Event.REDUCE, fields)
     run = run_of([], [world_of(1, 3, abort=True, t_ns=0), given])
-    assert fencing(trace_of(run)) == ["node9.w0 contributed to generation 1, and is no member of it"]
+    assert fencing(trace_of(run)) == [
+        "node9.w0 contributed to generation 1, and is no member of it"
+    ]
 
 
 @pytest.mark.parametrize("skipped", [True, False])
@@ -839,7 +951,9 @@ def test_a_loss_after_a_skipped_batch_is_not_the_way_back_from_the_batch(skipped
         Record(STRUCK_NS + 2 * 10**9, "node0.w0", Event.COMMIT, fields),
     ]
     run = run_of([strike(POISON)], records)
-    run.__dict__["records"][-1] = Record(STRUCK_NS + 3 * 10**9, "coordinator", Event.JOB_ENDED, {"ok": True})
+    run.__dict__["records"][-1] = Record(
+        STRUCK_NS + 3 * 10**9, "coordinator", Event.JOB_ENDED, {"ok": True}
+    )
     timeline = Timeline(run, History(run.records))
     (incident,), _ = timeline.incidents()
     assert (timeline.recovery(incident) is None) == skipped
@@ -888,7 +1002,10 @@ def test_a_fault_explains_only_what_it_leads_to(
     in_force = Injection("fault0", fault)
     in_force.strike(target_of(undo, claims={"node1.w0": STRUCK_NS}))
     for cause, expected in ((explained, 0), (not_explained, 1)):
-        records = [Record(0, "node1", Event.WORKER_STARTED, {"worker": "node1.w0"}), lost("node1.w0", str(cause))]
+        records = [
+            Record(0, "node1", Event.WORKER_STARTED, {"worker": "node1.w0"}),
+            lost("node1.w0", str(cause)),
+        ]
         run = run_of([strike(fault)], records if cause else [])
         assert len(Timeline(run, History(run.records)).incidents()[1]) == expected, cause
         said = WorkerLost("node1.w0", "node1", str(cause), "", LOST_NS)
@@ -923,17 +1040,35 @@ MAY_LEAD_TO: list[tuple[type[Fault], dict[str, Any], set[str]]] = [
     (KillNode, {}, EXITED | {"node lost"}),
     (Preempt, {}, EXITED | {"node lost"}),  # its agent ends first: nobody is left to tell more
     (FreezeNode, {}, EXITED | HUNG | {"node lost", "stopped"}),
-    *((kind, {}, set()) for kind in (KillCoordinator, DeleteCoordinatorPod, StopApiServer, NoRoom, BadImage)),
+    *(
+        (kind, {}, set())
+        for kind in (KillCoordinator, DeleteCoordinatorPod, StopApiServer, NoRoom, BadImage)
+    ),
     *((kind, {}, EXITED | {"node lost", "unreachable"}) for kind in (LoseNode, ReplaceNode, Rack)),
     *(
         (kind, {}, EXITED | {"node lost", "unreachable"})
-        for kind in (DeletePod, EvictPod, PreemptPod, KillContainer, LoseMachine, DrainMachine, TaintMachine)
+        for kind in (
+            DeletePod,
+            EvictPod,
+            PreemptPod,
+            KillContainer,
+            LoseMachine,
+            DrainMachine,
+            TaintMachine,
+        )
     ),
     *((kind, {}, HUNG | {"node lost", "slow", "unreachable"}) for kind in (LimitCpu, LimitIo)),
-    *((kind, {}, FAILED | {"node lost", "slow", "unreachable"}) for kind in (LimitMemory, LimitPids)),
+    *(
+        (kind, {}, FAILED | {"node lost", "slow", "unreachable"})
+        for kind in (LimitMemory, LimitPids)
+    ),
     (CrashLoop, {}, EXITED),
     (FailLoad, {}, EXITED | {"raised"}),  # outside of the job's code
-    *((kind, {}, HUNG | {"node lost", "unreachable"}) for kind in CATALOGUE if kind.family == "network"),
+    *(
+        (kind, {}, HUNG | {"node lost", "unreachable"})
+        for kind in CATALOGUE
+        if kind.family == "network"
+    ),
     *((kind, {}, FAILED) for kind in (DiskFull, ReadOnlyDisk, DiskError)),
     (SlowDisk, {}, HUNG | {"slow"}),
     (TornWrite, {}, EXITED | {"node lost"}),
@@ -947,7 +1082,9 @@ MAY_LEAD_TO: list[tuple[type[Fault], dict[str, Any], set[str]]] = [
 
 
 @pytest.mark.parametrize(("kind", "form", "causes"), MAY_LEAD_TO)
-def test_what_each_fault_leads_to(kind: type[Fault], form: dict[str, Any], causes: set[str]) -> None:
+def test_what_each_fault_leads_to(
+    kind: type[Fault], form: dict[str, Any], causes: set[str]
+) -> None:
     """All that can come of it, and nothing else: none explains everything."""
     assert kind(**{"rank": 1, **kind.sample, **form}).leads_to == causes < LOSS_CAUSES
 
@@ -957,17 +1094,35 @@ def test_every_fault_of_the_catalogue_says_what_it_leads_to() -> None:
 
 
 def world_of(generation: int, size: int, *, abort: bool, t_ns: int) -> Record:
-    members = [{"rank": rank, "worker": f"node{rank}.w0", "node": f"node{rank}"} for rank in range(size)]
-    return Record(t_ns, "coordinator", Event.PLAN, {"generation": generation, "abort": abort, "members": members})
+    members = [
+        {"rank": rank, "worker": f"node{rank}.w0", "node": f"node{rank}"} for rank in range(size)
+    ]
+    return Record(
+        t_ns,
+        "coordinator",
+        Event.PLAN,
+        {"generation": generation, "abort": abort, "members": members},
+    )
 
 
 @pytest.mark.parametrize(("resized", "seconds"), [(True, 2.0), (False, None)])
-def test_a_world_that_was_resized_is_whole_at_its_new_size(resized: bool, seconds: float | None) -> None:
+def test_a_world_that_was_resized_is_whole_at_its_new_size(
+    resized: bool, seconds: float | None
+) -> None:
     """Three ranks, of which one leaves as planned; then one of the others is killed, and replaced at once."""
 
     def commit(step: int, generation: int, world: int, t_ns: int) -> list[Record]:
-        fields = {"step": step, "generation": generation, "world": world, "loss": 1.0, "grad_sum": 0}
-        return [Record(t_ns, f"node{rank}.w0", Event.COMMIT, fields | {"rank": rank}) for rank in range(world)]
+        fields = {
+            "step": step,
+            "generation": generation,
+            "world": world,
+            "loss": 1.0,
+            "grad_sum": 0,
+        }
+        return [
+            Record(t_ns, f"node{rank}.w0", Event.COMMIT, fields | {"rank": rank})
+            for rank in range(world)
+        ]
 
     second_ns = 10**9
     size = {"size": 2, "wanted": 2, "nodes": ["node0", "node1"], "reason": "as a test"}
@@ -983,7 +1138,9 @@ def test_a_world_that_was_resized_is_whole_at_its_new_size(resized: bool, second
     ]
     kill = Kill(rank=1, at_step=2)
     run = run_of([strike(kill, at_ns=3 * second_ns)], records)
-    run.__dict__["records"][-1] = Record(9 * second_ns, "coordinator", Event.JOB_ENDED, {"ok": True})
+    run.__dict__["records"][-1] = Record(
+        9 * second_ns, "coordinator", Event.JOB_ENDED, {"ok": True}
+    )
     timeline = Timeline(run, History(run.records))
     (incident,), alarms = timeline.incidents()
     recovery = timeline.recovery(incident)
@@ -996,11 +1153,27 @@ def test_a_world_that_was_resized_is_whole_at_its_new_size(resized: bool, second
 @pytest.mark.parametrize(
     ("fault", "after_s", "told"),
     [
-        (StopApiServer(at_step=8), 1.6, "the run ended 1.6 s after it, and its evidence needs 2 s: use more steps"),
+        (
+            StopApiServer(at_step=8),
+            1.6,
+            "the run ended 1.6 s after it, and its evidence needs 2 s: use more steps",
+        ),
         (StopApiServer(at_step=8), 3.0, "yielded no Evidence"),
-        (LoseMachine(rank=1, at_step=8), 0.2, "ended 0.2 s after it, and its evidence needs 1 s: use more steps"),
-        (DeletePod(rank=1, at_step=8, grace_s=20), 4.0, "ended 4.0 s after it, and its evidence needs 20 s"),
-        (DrainMachine(rank=1, at_step=8, grace_s=7), 4.0, "ended 4.0 s after it, and its evidence needs 7 s"),
+        (
+            LoseMachine(rank=1, at_step=8),
+            0.2,
+            "ended 0.2 s after it, and its evidence needs 1 s: use more steps",
+        ),
+        (
+            DeletePod(rank=1, at_step=8, grace_s=20),
+            4.0,
+            "ended 4.0 s after it, and its evidence needs 20 s",
+        ),
+        (
+            DrainMachine(rank=1, at_step=8, grace_s=7),
+            4.0,
+            "ended 4.0 s after it, and its evidence needs 7 s",
+        ),
         (DeletePod(rank=1, at_step=8), 0.0, "yielded no Evidence"),
         (Kill(rank=1, at_step=8), 0.0, "yielded no Evidence"),
     ],

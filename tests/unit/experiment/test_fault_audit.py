@@ -74,7 +74,9 @@ def members(generation: int, *workers: str) -> Lines:
 
 
 def bad_numbers(step: int, at_ms: float = 32) -> Lines:
-    nonfinite = record(at_ms, "node0.0", Event.NONFINITE, worker="node1.0", step=step, shards=[1], owner=1)
+    nonfinite = record(
+        at_ms, "node0.0", Event.NONFINITE, worker="node1.0", step=step, shards=[1], owner=1
+    )
     return shown("head.weight[3] is nan", [*WHOLE, nonfinite])
 
 
@@ -83,11 +85,16 @@ def contributed(at_ms: float, step: int) -> Lines:
     return [*WHOLE, record(at_ms, "node1.0", Event.REDUCE, **place)]
 
 
-ALSO_STRUCK = [*WHOLE, record(32, "harness", Event.ACTED, fault="fault0", worker="node0.0", node="node0")]
+ALSO_STRUCK = [
+    *WHOLE,
+    record(32, "harness", Event.ACTED, fault="fault0", worker="node0.0", node="node0"),
+]
 ENDED = record(33, "node1.0", Event.FINISHED, step=4)
 SECOND_PLAN = plan(30.5, 2, "node0.0", "node0.1")
 
-NOT_ABOUT = "its evidence is not about what it struck: RankProcess(worker='node1.0', rank=1, pid=101)"
+NOT_ABOUT = (
+    "its evidence is not about what it struck: RankProcess(worker='node1.0', rank=1, pid=101)"
+)
 
 #: Case -> (the records, the fault, what is wrong).
 WRONG: dict[str, tuple[Lines, Fault, str]] = {
@@ -106,8 +113,16 @@ WRONG: dict[str, tuple[Lines, Fault, str]] = {
         Kill(rank=1, at_step=2),
         f"node1.0 was process 101 of node1, not 9 of node1; {NOT_ABOUT}",
     ),
-    "another node": (struck(node="node7"), FAULT, "node1.0 was process 101 of node1, not 101 of node7"),
-    "too early": (UNHOOKED, Kill(rank=1, after_s=0.5), "it struck 0.019 s after the first committed step, not 0.5 s"),
+    "another node": (
+        struck(node="node7"),
+        FAULT,
+        "node1.0 was process 101 of node1, not 101 of node7",
+    ),
+    "too early": (
+        UNHOOKED,
+        Kill(rank=1, after_s=0.5),
+        "it struck 0.019 s after the first committed step, not 0.5 s",
+    ),
     "a little too early": (
         UNHOOKED,
         Kill(rank=1, after_s=0.021),
@@ -139,7 +154,11 @@ WRONG: dict[str, tuple[Lines, Fault, str]] = {
         "node1.0 was lost before it acted",
     ),
     "it came to the end": ([*WHOLE, ENDED], FAULT, "node1.0 came to the end of the job"),
-    "it came to the end, of no step": ([*UNHOOKED, ENDED], LATER, "node1.0 came to the end of the job"),
+    "it came to the end, of no step": (
+        [*UNHOOKED, ENDED],
+        LATER,
+        "node1.0 came to the end of the job",
+    ),
     "it went on": (contributed(33, 3), FAULT, "node1.0 went on to step 3"),
     "it contributed": (contributed(33, 2), FAULT, "node1.0 went on, and contributed to step 2"),
     "another one, too": (ALSO_STRUCK, FAULT, "it struck node0.0, too"),
@@ -163,7 +182,11 @@ WRONG: dict[str, tuple[Lines, Fault, str]] = {
         BitFlip(rank=1, at_step=2, parameter="head.weight", bit=3),
         "its evidence is of another tensor: other.weight",
     ),
-    "bad numbers in another step": (bad_numbers(3), NAN, "numbers were bad in step 3, not in step 2"),
+    "bad numbers in another step": (
+        bad_numbers(3),
+        NAN,
+        "numbers were bad in step 3, not in step 2",
+    ),
     "a hook in another phase": (
         stood(phase="reduce"),
         FAULT,
@@ -222,7 +245,10 @@ def heaviest(*counts: int, at_ms: float, generation: int) -> Record:
     """Return a membership in which ranks have so many shards."""
     workers = ("node0.0", "node1.0")[: len(counts)]
     shares = plan(at_ms, generation, *workers)
-    own = [member | {"shards": [*range(count)]} for member, count in zip(shares["members"], counts, strict=True)]
+    own = [
+        member | {"shards": [*range(count)]}
+        for member, count in zip(shares["members"], counts, strict=True)
+    ]
     return fields(members=own)(shares)
 
 
@@ -237,19 +263,36 @@ RIGHT: dict[str, tuple[Lines, Fault]] = {
     "an effect at once": (changed(WHOLE, Event.EVIDENCE, "harness", moved(-2)), FAULT),
     "lost at once": (changed(WHOLE, Event.DETECTED, "coordinator", moved(-4)), FAULT),
     "another worker was lost before": (
-        [*WHOLE, record(30, "coordinator", Event.DETECTED, worker="node0.1", rank=None, cause="exited", detail="")],
+        [
+            *WHOLE,
+            record(
+                30,
+                "coordinator",
+                Event.DETECTED,
+                worker="node0.1",
+                rank=None,
+                cause="exited",
+                detail="",
+            ),
+        ],
         FAULT,
     ),
     "the rank contributed before the act was over": (contributed(31.5, 2), FAULT),
     "the rank contributed when the act was over": (contributed(32, 2), FAULT),
-    "a hook at the moment of the act": (changed(WHOLE, Event.HOOK_STOPPED, "node1.0", moved(1)), FAULT),
+    "a hook at the moment of the act": (
+        changed(WHOLE, Event.HOOK_STOPPED, "node1.0", moved(1)),
+        FAULT,
+    ),
     "no first commit, after seconds": (without(UNHOOKED, Event.COMMIT), LATER),
     "no hook, in a recovery": (UNHOOKED, Kill(rank="healer", during="restore")),
     "a kill in the optimizer": (
         stood(contributed(33, 2), phase="optimizer"),
         Kill(rank=1, at_step=2, phase="optimizer"),
     ),
-    "a signal that can be caught": (contributed(33, 2), Kill(rank=1, at_step=2, signum=signal.SIGTERM)),
+    "a signal that can be caught": (
+        contributed(33, 2),
+        Kill(rank=1, at_step=2, signum=signal.SIGTERM),
+    ),
     "an exit": (contributed(33, 2), Exit(rank=1, at_step=2)),
     "a kill of a rank that did not wait": ([*UNHOOKED, *contributed(33, 2)[-1:]], LATER),
     "a kill after seconds": ([*UNHOOKED, *contributed(33, 3)[-1:]], LATER),
@@ -257,10 +300,16 @@ RIGHT: dict[str, tuple[Lines, Fault]] = {
     "no evidence": ([*UNSHOWN, ENDED], FAULT),
     "bad numbers": ([*bad_numbers(2), ENDED], NAN),
     "no numbers were bad": ([*shown("head.weight[3] is nan"), ENDED], NAN),
-    "bad numbers, after seconds": (bad_numbers(3), NaN(rank=1, after_s=0.019, parameter="head.weight")),
+    "bad numbers, after seconds": (
+        bad_numbers(3),
+        NaN(rank=1, after_s=0.019, parameter="head.weight"),
+    ),
     "bad numbers at the moment of the act": (bad_numbers(1, at_ms=31), NAN),
     "bad numbers before": (bad_numbers(1, at_ms=30), NAN),
-    "a weight stays bad": (bad_numbers(3), NaN(rank=1, at_step=2, parameter="head.weight", where="weight")),
+    "a weight stays bad": (
+        bad_numbers(3),
+        NaN(rank=1, at_step=2, parameter="head.weight", where="weight"),
+    ),
     "the whole tensor": (shown("nan in head.weight, 3 of it"), NAN),
     "any tensor": (shown("other.weight"), NaN(rank=1, at_step=2)),
     "no tensor was read": (UNSHOWN, NAN),
@@ -269,7 +318,10 @@ RIGHT: dict[str, tuple[Lines, Fault]] = {
     "a worker of a node that was lost finishes": ([*WHOLE, ENDED], KillNode(rank=1, at_step=2)),
     "a rank that hangs is given up": (WHOLE, Hang(rank=1, at_step=2)),
     "in a recovery": (stood(phase="restore", generation=2), IN_RESTORE),
-    "the second place of the same fault": ([*WHOLE, hook(30.5, "node1.0", generation=1, phase="reduce")], FAULT),
+    "the second place of the same fault": (
+        [*WHOLE, hook(30.5, "node1.0", generation=1, phase="reduce")],
+        FAULT,
+    ),
     "most shards before the newest membership": (
         [*HEAVY, heaviest(1, 2, at_ms=4, generation=1), heaviest(2, 1, at_ms=5, generation=2)],
         Kill(rank="most_shards", after_s=0.019),
@@ -286,9 +338,14 @@ def test_what_was_planned_is_no_error(name: str) -> None:
 def test_most_shards_of_an_old_membership_are_no_excuse() -> None:
     """Only the two newest memberships may have been known."""
     shares = [(1, 2), (2, 1), (2, 1)]
-    plans = [heaviest(*counts, at_ms=4 + number, generation=number + 1) for number, counts in enumerate(shares)]
+    plans = [
+        heaviest(*counts, at_ms=4 + number, generation=number + 1)
+        for number, counts in enumerate(shares)
+    ]
     detail = "it struck rank 1, and rank 0 had most shards"
-    assert found([*HEAVY, *plans], Kill(rank="most_shards", after_s=0.019)) == [(Verdict.ERROR, detail)]
+    assert found([*HEAVY, *plans], Kill(rank="most_shards", after_s=0.019)) == [
+        (Verdict.ERROR, detail)
+    ]
 
 
 NO_HOOK = "node1.0 does not tell that it stood in forward of step 2"
@@ -304,7 +361,10 @@ NO_PLAN = "no membership tells which rank node1.0 had"
         (struck(UNHOOKED, waiting="node0.0"), NO_HOOK.replace("node1.0", "node0.0")),
         (without(WHOLE, Event.WORKER_STARTED), NO_START),
         (without(WHOLE, Event.PLAN), NO_PLAN),
-        (without(without(UNHOOKED, Event.PLAN), Event.WORKER_STARTED), f"{NO_HOOK}; {NO_START}; {NO_PLAN}"),
+        (
+            without(without(UNHOOKED, Event.PLAN), Event.WORKER_STARTED),
+            f"{NO_HOOK}; {NO_START}; {NO_PLAN}",
+        ),
     ],
 )
 def test_what_no_record_tells_is_unknown(lines: Lines, detail: str) -> None:

@@ -57,7 +57,10 @@ def test_a_check_fails_with_its_first_problems(
 
 def test_a_harness_that_ended_early_is_an_error() -> None:
     """With the last reason that its journal tells, if that tells one."""
-    ended = [record(at_ms, "harness", Event.RUN_ENDED, detail=reason) for at_ms, reason in ((1, "first"), (2, "last"))]
+    ended = [
+        record(at_ms, "harness", Event.RUN_ENDED, detail=reason)
+        for at_ms, reason in ((1, "first"), (2, "last"))
+    ]
     name = "the harness ended in order"
     last = Check(name=name, verdict=Verdict.ERROR, detail="the harness ended early: last")
     assert harness_lost([*ended, record(3, "harness", Event.UNDONE, detail="undone")]) == last
@@ -107,7 +110,10 @@ def test_rules_that_fired_are_told_with_their_excuse() -> None:
 
 def opened(**processes: dict[str, Any]) -> dict[str, FileCoverage]:
     return files_of(
-        [record(at_ms, source, Event.OPENED, **said) for at_ms, (source, said) in enumerate(processes.items())]
+        [
+            record(at_ms, source, Event.OPENED, **said)
+            for at_ms, (source, said) in enumerate(processes.items())
+        ]
     )
 
 
@@ -117,7 +123,10 @@ def test_the_environment_is_that_of_one_role() -> None:
         b={"role": "worker", "torch": "2.13", "kernel": "6.1", "machine": ""},
         c={"role": "agent", "torch": "1.0", "kernel": "5", "machine": "another"},
     )
-    assert environment(files, "worker", "torch", "kernel", "machine") == {"torch": "2.13", "kernel": "6.1, 6.2"}
+    assert environment(files, "worker", "torch", "kernel", "machine") == {
+        "torch": "2.13",
+        "kernel": "6.1, 6.2",
+    }
     assert environment(files, "keeper", "torch") == {}
 
 
@@ -168,9 +177,15 @@ def test_a_fault_without_evidence_was_armed_only() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "state"),
-    [({"target": None}, "not fired"), ({"missed": "late"}, "missed"), ({"undone": False}, "undo failed")],
+    [
+        ({"target": None}, "not fired"),
+        ({"missed": "late"}, "missed"),
+        ({"undone": False}, "undo failed"),
+    ],
 )
-def test_a_fault_that_did_not_act_in_time_has_no_evidence(changes: dict[str, Any], state: str) -> None:
+def test_a_fault_that_did_not_act_in_time_has_no_evidence(
+    changes: dict[str, Any], state: str
+) -> None:
     told = fault_record(strike(**changes), STARTED_NS, stood, [FELT])
     assert told.state == state
     assert told.undone == changes.get("undone", True)
@@ -196,8 +211,16 @@ CHECKS: dict[str, tuple[InjectionRecord, Verdict, str]] = {
         Verdict.ERROR,
         "its effect could not be undone; run `chaoskit cleanup`",
     ),
-    "missed": (strike(missed="the job had ended"), Verdict.UNKNOWN, "injected, and missed: the job had ended"),
-    "not fired, for a reason": (strike(target=None, missed="no rank"), Verdict.UNKNOWN, "not fired: no rank"),
+    "missed": (
+        strike(missed="the job had ended"),
+        Verdict.UNKNOWN,
+        "injected, and missed: the job had ended",
+    ),
+    "not fired, for a reason": (
+        strike(target=None, missed="no rank"),
+        Verdict.UNKNOWN,
+        "not fired: no rank",
+    ),
     "not fired": (
         strike(target=None, effective_ns=None),
         Verdict.UNKNOWN,
@@ -218,14 +241,19 @@ ENDED_NS = 10**15
 @pytest.mark.parametrize("name", CHECKS)
 def test_a_fault_passes_with_evidence_only(name: str) -> None:
     came, verdict, detail = CHECKS[name]
-    assert fault_check(came, ENDED_NS) == Check(name=f"evidence of {FAULT}", verdict=verdict, detail=detail)
+    assert fault_check(came, ENDED_NS) == Check(
+        name=f"evidence of {FAULT}", verdict=verdict, detail=detail
+    )
 
 
 def test_a_fault_that_the_job_did_not_show_is_unknown() -> None:
     causes = ", ".join(sorted(FAULT.must_show))
     detail = f"but nothing followed that must follow it: a loss, or bad numbers ({causes})"
     shown = fault_check(STRIKE, ENDED_NS, shown=False)
-    assert (shown.verdict, shown.detail) == (Verdict.UNKNOWN, f"pid 101 was killed by SIGKILL; {detail}")
+    assert (shown.verdict, shown.detail) == (
+        Verdict.UNKNOWN,
+        f"pid 101 was killed by SIGKILL; {detail}",
+    )
     assert shown.name == f"evidence of {FAULT}"
     assert fault_check(strike(effective_ns=None), ENDED_NS, shown=False) == fault_check(
         strike(effective_ns=None), ENDED_NS

@@ -168,7 +168,9 @@ def plan(generation: int, *pids: int) -> Plan:
 
 
 def hook(worker: str, fault: str, pid: int, **more: Any) -> AtHook:
-    return AtHook(worker, fault, rank=1, step=3, phase="forward", pid=pid, tid=pid, generation=0, **more)
+    return AtHook(
+        worker, fault, rank=1, step=3, phase="forward", pid=pid, tid=pid, generation=0, **more
+    )
 
 
 def followed(
@@ -187,7 +189,9 @@ def followed(
         closing(UndoLog(tmp_path)) as undo,
         asyncio.Runner() as runner,
     ):
-        follower = JobFollower(experiment, cluster, journal, undo, lambda message: None, channel=cluster)
+        follower = JobFollower(
+            experiment, cluster, journal, undo, lambda message: None, channel=cluster
+        )
         try:
             assert runner.run(follower.follow(time.monotonic() + LIMIT_S)) == END
         finally:
@@ -206,7 +210,11 @@ def test_a_worker_that_is_lost_already_is_not_struck_at_its_hook(
     lost = WorkerLost("node1.1", "node1", "hung", "", 1)
     if not heard:
         end(old)
-    stands = [hook("node1.1", "fault0", old.pid), plan(2, pids[0], new.pid), hook("node1.2", "fault0", new.pid)]
+    stands = [
+        hook("node1.1", "fault0", old.pid),
+        plan(2, pids[0], new.pid),
+        hook("node1.2", "fault0", new.pid),
+    ]
     messages = [plan(1, pids[0], old.pid), *([lost] if heard else []), *stands]
     follower, cluster = followed(tmp_path, [Kill(rank=1, at_step=3)], messages)
     (injection,) = follower.injections
@@ -238,7 +246,10 @@ def test_what_is_known_after_the_run_only_wakes_nothing_before(
     ids=["the only one", "another one by step", "another one by time", "none"],
 )
 def test_few_heartbeats_are_asked_for_once_no_fault_needs_them(
-    faults: list[Fault], paces_s: list[float], tmp_path: Path, processes: list[subprocess.Popen[bytes]]
+    faults: list[Fault],
+    paces_s: list[float],
+    tmp_path: Path,
+    processes: list[subprocess.Popen[bytes]],
 ) -> None:
     """Eight a second of all nodes together: each wakes the harness beside what it measures."""
     pids = [process.pid for process in processes[:2]]
@@ -333,7 +344,9 @@ class Links(Quiet):
     def probe(self, source: str, target: str, timeout_s: float) -> Echoes:
         return Echoes(self)
 
-    def round_trips_ms(self, source: str, target: str, count: int, timeout_s: float) -> tuple[float, ...]:
+    def round_trips_ms(
+        self, source: str, target: str, count: int, timeout_s: float
+    ) -> tuple[float, ...]:
         return (0.1,) * count
 
     def apply(self, node: str, action: object) -> Links:
@@ -371,7 +384,9 @@ def test_a_link_that_comes_and_goes_does_so_when_it_should(
     fault = Flap(rank=1, at_step=3, down_s=0.1, up_s=0.2, times=3)
     _, cluster = followed(tmp_path, [fault], messages, Links)
     begun_s = cluster.changes_s[0]
-    assert [at_s - begun_s for at_s in cluster.changes_s] == pytest.approx([0, 0.1, 0.3, 0.4, 0.6, 0.7], abs=0.04)
+    assert [at_s - begun_s for at_s in cluster.changes_s] == pytest.approx(
+        [0, 0.1, 0.3, 0.4, 0.6, 0.7], abs=0.04
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -417,10 +432,16 @@ def test_a_rank_that_is_gone_before_another_fault_strikes_is_gone_by_the_first(
     assert first.evidence[-1].observed_ns == first.target.gone_ns > 0
     assert second.evidence == [], "it was not looked at afterwards"
     (told,) = read_events(tmp_path, Event.EVIDENCE)
-    assert (told.t_ns, told["fault"], told["observed"]) == (first.target.gone_ns, "fault0", first.observed)
+    assert (told.t_ns, told["fault"], told["observed"]) == (
+        first.target.gone_ns,
+        "fault0",
+        first.observed,
+    )
 
 
-def test_a_healer_that_ends_already_is_not_struck(tmp_path: Path, processes: list[subprocess.Popen[bytes]]) -> None:
+def test_a_healer_that_ends_already_is_not_struck(
+    tmp_path: Path, processes: list[subprocess.Popen[bytes]]
+) -> None:
     """One death is no evidence of two faults."""
     healer, joiner, _ = processes
     end(healer)
@@ -457,7 +478,9 @@ def test_a_rank_that_is_struck_after_the_end_of_the_job_proves_nothing(
         died = {"worker": "node1.1", "pid": pids[1], "how": "killed", "status": "SIGKILL"}
         lost = {"worker": "node1.1", "rank": 1, "cause": "exited", "detail": ""}
         return [
-            *([] if late else [Record(over_ns, "coordinator", Event.DETECTED, lost)]),  # the job feels it, as it must
+            *(
+                [] if late else [Record(over_ns, "coordinator", Event.DETECTED, lost)]
+            ),  # the job feels it, as it must
             Record(over_ns, "coordinator", Event.JOB_ENDED, {"ok": True}),
             Record(over_ns + 2, "node1", Event.WORKER_EXITED, died),
         ]
@@ -468,15 +491,21 @@ def test_a_rank_that_is_struck_after_the_end_of_the_job_proves_nothing(
     experiment = plan_experiment("gpt", nodes=2, steps=9, faults=[fault])
     run = RawRun(experiment, tmp_path, 0, records[-1].t_ns, END, deadline_passed=False)
     run.__dict__["records"] = [*read_journals(tmp_path), *records]
-    check = next(check for check in judge(run, None, "local").checks if check.name.startswith("evidence of"))
+    check = next(
+        check for check in judge(run, None, "local").checks if check.name.startswith("evidence of")
+    )
     assert check.verdict == (Verdict.UNKNOWN if late else Verdict.PASSED)
-    missed = [(record["fault"], record["reason"]) for record in read_events(tmp_path, Event.FAULT_MISSED)]
+    missed = [
+        (record["fault"], record["reason"]) for record in read_events(tmp_path, Event.FAULT_MISSED)
+    ]
     assert missed == ([("fault0", "the job had ended")] if late else [])
     confirmed = RunTrace(run, History(records), []).confirmed("Kill")
     assert [one.fault_id for one in confirmed] == ([] if late else ["fault0"])
 
 
-def test_a_worker_is_armed_for_its_rank(tmp_path: Path, processes: list[subprocess.Popen[bytes]]) -> None:
+def test_a_worker_is_armed_for_its_rank(
+    tmp_path: Path, processes: list[subprocess.Popen[bytes]]
+) -> None:
     """In a smaller world it may have another one: then it must not stop for the fault of this one."""
     pids = [process.pid for process in processes]
     first = Heartbeat("node0", (Beat("node0.1", 1, 0, 1, Phase.FORWARD, 0.0, 0.0, 1, 0.0),))
@@ -487,7 +516,11 @@ def test_a_worker_is_armed_for_its_rank(tmp_path: Path, processes: list[subproce
 
 @pytest.mark.parametrize(
     ("messages", "deadline_s", "end"),
-    [([END], LIMIT_S, RunEnd.ENDED), ([], LIMIT_S, RunEnd.COORDINATOR_LOST), ([END], -1.0, RunEnd.DEADLINE)],
+    [
+        ([END], LIMIT_S, RunEnd.ENDED),
+        ([], LIMIT_S, RunEnd.COORDINATOR_LOST),
+        ([END], -1.0, RunEnd.DEADLINE),
+    ],
 )
 def test_a_follower_knows_why_its_run_was_over(
     tmp_path: Path, messages: list[Message], deadline_s: float, end: RunEnd

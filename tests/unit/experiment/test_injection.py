@@ -59,7 +59,13 @@ ALLOWED = {
     "confirm": {"in force", "confirmed"},
     "miss": {"planned", "waiting", "in force", "confirmed"},
 }
-LEADS_TO = {"stand": "waiting", "step_back": "planned", "strike": "in force", "confirm": "confirmed", "miss": "missed"}
+LEADS_TO = {
+    "stand": "waiting",
+    "step_back": "planned",
+    "strike": "in force",
+    "confirm": "confirmed",
+    "miss": "missed",
+}
 
 
 def happen(injection: Injection, event: str) -> None:
@@ -203,7 +209,14 @@ class Run:
 
     def written(self) -> list[tuple[str, str]]:
         """Event and fault, in that order."""
-        told = (Event.INJECTED, Event.ACTED, Event.EVIDENCE, Event.LIFTED, Event.FAULT_MISSED, Event.UNDONE)
+        told = (
+            Event.INJECTED,
+            Event.ACTED,
+            Event.EVIDENCE,
+            Event.LIFTED,
+            Event.FAULT_MISSED,
+            Event.UNDONE,
+        )
         return [(record.event, record["fault"]) for record in self.records(*told)]
 
     def close(self) -> None:
@@ -228,7 +241,9 @@ async def lasting(target: Target) -> AsyncIterator[Evidence]:
 
 
 @pytest.mark.parametrize("is_seen_at_once", [False, True])
-def test_faults_that_are_due_together_act_before_any_evidence_is_awaited(run: Run, is_seen_at_once: bool) -> None:
+def test_faults_that_are_due_together_act_before_any_evidence_is_awaited(
+    run: Run, is_seen_at_once: bool
+) -> None:
     """A rank that is struck has not seen another one go; nothing is written down between the acts."""
 
     async def story(target: Target) -> AsyncIterator[Evidence]:
@@ -267,7 +282,9 @@ def test_what_is_struck_is_claimed_before_the_act(run: Run) -> None:
     """By all that are due: no other fault may strike it, and its loss is no false alarm."""
 
     async def story(target: Target) -> AsyncIterator[Evidence]:
-        claimed = [one.worker for one in run.targets if run.injector.is_doomed(one.worker, one.process)]
+        claimed = [
+            one.worker for one in run.targets if run.injector.is_doomed(one.worker, one.process)
+        ]
         run.log.append(f"{sorted(target.claims)} of {claimed}")
         await target.until_end()
         yield proof(target)
@@ -297,7 +314,11 @@ def test_an_act_that_harms_no_rank_takes_its_claim_back(run: Run) -> None:
     run.settle()
     assert {*run.targets[0].claims} == {"node7.w0"}
     (acted,) = run.records(Event.ACTED)
-    assert (acted["worker"], acted["rank"], acted.t_ns) == ("node7.w0", 7, run.targets[0].claims["node7.w0"])
+    assert (acted["worker"], acted["rank"], acted.t_ns) == (
+        "node7.w0",
+        7,
+        run.targets[0].claims["node7.w0"],
+    )
 
 
 # -- what is missed, and what fails -------------------------------------------------------------------------------
@@ -312,7 +333,10 @@ def test_a_target_that_is_gone_before_the_act_is_missed(run: Run) -> None:
 
     run.strike(story, lasting)
     run.undo()
-    assert [one.missed for one in run.injector.injections] == ["the target was gone already: no such process", ""]
+    assert [one.missed for one in run.injector.injections] == [
+        "the target was gone already: no such process",
+        "",
+    ]
     assert run.lines.released == ["node0.w0"]
     assert [event for event, fault in run.written() if fault == "fault0"] == [Event.FAULT_MISSED]
     assert run.failures == 0
@@ -338,13 +362,18 @@ def test_a_target_that_is_gone_after_its_evidence_was_struck(run: Run) -> None:
         (AssertionError(), "AssertionError: "),
     ],
 )
-def test_an_error_in_the_code_of_a_fault_has_its_place(run: Run, raised: Exception, text: str) -> None:
+def test_an_error_in_the_code_of_a_fault_has_its_place(
+    run: Run, raised: Exception, text: str
+) -> None:
     async def story(target: Target) -> AsyncIterator[Evidence]:
         raise raised
         yield
 
     run.strike(story)
-    with pytest.raises(FaultBroken, match=rf"^Told\(\) could not act: {re.escape(text)} \(.*test_injection.py:\d+\)$"):
+    with pytest.raises(
+        FaultBroken,
+        match=rf"^Told\(\) could not act: {re.escape(text)} \(.*test_injection.py:\d+\)$",
+    ):
         run.injector.check()
     assert run.injector.injections[0].missed == f"it could not act: {text}"
 
@@ -355,7 +384,9 @@ def test_what_is_no_evidence_is_named(run: Run, yielded: Any) -> None:
         yield yielded
 
     run.strike(story)
-    with pytest.raises(FaultBroken, match=rf"inject yields {yielded!r}, which is no faults.evidence.Evidence"):
+    with pytest.raises(
+        FaultBroken, match=rf"inject yields {yielded!r}, which is no faults.evidence.Evidence"
+    ):
         run.injector.check()
     run.undo()
     assert Event.EVIDENCE not in [event for event, _ in run.written()]
@@ -392,7 +423,9 @@ def test_a_fault_that_fails_ends_the_run(run: Run, is_shown: bool) -> None:
     assert run.failures == 1
     with pytest.raises(HarnessError, match=r"Told\(\) could not act: not allowed"):
         run.injector.check()
-    assert run.injector.injections[0].missed == ("" if is_shown else "it could not act: not allowed")
+    assert run.injector.injections[0].missed == (
+        "" if is_shown else "it could not act: not allowed"
+    )
     assert run.lines.released == ["node0.w0"]
 
 
@@ -442,12 +475,25 @@ def test_others_are_put_back_when_a_fault_fails(run: Run) -> None:
     ],
     ids=str,
 )
-def test_evidence_about_something_else_is_an_error_of_the_harness(subject: Subject, is_about_it: bool) -> None:
-    place = {"worker": "node1.w0", "rank": 1, "node": "node1", "pid": 7, "step": 8, "phase": "forward", "waiting": ""}
+def test_evidence_about_something_else_is_an_error_of_the_harness(
+    subject: Subject, is_about_it: bool
+) -> None:
+    place = {
+        "worker": "node1.w0",
+        "rank": 1,
+        "node": "node1",
+        "pid": 7,
+        "step": 8,
+        "phase": "forward",
+        "waiting": "",
+    }
     injected = {"fault": "fault0", "nodes": [], "done_ns": 11, **place}
     evidence = {"subject": msgspec.to_builtins(subject)}
     seen = {"fault": "fault0", "observed": "pid 7 is gone", "evidence": evidence}
-    records = [Record(10, "harness", Event.INJECTED, injected), Record(12, "harness", Event.EVIDENCE, seen)]
+    records = [
+        Record(10, "harness", Event.INJECTED, injected),
+        Record(12, "harness", Event.EVIDENCE, seen),
+    ]
     checks = audit(injections([KILL], records), records)
     told = [check for check in checks if "its evidence is not about what it struck" in check.detail]
     assert [check.verdict for check in told] == ([] if is_about_it else [Verdict.ERROR])
@@ -487,7 +533,9 @@ def test_a_fault_that_is_ended_at_the_close_puts_back(run: Run) -> None:
 
 @pytest.mark.parametrize("is_shown", [False, True])
 @pytest.mark.parametrize(
-    "error", [RuntimeError("it is stuck"), OSError("it is busy"), ConnectionResetError("it is deaf")], ids=repr
+    "error",
+    [RuntimeError("it is stuck"), OSError("it is busy"), ConnectionResetError("it is deaf")],
+    ids=repr,
 )
 def test_an_error_in_putting_back_is_told(run: Run, error: Exception, is_shown: bool) -> None:
     """The others are put back all the same, and the fault has acted."""

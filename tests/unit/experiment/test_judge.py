@@ -51,7 +51,9 @@ TWIN = Twin(
 )
 
 
-def judged(lines: Lines = WHOLE, twin: Twin | None = None, floor: Floor | None = None, **run: Any) -> Outcome:
+def judged(
+    lines: Lines = WHOLE, twin: Twin | None = None, floor: Floor | None = None, **run: Any
+) -> Outcome:
     return judge(run_of(lines, **run), twin, "docker", floor=floor)
 
 
@@ -98,9 +100,19 @@ def test_a_whole_run_passes() -> None:
 
 def test_an_outcome_tells_what_the_run_was() -> None:
     outcome = judged(directory=Path("/some/where"))
-    told = {name: getattr(outcome, name) for name in ("name", "job", "substrate", "nodes", "spares", "seed")}
+    told = {
+        name: getattr(outcome, name)
+        for name in ("name", "job", "substrate", "nodes", "spares", "seed")
+    }
     job = "gpt {'steps': 4}"
-    assert told == {"name": "gpt", "job": job, "substrate": "docker", "nodes": 2, "spares": 1, "seed": 0}
+    assert told == {
+        "name": "gpt",
+        "job": job,
+        "substrate": "docker",
+        "nodes": 2,
+        "spares": 1,
+        "seed": 0,
+    }
     assert judged(experiment=experiment_of([], steps=None)).job == "gpt"
     assert (outcome.reduction, outcome.directory, outcome.wall_s) == ("exact", "/some/where", 0.078)
     assert outcome.started == "2023-11-14T22:13:19.999+00:00"
@@ -133,7 +145,11 @@ def test_an_outcome_tells_what_the_run_did() -> None:
     assert outcome.ledger is not None
     assert (outcome.ledger.samples, outcome.ledger.missing) == (16, [])
     assert (outcome.lost_steps, outcome.false_alarms, outcome.not_applied) == (0, 0, {})
-    assert (outcome.weights_digest, outcome.twin_weights_digest, outcome.twin_losses) == ("the weights", None, None)
+    assert (outcome.weights_digest, outcome.twin_weights_digest, outcome.twin_losses) == (
+        "the weights",
+        None,
+        None,
+    )
     assert (outcome.hang_limits_ms, outcome.suspects) == ({"forward": 500}, 3)
     assert (outcome.copies, outcome.exposures, outcome.rules_fired) == (None, [], [])
     account = outcome.account
@@ -143,7 +159,9 @@ def test_an_outcome_tells_what_the_run_did() -> None:
 
 
 def test_the_last_hang_limits_are_told() -> None:
-    limits = record(66, "coordinator", Event.HANG_LIMITS, limits_ms={"forward": 700}, longest_ms={}, suspects=4)
+    limits = record(
+        66, "coordinator", Event.HANG_LIMITS, limits_ms={"forward": 700}, longest_ms={}, suspects=4
+    )
     outcome = judged(by_time([*WHOLE, limits]))
     assert (outcome.hang_limits_ms, outcome.suspects) == ({"forward": 700}, 4)
     outcome = judged(without(WHOLE, Event.HANG_LIMITS))
@@ -151,7 +169,14 @@ def test_the_last_hang_limits_are_told() -> None:
 
 
 def test_copies_and_rules_are_told() -> None:
-    interval = {"worker": "node0.0", "step": 1, "generation": 1, "every": 2, "step_ms": 10.0, "cost_ms": 1.0}
+    interval = {
+        "worker": "node0.0",
+        "step": 1,
+        "generation": 1,
+        "every": 2,
+        "step_ms": 10.0,
+        "cost_ms": 1.0,
+    }
     what: dict[str, Any] = {"rank": 1, "step": 1, "reason": "no line", "action": "none"}
     rule: dict[str, Any] = {"rule": "quiet", "verdict": "hanging"}
     more = [
@@ -262,7 +287,10 @@ def test_a_fault_that_struck_something_else_is_an_error() -> None:
 
 def test_a_harness_that_was_lost_is_an_error() -> None:
     name = "the harness ended in order"
-    assert verdict_of(judged(harness_lost=True), name) == ("error", f"the harness ended early: {ENDED.reason}")
+    assert verdict_of(judged(harness_lost=True), name) == (
+        "error",
+        f"the harness ended early: {ENDED.reason}",
+    )
     assert verdict_of(judged(), name) is None
 
 
@@ -274,7 +302,11 @@ UNSTEPPED = without(without(WHOLE, Event.COMMIT), Event.FINISHED)
 @pytest.mark.parametrize(
     ("lines", "run", "found"),
     [
-        (WHOLE, {"end": None, "deadline_passed": True}, ("failed", "the run did not end within its deadline of 300 s")),
+        (
+            WHOLE,
+            {"end": None, "deadline_passed": True},
+            ("failed", "the run did not end within its deadline of 300 s"),
+        ),
         (WHOLE, {"end": EndJob(False, "it broke")}, ("failed", "it broke")),
         (WHOLE, {"end": None}, ("passed", "4 steps")),
         (without(WHOLE, Event.COMMIT, "", step=3), {}, ("failed", "3 of 4 steps were finished")),
@@ -283,7 +315,9 @@ UNSTEPPED = without(without(WHOLE, Event.COMMIT), Event.FINISHED)
         (without(WHOLE, Event.FINISHED), {}, ("failed", "no rank wrote down how it ended")),
     ],
 )
-def test_training_is_complete_with_all_its_steps(lines: Lines, run: dict[str, Any], found: tuple[str, str]) -> None:
+def test_training_is_complete_with_all_its_steps(
+    lines: Lines, run: dict[str, Any], found: tuple[str, str]
+) -> None:
     experiment = experiment_of(deadline_s=300.0)
     assert verdict_of(judged(by_time(lines), experiment=experiment, **run), COMPLETED) == found
 
@@ -304,7 +338,10 @@ def test_training_until_a_goal_may_take_more_steps(lines: Lines, found: tuple[st
 def test_training_without_a_number_of_steps_takes_one() -> None:
     free = experiment_of([], steps=None)
     assert verdict_of(judged(experiment=free), COMPLETED) == ("passed", "4 steps")
-    assert verdict_of(judged(UNSTEPPED, experiment=free), COMPLETED) == ("failed", "no step was finished")
+    assert verdict_of(judged(UNSTEPPED, experiment=free), COMPLETED) == (
+        "failed",
+        "no step was finished",
+    )
 
 
 # -- recovered ----------------------------------------------------------------------------------------------------
@@ -315,7 +352,10 @@ NOT_RECOVERED = "no step was finished by a new membership after 1 of 1 incident"
 
 def test_a_loss_without_a_new_membership_is_no_recovery() -> None:
     assert verdict_of(judged(LOST, end=None), RECOVERED) == ("failed", NOT_RECOVERED)
-    assert verdict_of(judged(LOST, end=EndJob(False, "it broke")), RECOVERED) == ("failed", NOT_RECOVERED)
+    assert verdict_of(judged(LOST, end=EndJob(False, "it broke")), RECOVERED) == (
+        "failed",
+        NOT_RECOVERED,
+    )
 
 
 def test_a_loss_in_the_last_step_needs_no_recovery() -> None:
@@ -327,7 +367,10 @@ def test_a_loss_in_the_last_step_needs_no_recovery() -> None:
     assert verdict_of(judged(by_time([*LOST, *before])), RECOVERED) == ("passed", "0 recoveries")
     at_once = step_of(33, 2, 1, "node0.0")
     assert verdict_of(judged(by_time([*LOST, *at_once])), RECOVERED) == ("passed", "0 recoveries")
-    given = [*alone, record(30.5, "node1.0", Event.REDUCE, **step_of(0, 2, 1, "node0.0", "node1.0")[2].fields)]
+    given = [
+        *alone,
+        record(30.5, "node1.0", Event.REDUCE, **step_of(0, 2, 1, "node0.0", "node1.0")[2].fields),
+    ]
     assert verdict_of(judged(by_time([*LOST, *given])), RECOVERED) == ("passed", "0 recoveries")
 
 
@@ -340,7 +383,11 @@ def test_bad_numbers_need_no_new_membership() -> None:
     """The step is computed again by the same ranks."""
     what = {"worker": "node1.0", "step": 2, "shards": [1], "owner": 1}
     lines = by_time(
-        [*without(LOST, Event.DETECTED), record(35, "node0.0", Event.NONFINITE, **what), *step_of(50, 2, 1, "node0.0")]
+        [
+            *without(LOST, Event.DETECTED),
+            record(35, "node0.0", Event.NONFINITE, **what),
+            *step_of(50, 2, 1, "node0.0"),
+        ]
     )
     experiment = experiment_of([NaN(rank=1, at_step=2)])
     assert verdict_of(judged(lines, experiment=experiment), RECOVERED) == ("passed", "0 recoveries")
@@ -406,7 +453,10 @@ def finished_with(**values: str) -> Lines:
     ("lines", "detail"),
     [
         (finished_with(weights_digest="others"), "ranks ended with 2 different sets of weights"),
-        (finished_with(state_digest="another"), "ranks ended with 2 different states of the optimizer"),
+        (
+            finished_with(state_digest="another"),
+            "ranks ended with 2 different states of the optimizer",
+        ),
         (
             finished_with(weights_digest="others", state_digest="another"),
             "ranks ended with 2 different sets of weights",
@@ -419,11 +469,16 @@ def test_a_history_is_one_line(lines: Lines, detail: str) -> None:
 
 
 def test_a_step_that_is_committed_again_may_be_rounded_otherwise_in_another_order_of_sums() -> None:
-    other = [fields(grad_sum=9)(line) if line.event == Event.COMMIT else line for line in step_of(41, 1, 2, "node0.0")]
+    other = [
+        fields(grad_sum=9)(line) if line.event == Event.COMMIT else line
+        for line in step_of(41, 1, 2, "node0.0")
+    ]
     lines = by_time([*WHOLE, *other])
     detail = "step 1 was committed with 2 different results"
     assert verdict_of(judged(lines), "one committed history") == ("failed", detail)
-    fast = verdict_of(judged(lines, experiment=experiment_of(reduction="fast")), "one committed history")
+    fast = verdict_of(
+        judged(lines, experiment=experiment_of(reduction="fast")), "one committed history"
+    )
     assert fast is not None
     assert fast[0] == "passed"
 
@@ -443,7 +498,10 @@ def test_shards_that_are_missing_or_come_twice_are_named() -> None:
     other = msgspec.structs.replace(TWIN, samples_digest="others")
     missing = without(WHOLE, Event.REDUCE, "node0.0", step=3)
     assert verdict_of(judged(missing, other), SAMPLES) == ("failed", "missing: step 3 shard 0")
-    twice = [fields(shards=[0])(line) if line.event == Event.REDUCE and line["step"] == 3 else line for line in WHOLE]
+    twice = [
+        fields(shards=[0])(line) if line.event == Event.REDUCE and line["step"] == 3 else line
+        for line in WHOLE
+    ]
     found = verdict_of(judged(twice, other), SAMPLES)
     assert found == ("failed", "missing: step 3 shard 1; repeated: step 3 shard 0")
 
@@ -454,14 +512,20 @@ def test_shards_that_are_missing_or_come_twice_are_named() -> None:
 def test_a_twin_is_compared() -> None:
     outcome = judged(twin=TWIN)
     assert verdict_of(outcome, "losses equal the twin's") == ("passed", "4 losses, bit for bit")
-    assert (outcome.twin_losses, outcome.twin_weights_digest) == ([5.0, 4.0, 3.0, 2.0], "the weights")
+    assert (outcome.twin_losses, outcome.twin_weights_digest) == (
+        [5.0, 4.0, 3.0, 2.0],
+        "the weights",
+    )
 
 
 def test_a_reference_that_was_asked_for_is_missing() -> None:
     run = run_of(WHOLE, experiment=experiment_of(reference="on"))
     assert judge(run, None, "local").verdict == Verdict.UNKNOWN
     other = judge(run, None, "local", Reference(run_id="this run", losses=[5.0]))
-    assert verdict_of(other, "the reference is another run") == ("error", "both have the run id this run")
+    assert verdict_of(other, "the reference is another run") == (
+        "error",
+        "both have the run id this run",
+    )
 
 
 FAST = experiment_of(reduction="fast")
@@ -493,7 +557,9 @@ def test_a_floor_is_missing_where_sums_have_no_order(
 
 # -- alarms -------------------------------------------------------------------------------------------------------
 
-ALARM = record(55, "coordinator", Event.DETECTED, worker="node0.1", rank=1, cause="slow", detail="too slow")
+ALARM = record(
+    55, "coordinator", Event.DETECTED, worker="node0.1", rank=1, cause="slow", detail="too slow"
+)
 
 
 def test_a_loss_that_no_fault_explains_is_a_false_alarm() -> None:
@@ -514,7 +580,9 @@ def raised(worker: str, detail: str = "ValueError: no") -> Lines:
     """Return the records of a worker whose job has raised an exception."""
     return [
         record(54, worker, Event.FAILED, error=detail, traceback=""),
-        record(55, "coordinator", Event.DETECTED, worker=worker, rank=1, cause="raised", detail=detail),
+        record(
+            55, "coordinator", Event.DETECTED, worker=worker, rank=1, cause="raised", detail=detail
+        ),
     ]
 
 
@@ -524,7 +592,10 @@ def test_an_exception_of_the_job_is_told_with_its_workers() -> None:
     assert verdict_of(judged(both), name) == ("failed", "node0.0, node0.1: ValueError: no")
     two = by_time([*WHOLE, *raised("node0.0"), *raised("node0.1", "KeyError")])
     assert verdict_of(judged(two), name) == ("failed", "node0.0: ValueError: no; node0.1: KeyError")
-    assert verdict_of(judged(two), "no false alarm") == ("passed", "every detection belongs to a fault")
+    assert verdict_of(judged(two), "no false alarm") == (
+        "passed",
+        "every detection belongs to a fault",
+    )
     assert verdict_of(judged(), name) is None
 
 

@@ -51,19 +51,28 @@ def test_ddmin_is_one_minimal_for_any_oracle(size: int, chance: random.Random) -
 
     result, _ = drive(ddmin(range(size)), fails)
     assert known[result]
-    assert not any(known.get(result[:place] + result[place + 1 :], False) for place in range(len(result)))
+    assert not any(
+        known.get(result[:place] + result[place + 1 :], False) for place in range(len(result))
+    )
     assert all(result[:place] + result[place + 1 :] in known for place in range(len(result)))
 
 
 def test_equal_items_are_two_things() -> None:
     """The same fault twice may be what it takes."""
-    result, _ = drive(ddmin(["kill", "hang", "kill"]), lambda candidate: candidate.count("kill") == 2)
+    result, _ = drive(
+        ddmin(["kill", "hang", "kill"]), lambda candidate: candidate.count("kill") == 2
+    )
     assert result == ("kill", "kill")
 
 
 @settings(deadline=None)
-@given(start=st.tuples(st.integers(0, 30), st.integers(0, 30)), floor=st.tuples(st.integers(0, 9), st.integers(0, 9)))
-def test_descend_stops_where_nothing_simpler_fails(start: tuple[int, int], floor: tuple[int, int]) -> None:
+@given(
+    start=st.tuples(st.integers(0, 30), st.integers(0, 30)),
+    floor=st.tuples(st.integers(0, 9), st.integers(0, 9)),
+)
+def test_descend_stops_where_nothing_simpler_fails(
+    start: tuple[int, int], floor: tuple[int, int]
+) -> None:
     floor = (min(start[0], floor[0]), min(start[1], floor[1]))
     search = descend(start, _fewer, key=lambda one: one)
     result, asked = drive(search, lambda one: one[0] >= floor[0] and one[1] >= floor[1])
@@ -78,7 +87,11 @@ def _fewer(pair: tuple[int, int]) -> list[tuple[int, int]]:
 
 
 @settings(deadline=None)
-@given(size=st.integers(2, 10), needed=st.sets(st.integers(0, 9), min_size=1, max_size=3), seed=st.integers(0, 10**6))
+@given(
+    size=st.integers(2, 10),
+    needed=st.sets(st.integers(0, 9), min_size=1, max_size=3),
+    seed=st.integers(0, 10**6),
+)
 def test_a_flaky_failure_never_loses_what_matters(size: int, needed: set[int], seed: int) -> None:
     """An oracle that fails only now and then never makes the search keep too little: what it kept did fail."""
     needed = {item % size for item in needed}
@@ -99,14 +112,19 @@ def test_repeats_follow_the_failure_rate(rate: float) -> None:
         result, _ = drive(ddmin(range(6)), _flaky({1, 4}, rate, repeats, chance))
         exact += set(result) == {1, 4}
     once = sum(
-        set(drive(ddmin(range(6)), _flaky({1, 4}, rate, 1, random.Random(seed)))[0]) == {1, 4} for seed in range(100)
+        set(drive(ddmin(range(6)), _flaky({1, 4}, rate, 1, random.Random(seed)))[0]) == {1, 4}
+        for seed in range(100)
     )
     assert exact >= 75
     assert exact > once or rate == 1.0  # without repeats a flaky failure is lost on the way
 
 
-def _flaky(needed: set[int], rate: float, repeats: int, chance: random.Random) -> Callable[[Sequence[int]], bool]:
-    return lambda candidate: needed <= set(candidate) and any(chance.random() < rate for _ in range(repeats))
+def _flaky(
+    needed: set[int], rate: float, repeats: int, chance: random.Random
+) -> Callable[[Sequence[int]], bool]:
+    return lambda candidate: (
+        needed <= set(candidate) and any(chance.random() < rate for _ in range(repeats))
+    )
 
 
 @settings(deadline=None)
@@ -115,7 +133,9 @@ def _flaky(needed: set[int], rate: float, repeats: int, chance: random.Random) -
     extra=st.integers(0, 9),
     data=st.data(),
 )
-def test_minimise_leaves_out_and_then_simplifies(items: list[int], extra: int, data: st.DataObject) -> None:
+def test_minimise_leaves_out_and_then_simplifies(
+    items: list[int], extra: int, data: st.DataObject
+) -> None:
     """A plan of numbers with a setting: fails while the chosen place's number is at least 3, whatever the rest."""
     items[data.draw(st.integers(0, len(items) - 1))] = 20
     start = (tuple(items), extra)
@@ -129,7 +149,13 @@ def test_minimise_leaves_out_and_then_simplifies(items: list[int], extra: int, d
         ]
         return [(numbers, 0), *fewer] if setting else fewer
 
-    search = minimise(start, lambda one: one[0], lambda one, kept: (tuple(kept), one[1]), simpler, key=lambda one: one)
+    search = minimise(
+        start,
+        lambda one: one[0],
+        lambda one, kept: (tuple(kept), one[1]),
+        simpler,
+        key=lambda one: one,
+    )
     result, _ = drive(search, lambda one: any(number >= 3 for number in one[0]))
     assert result == ((3,), 0)
 
@@ -139,14 +165,24 @@ def test_minimise_leaves_out_and_then_simplifies(items: list[int], extra: int, d
 
 @pytest.mark.parametrize(
     ("hits", "trials", "low", "high"),
-    [(0, 10, 0.0, 0.2775), (3, 10, 0.1078, 0.6032), (8, 10, 0.4902, 0.9433), (10, 10, 0.7225, 1.0), (0, 0, 0.0, 1.0)],
+    [
+        (0, 10, 0.0, 0.2775),
+        (3, 10, 0.1078, 0.6032),
+        (8, 10, 0.4902, 0.9433),
+        (10, 10, 0.7225, 1.0),
+        (0, 0, 0.0, 1.0),
+    ],
 )
-def test_wilson_intervals_known_from_tables(hits: int, trials: int, low: float, high: float) -> None:
+def test_wilson_intervals_known_from_tables(
+    hits: int, trials: int, low: float, high: float
+) -> None:
     assert wilson_interval(hits, trials) == pytest.approx((low, high), abs=5e-5)
 
 
 @settings(deadline=None)
-@given(st.integers(0, 300).flatmap(lambda trials: st.tuples(st.integers(0, trials), st.just(trials))))
+@given(
+    st.integers(0, 300).flatmap(lambda trials: st.tuples(st.integers(0, trials), st.just(trials)))
+)
 def test_an_interval_holds_what_was_seen(seen: tuple[int, int]) -> None:
     hits, trials = seen
     low, high = wilson_interval(hits, trials)
@@ -154,12 +190,17 @@ def test_an_interval_holds_what_was_seen(seen: tuple[int, int]) -> None:
     if trials:
         assert low <= hits / trials <= high
         wider = wilson_interval(hits, 2 * trials)
-        assert wilson_interval(2 * hits, 2 * trials)[1] - wilson_interval(2 * hits, 2 * trials)[0] < high - low
+        assert (
+            wilson_interval(2 * hits, 2 * trials)[1] - wilson_interval(2 * hits, 2 * trials)[0]
+            < high - low
+        )
         assert wider[1] <= high + 1e-12
 
 
 @settings(deadline=None)
-@given(st.integers(1, 30).flatmap(lambda trials: st.tuples(st.integers(0, trials), st.just(trials))))
+@given(
+    st.integers(1, 30).flatmap(lambda trials: st.tuples(st.integers(0, trials), st.just(trials)))
+)
 def test_rarer_failures_need_more_repeats(seen: tuple[int, int]) -> None:
     hits, trials = seen
     repeats = repeats_for(hits, trials, most=10**6)

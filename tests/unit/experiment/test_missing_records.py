@@ -110,7 +110,11 @@ CASES: dict[str, tuple[Lines, list[str], list[str]]] = {
         ["generation 7: steps were finished in it, and no plan tells of it"],
         [ALONE.format("node0.0", 3)],
     ),
-    "no end of the job": (without(WHOLE, Event.JOB_ENDED), ["coordinator: the end of the job is missing"], []),
+    "no end of the job": (
+        without(WHOLE, Event.JOB_ENDED),
+        ["coordinator: the end of the job is missing"],
+        [],
+    ),
     "no start": (
         without(WHOLE, Event.WORKER_STARTED, "", worker="node0.1"),
         [NO_START.format("node0.1")],
@@ -139,7 +143,11 @@ CASES: dict[str, tuple[Lines, list[str], list[str]]] = {
         ["no worker says that it was ready"],
         [NOT_READY.format(worker) for worker in ("node0.0", "node1.0", "node0.1")],
     ),
-    "one rank is not ready": (without(WHOLE, Event.READY, "node0.1"), [], [NOT_READY.format("node0.1")]),
+    "one rank is not ready": (
+        without(WHOLE, Event.READY, "node0.1"),
+        [],
+        [NOT_READY.format("node0.1")],
+    ),
     "no finish": (unfinished(WHOLE), [NO_END.format("node0.1")], [NO_FINISH.format("node0.1")]),
     "no finish of a process that ended in order": (
         without(WHOLE, Event.FINISHED, "node0.1"),
@@ -147,7 +155,10 @@ CASES: dict[str, tuple[Lines, list[str], list[str]]] = {
         [NO_FINISH.format("node0.1")],
     ),
     "no finish of a rank that was lost": (
-        [*unfinished(WHOLE), record(75, "coordinator", Event.DETECTED, worker="node0.1", rank=1, cause="exited")],
+        [
+            *unfinished(WHOLE),
+            record(75, "coordinator", Event.DETECTED, worker="node0.1", rank=1, cause="exited"),
+        ],
         [],
         [],
     ),
@@ -156,7 +167,11 @@ CASES: dict[str, tuple[Lines, list[str], list[str]]] = {
         [],
         [NO_FINISH.format("node0.1")],
     ),
-    "no loss, and the last membership is without the rank": (without(WHOLE, Event.DETECTED), [], []),
+    "no loss, and the last membership is without the rank": (
+        without(WHOLE, Event.DETECTED),
+        [],
+        [],
+    ),
     "no loss and no exit": (unexplained(), [NO_END.format("node1.0")], []),
     "the exit of another rank": (
         unexplained(record(34, "node1", Event.WORKER_EXITED, worker="node1.5", pid=5)),
@@ -164,21 +179,37 @@ CASES: dict[str, tuple[Lines, list[str], list[str]]] = {
         [],
     ),
     "it closed": (unexplained(record(80, "node1.0", Event.CLOSED, reason="")), [], []),
-    "it left": (unexplained(record(34, "node1.0", Event.LEFT, step=2, generation=1, rank=1)), [], []),
+    "it left": (
+        unexplained(record(34, "node1.0", Event.LEFT, step=2, generation=1, rank=1)),
+        [],
+        [],
+    ),
     "it failed": (unexplained(record(34, "node1.0", Event.FAILED, error="")), [], []),
-    "its node was lost": (unexplained(record(34, "coordinator", Event.NODE_LOST, node="node1", detail="")), [], []),
+    "its node was lost": (
+        unexplained(record(34, "coordinator", Event.NODE_LOST, node="node1", detail="")),
+        [],
+        [],
+    ),
     "another node was lost": (
         unexplained(record(34, "coordinator", Event.NODE_LOST, node="node7", detail="")),
         [NO_END.format("node1.0")],
         [],
     ),
-    "all were given up": (unexplained(record(34, "coordinator", Event.RECORD_LOST, node="", detail="")), [], []),
+    "all were given up": (
+        unexplained(record(34, "coordinator", Event.RECORD_LOST, node="", detail="")),
+        [],
+        [],
+    ),
     "all were given up before it had a rank": (
         unexplained(record(3.5, "coordinator", Event.RECORD_LOST, node="", detail="")),
         [NO_END.format("node1.0")],
         [],
     ),
-    "no contribution": (without(WHOLE, Event.REDUCE, "node0.1", step=3), [], [ALONE.format("node0.1", 3)]),
+    "no contribution": (
+        without(WHOLE, Event.REDUCE, "node0.1", step=3),
+        [],
+        [ALONE.format("node0.1", 3)],
+    ),
     "no contribution to skipped steps": (
         changed(without(WHOLE, Event.REDUCE, "node0.1", step=3), Event.COMMIT, "node0.1", skipped),
         [],
@@ -236,7 +267,11 @@ CASES: dict[str, tuple[Lines, list[str], list[str]]] = {
         [],
         [],
     ),
-    "a state that was taken over": (without(WHOLE, Event.RESTORED), [LEAP.format("node0.1", 2, 0)], []),
+    "a state that was taken over": (
+        without(WHOLE, Event.RESTORED),
+        [LEAP.format("node0.1", 2, 0)],
+        [],
+    ),
     "a step that was taken over": (
         by_time(
             [
@@ -289,7 +324,10 @@ CASES: dict[str, tuple[Lines, list[str], list[str]]] = {
         [],
     ),
     "the fault was missed": (
-        [*without(WHOLE, Event.UNDONE), record(79, "harness", Event.FAULT_MISSED, fault="fault0", reason="late")],
+        [
+            *without(WHOLE, Event.UNDONE),
+            record(79, "harness", Event.FAULT_MISSED, fault="fault0", reason="late"),
+        ],
         [],
         [],
     ),
@@ -327,7 +365,10 @@ def test_a_harness_that_was_lost_has_undone_nothing() -> None:
 
 
 def test_nodes_that_went_with_records_are_named_once() -> None:
-    cut = [record(90, "substrate", Event.RECORDS_CUT, node=node) for node in ("node1", "node0", "node1")]
+    cut = [
+        record(90, "substrate", Event.RECORDS_CUT, node=node)
+        for node in ("node1", "node0", "node1")
+    ]
     assert of(run_of([*WHOLE, *cut], files=files_of(WHOLE))) == Coverage((), (), ("node1", "node0"))
 
 
@@ -342,11 +383,22 @@ def test_files_that_are_missing_are_named() -> None:
     """Without a file of the coordinator no record that it should hold is asked for."""
     no_coordinator = missing(without(WHOLE, Event.JOB_ENDED), files=files_without("coordinator"))
     assert no_coordinator == (["no coordinator has written anything"], [])
-    assert missing(WHOLE, files=files_without("node1")) == (["node1: its agent has written nothing"], [])
-    no_worker: tuple[list[str], list[str]] = (["node0.1: it had a rank, and has written nothing"], [])
+    assert missing(WHOLE, files=files_without("node1")) == (
+        ["node1: its agent has written nothing"],
+        [],
+    )
+    no_worker: tuple[list[str], list[str]] = (
+        ["node0.1: it had a rank, and has written nothing"],
+        [],
+    )
     assert missing(WHOLE, files=files_without("node0.1")) == no_worker
-    assert missing(without(WHOLE, Event.READY, "node0.1"), files=files_without("node0.1")) == no_worker
-    vanished: tuple[list[str], list[str]] = (["node1.0: it had a rank, and has written nothing"], [])
+    assert (
+        missing(without(WHOLE, Event.READY, "node0.1"), files=files_without("node0.1")) == no_worker
+    )
+    vanished: tuple[list[str], list[str]] = (
+        ["node1.0: it had a rank, and has written nothing"],
+        [],
+    )
     assert missing(unexplained(), files=files_without("node1.0")) == vanished
 
 
@@ -357,7 +409,9 @@ def test_a_file_of_another_role_is_no_file() -> None:
 
 def test_a_file_with_lines_of_another_process_is_named() -> None:
     files = files_of(WHOLE)
-    both = msgspec.structs.replace(files["node0.1"], writers=(*files["node0.1"].writers, *files["node0.0"].writers))
+    both = msgspec.structs.replace(
+        files["node0.1"], writers=(*files["node0.1"].writers, *files["node0.0"].writers)
+    )
     blind, gaps = missing(WHOLE, files=files | {"node0.1": both})
     assert blind[0] == "node0.1: it holds what the writer of node0.0 has written"
     assert gaps == []
@@ -383,12 +437,17 @@ def writer(**changes: Any) -> WriterCoverage:
         ({"bad_lines": 1, "torn": True}, ["node0.1: 1 damaged lines"]),
         ({"bad_lines": 1, "torn": True, "writers": (writer(closed=None),)}, []),
         ({"bad_lines": 1, "writers": (writer(closed=None),)}, ["node0.1: 1 damaged lines"]),
-        ({"bad_lines": 2, "torn": True, "writers": (writer(closed=None),)}, ["node0.1: 1 damaged lines"]),
+        (
+            {"bad_lines": 2, "torn": True, "writers": (writer(closed=None),)},
+            ["node0.1: 1 damaged lines"],
+        ),
         ({"writers": (writer(missing=3), writer(missing=1))}, ["node0.1: 4 records are missing"]),
         ({"writers": (writer(), writer(opened=None))}, ["node0.1: the begin is missing"]),
     ],
 )
-def test_damage_is_counted_but_for_the_line_that_a_kill_has_torn(file: dict[str, Any], problems: list[str]) -> None:
+def test_damage_is_counted_but_for_the_line_that_a_kill_has_torn(
+    file: dict[str, Any], problems: list[str]
+) -> None:
     files = {"node0.1": msgspec.structs.replace(files_of(WHOLE)["node0.1"], **file)}
     assert [*damage(files)] == problems
 
@@ -401,7 +460,14 @@ def test_damage_makes_a_run_blind() -> None:
 
 # -- what the run is compared with --------------------------------------------------------------------------------
 
-TWIN = Twin([5.0, 4.0, 3.0, 2.0], "", "", run_id="the twin's", ending={"model/weight": [0.0]}, scalars="the scalars")
+TWIN = Twin(
+    [5.0, 4.0, 3.0, 2.0],
+    "",
+    "",
+    run_id="the twin's",
+    ending={"model/weight": [0.0]},
+    scalars="the scalars",
+)
 
 
 def started(twin: str = "", plan: str = "") -> Lines:
@@ -420,7 +486,9 @@ def started(twin: str = "", plan: str = "") -> Lines:
         (LATER, None, []),
     ],
 )
-def test_a_twin_that_was_asked_for_is_missing(asked: str, end: EndJob | None, problems: list[str]) -> None:
+def test_a_twin_that_was_asked_for_is_missing(
+    asked: str, end: EndJob | None, problems: list[str]
+) -> None:
     """A twin that depends on the end of the run is made only if the run ends well."""
     assert [*of(run_of(started(asked), end=end)).blind] == problems
 
@@ -438,9 +506,13 @@ def test_a_twin_that_is_cut_is_named() -> None:
     problem = "twin.json: it has the losses of 2 steps, and the run was to have 4"
     assert of(run_of(WHOLE), twin=short).blind == (problem,)
     no_ending = of(run_of(WHOLE), twin=msgspec.structs.replace(TWIN, ending={}, scalars=""))
-    assert no_ending.blind == ("twin.json: it does not tell with which state the unbroken run ended",)
+    assert no_ending.blind == (
+        "twin.json: it does not tell with which state the unbroken run ended",
+    )
     no_scalars = of(run_of(WHOLE), twin=msgspec.structs.replace(TWIN, scalars=""))
-    problem = "twin.json: it does not tell with which rates, schedules and counts the unbroken run ended"
+    problem = (
+        "twin.json: it does not tell with which rates, schedules and counts the unbroken run ended"
+    )
     assert no_scalars.blind == (problem,)
     stateless = without(WHOLE, Event.STATE)
     assert of(run_of(stateless), twin=msgspec.structs.replace(TWIN, ending={})).blind == ()
@@ -458,15 +530,21 @@ def test_a_reference_that_was_asked_for_is_missing() -> None:
     problem = "reference.json: what plain PyTorch came to is missing; reference.log may say why"
     assert of(run).blind == (problem,)
     samples = samples_of(History(run.records), REFERENCE_STEPS, run.experiment)
-    assert of(run, reference=Reference(trained=trained(run.experiment, samples))) == Coverage((), ())
-    assert of(run, reference=Reference(trained="another")) == Coverage((), ("reference.json: it is of another run",))
+    assert of(run, reference=Reference(trained=trained(run.experiment, samples))) == Coverage(
+        (), ()
+    )
+    assert of(run, reference=Reference(trained="another")) == Coverage(
+        (), ("reference.json: it is of another run",)
+    )
 
 
 def test_a_floor_is_of_the_run() -> None:
     run = run_of(WHOLE)
     samples = samples_of(History(run.records), STEPS, run.experiment)
     assert of(run, floor=Floor(trained=trained(run.experiment, samples))) == Coverage((), ())
-    assert of(run, floor=Floor(trained="another")) == Coverage((), ("floor.json: it is of another run",))
+    assert of(run, floor=Floor(trained="another")) == Coverage(
+        (), ("floor.json: it is of another run",)
+    )
     problem = "floor.json: how far right runs end apart is missing; floor.log may say why"
     assert of(run, lacks_floor=True) == Coverage((problem,), ())
 
@@ -482,15 +560,25 @@ def test_a_plan_is_the_one_that_the_run_had(tmp_path: Path) -> None:
 
 # -- the verdict --------------------------------------------------------------------------------------------------
 
-SAMPLES = Check(name="every sample exactly once", verdict=Verdict.FAILED, detail="missing: step 1 shard 0")
-LOSSES = Check(name="losses equal the twin's", verdict=Verdict.FAILED, detail="step 1: first difference")
-BATCH = Check(name="property 27S: the batch keeps its size", verdict=Verdict.FAILED, detail="step 1")
+SAMPLES = Check(
+    name="every sample exactly once", verdict=Verdict.FAILED, detail="missing: step 1 shard 0"
+)
+LOSSES = Check(
+    name="losses equal the twin's", verdict=Verdict.FAILED, detail="step 1: first difference"
+)
+BATCH = Check(
+    name="property 27S: the batch keeps its size", verdict=Verdict.FAILED, detail="step 1"
+)
 FINE = Check(name="every sample exactly once", verdict=Verdict.PASSED, detail="16 samples")
 
 
 def test_three_problems_are_shown_and_others_counted() -> None:
     check = Coverage(("a", "b"), ("c",)).check(1, 1)
-    assert (check.name, check.verdict, check.detail) == ("journals are whole", Verdict.UNKNOWN, "a; b; c")
+    assert (check.name, check.verdict, check.detail) == (
+        "journals are whole",
+        Verdict.UNKNOWN,
+        "a; b; c",
+    )
     assert Coverage(("a", "b"), ("c", "d", "e")).check(1, 1).detail == "a; b; c (and 2 more)"
     assert Coverage((), ("d",)).check(1, 1).verdict == Verdict.UNKNOWN
 
@@ -498,7 +586,12 @@ def test_three_problems_are_shown_and_others_counted() -> None:
 def test_a_check_that_lacks_the_last_records_of_a_node_is_unknown() -> None:
     cut = Coverage((), (), ("node1", "node2"))
     spared = cut.spare([SAMPLES, LOSSES, BATCH, FINE])
-    assert [check.verdict for check in spared] == [Verdict.UNKNOWN, Verdict.FAILED, Verdict.UNKNOWN, Verdict.PASSED]
+    assert [check.verdict for check in spared] == [
+        Verdict.UNKNOWN,
+        Verdict.FAILED,
+        Verdict.UNKNOWN,
+        Verdict.PASSED,
+    ]
     assert spared[0].detail == "missing: step 1 shard 0; the last records of node1, node2 were lost"
     assert spared[0].name == SAMPLES.name
     assert Coverage((), ()).spare([SAMPLES, FINE]) == [SAMPLES, FINE]
@@ -511,8 +604,14 @@ def test_a_check_that_lacks_the_last_records_of_a_node_is_unknown() -> None:
         (Coverage((), ()), [FINE, LOSSES], Verdict.FAILED),
         (Coverage((), ("a gap",)), [FINE, LOSSES], Verdict.FAILED),
         (Coverage(("a file",), ()), [FINE, LOSSES], Verdict.UNKNOWN),
-        (Coverage(("a file",), ()), [FINE, Check(name="n", verdict=Verdict.ERROR, detail="")], Verdict.ERROR),
+        (
+            Coverage(("a file",), ()),
+            [FINE, Check(name="n", verdict=Verdict.ERROR, detail="")],
+            Verdict.ERROR,
+        ),
     ],
 )
-def test_without_journals_no_check_fails_a_run(coverage: Coverage, checks: list[Check], verdict: Verdict) -> None:
+def test_without_journals_no_check_fails_a_run(
+    coverage: Coverage, checks: list[Check], verdict: Verdict
+) -> None:
     assert coverage.verdict(checks) == verdict

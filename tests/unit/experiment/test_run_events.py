@@ -40,7 +40,13 @@ def told(events: Iterable[RunEvent]) -> list[tuple[str, str]]:
 
 
 LOST = {"worker": "node1.0", "rank": 1, "cause": "exited", "detail": "its latch broke"}
-TAKEN = {"node": "node1", "role": "node", "pod": "chaoskit-1-node1-a", "cause": "evicted", "detail": "DisruptionTarget"}
+TAKEN = {
+    "node": "node1",
+    "role": "node",
+    "pod": "chaoskit-1-node1-a",
+    "cause": "evicted",
+    "detail": "DisruptionTarget",
+}
 
 
 @pytest.mark.parametrize(
@@ -83,14 +89,24 @@ TAKEN = {"node": "node1", "role": "node", "pod": "chaoskit-1-node1-a", "cause": 
             "WorkerLost",
             "a spare (worker node1.0) on node1, generation 2: hung: no step for 5 s",
         ),
-        (Event.NODE_LOST, {"node": "node1", "detail": "no lease"}, "NodeLost", "node1, generation 2: no lease"),
+        (
+            Event.NODE_LOST,
+            {"node": "node1", "detail": "no lease"},
+            "NodeLost",
+            "node1, generation 2: no lease",
+        ),
         (
             Event.POD_TAKEN,
             TAKEN,
             "PodTaken",
             "pod chaoskit-1-node1-a of node1, generation 2 was evicted, and not by this run: DisruptionTarget",
         ),
-        (Event.NODE_REPLACED, {"node": "node1"}, "NodeReplaced", "node1 was started again, generation 2"),
+        (
+            Event.NODE_REPLACED,
+            {"node": "node1"},
+            "NodeReplaced",
+            "node1 was started again, generation 2",
+        ),
         (
             Event.REPLACEMENT_FAILED,
             {"node": "node1", "reason": "exceeded quota"},
@@ -107,7 +123,9 @@ TAKEN = {"node": "node1", "role": "node", "pod": "chaoskit-1-node1-a", "cause": 
         (Event.SAVED, {"step": 3, "tier": "disk"}, "", ""),
     ],
 )
-def test_a_record_makes_an_event_or_none(event: Event, fields: dict[str, Any], reason: str, text: str) -> None:
+def test_a_record_makes_an_event_or_none(
+    event: Event, fields: dict[str, Any], reason: str, text: str
+) -> None:
     found = event_of(record(5, "harness", event, **fields), 2, "Kill(rank=1)")
     assert (found is None) is (not reason)
     if found is not None:
@@ -122,14 +140,20 @@ def test_a_whole_run_is_told_in_four_events() -> None:
     assert told(events_of(whole_records())) == [
         ("FaultInjected", f"{fault}: at rank 1 (worker node1.0) on node1, step 2"),
         ("FaultLanded", f"{fault}: pid 101 was killed by SIGKILL"),
-        ("WorkerLost", "rank 1 (worker node1.0) on node1, generation 1: its process ended, its latch broke"),
+        (
+            "WorkerLost",
+            "rank 1 (worker node1.0) on node1, generation 1: its process ended, its latch broke",
+        ),
         ("Recovered", f"training goes on with 2 ranks, generation 2, {after}"),
     ]
 
 
 def test_a_loss_that_two_coordinators_tell_of_is_one_event() -> None:
     again = record(36, "coordinator", Event.DETECTED, **LOST)
-    nodes = [record(at, "coordinator", Event.NODE_LOST, node="node1", detail="no lease") for at in (35, 35)]
+    nodes = [
+        record(at, "coordinator", Event.NODE_LOST, node="node1", detail="no lease")
+        for at in (35, 35)
+    ]
     reasons = [event.reason for event in events_of([*whole_records(), again, *nodes])]
     assert reasons.count("WorkerLost") == 1
     assert reasons.count("NodeLost") == 1
@@ -143,7 +167,10 @@ def test_a_fault_without_evidence_is_not_proven() -> None:
 
 
 def test_a_fault_that_is_felt_again_and_again_landed_once() -> None:
-    more = [record(34 + at, "harness", Event.EVIDENCE, fault="fault0", observed=f"look {at}") for at in range(3)]
+    more = [
+        record(34 + at, "harness", Event.EVIDENCE, fault="fault0", observed=f"look {at}")
+        for at in range(3)
+    ]
     reasons = [event.reason for event in events_of([*whole_records(), *more])]
     assert reasons.count("FaultLanded") == 1
 
@@ -160,7 +187,9 @@ def test_a_loss_without_a_fault_is_measured_from_the_loss() -> None:
 
 def test_a_run_that_does_not_come_back_says_so() -> None:
     records = [one for one in whole_records() if one.t_ns < STARTED_NS + 40_000_000]
-    records.append(record(90, "harness", Event.RUN_ENDED, reason="deadline", ok=False, detail="", exits={}))
+    records.append(
+        record(90, "harness", Event.RUN_ENDED, reason="deadline", ok=False, detail="", exits={})
+    )
     *_, last = events_of(records)
     assert last.reason == "NotRecovered"
     assert last.is_warning
@@ -170,11 +199,16 @@ def test_a_run_that_does_not_come_back_says_so() -> None:
 @pytest.mark.parametrize(
     ("node", "origin"),
     [
-        ("node1", "0.02 s after the fault Kill(rank=1, at_step=2) (loss of rank 1 on node1: exited)"),
+        (
+            "node1",
+            "0.02 s after the fault Kill(rank=1, at_step=2) (loss of rank 1 on node1: exited)",
+        ),
         ("node2", "0.02 s after the loss of rank 1 on node1 (exited)"),
     ],
 )
-def test_a_loss_that_is_known_after_its_group_broke_explains_the_recovery(node: str, origin: str) -> None:
+def test_a_loss_that_is_known_after_its_group_broke_explains_the_recovery(
+    node: str, origin: str
+) -> None:
     """The plan without a group comes before the loss of the node that broke it."""
     struck = STRUCK | {"worker": f"{node}.0", "node": node, "nodes": [node]}
     records = [record(31, "harness", Event.INJECTED, **struck), plan(34, 2, "node0.0")]
@@ -195,7 +229,16 @@ def test_a_planned_change_of_the_world_is_no_recovery() -> None:
     world.fields["abort"] = False
     commits = [
         record(
-            at, "node0.0", Event.COMMIT, step=step, generation=2, rank=0, world=1, loss=1.0, grad_sum=1, stall_ms=0.0
+            at,
+            "node0.0",
+            Event.COMMIT,
+            step=step,
+            generation=2,
+            rank=0,
+            world=1,
+            loss=1.0,
+            grad_sum=1,
+            stall_ms=0.0,
         )
         for at, step in ((40, 2), (50, 3))
     ]
@@ -212,16 +255,25 @@ def test_events_are_shown_while_the_run_goes_on(tmp_path: Path) -> None:
         journal.write(Event.NODE_LOST, node="node1", detail="no lease")
         wait_until(lambda: told(shown) == [("NodeLost", "node1: no lease")], "the event")
         journal.write(Event.NODE_LOST, node="node2", detail="no lease")
-    assert [event.text for event in shown] == ["node1: no lease", "node2: no lease"], "none is left when the run ends"
+    assert [event.text for event in shown] == ["node1: no lease", "node2: no lease"], (
+        "none is left when the run ends"
+    )
 
 
-def test_what_fails_while_events_are_shown_costs_no_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_fails_while_events_are_shown_costs_no_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     def show(event: RunEvent) -> None:
         raise ValueError("no such thing")
 
     with showing_events(tmp_path, show):
-        Journal(tmp_path / "journal", "coordinator").write(Event.NODE_LOST, node="node1", detail="no lease")
-    assert f"events of {tmp_path.name} are not shown any more: ValueError('no such thing')" in capfd.readouterr().err
+        Journal(tmp_path / "journal", "coordinator").write(
+            Event.NODE_LOST, node="node1", detail="no lease"
+        )
+    assert (
+        f"events of {tmp_path.name} are not shown any more: ValueError('no such thing')"
+        in capfd.readouterr().err
+    )
 
 
 def test_a_platform_that_shows_no_events_costs_no_thread(tmp_path: Path) -> None:
@@ -235,7 +287,13 @@ def test_a_platform_that_shows_no_events_costs_no_thread(tmp_path: Path) -> None
 def test_an_event_is_about_the_job_of_the_session() -> None:
     event = RunEvent(5, "WorkerLost", "Detect", "rank 1", is_warning=True)
     made = event_manifest(
-        event, JOB, "chaos", name="chaoskit-1.a", note="rank 1", unix_ns=1_700_000_000_123_456_789, instance="pod-1"
+        event,
+        JOB,
+        "chaos",
+        name="chaoskit-1.a",
+        note="rank 1",
+        unix_ns=1_700_000_000_123_456_789,
+        instance="pod-1",
     )
     assert made["involvedObject"] == {**JOB, "namespace": "chaos"}
     assert (made["type"], made["reason"], made["action"]) == ("Warning", "WorkerLost", "Detect")
@@ -270,7 +328,10 @@ def test_events_are_written_with_their_own_time(tmp_path: Path) -> None:
     lines = list[str]()
     minute_ago_ns = time.monotonic_ns() - 60 * 10**9
     times = [minute_ago_ns, minute_ago_ns, minute_ago_ns + 10**6, minute_ago_ns + 2 * 10**6]
-    with api_server(tmp_path, lambda *request: (201, {})) as server, writing(server, lines) as writer:
+    with (
+        api_server(tmp_path, lambda *request: (201, {})) as server,
+        writing(server, lines) as writer,
+    ):
         for t_ns in times:
             event = RunEvent(t_ns, "NodeLost", "Detect", "node1", is_warning=True)
             writer.write(event, JOB, "001-a", "tests/a.py::b")
@@ -303,7 +364,10 @@ def test_an_event_that_was_written_and_not_answered_is_written_once(tmp_path: Pa
     lines, event = list[str](), RunEvent(0, "NodeLost", "Detect", "node1", is_warning=True)
     answers = [(501, {}), refusal(409, "already exists"), refusal(404, "not found"), (201, {})]
 
-    with api_server(tmp_path, lambda *request: answers.pop(0)) as server, writing(server, lines) as writer:
+    with (
+        api_server(tmp_path, lambda *request: answers.pop(0)) as server,
+        writing(server, lines) as writer,
+    ):
         writer.write(event, JOB, "001-a", "")
         writer.write(event, JOB, "001-a", "")
         wait_until(lambda: not answers, "the second Event")

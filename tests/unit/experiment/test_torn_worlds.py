@@ -38,7 +38,13 @@ class Script:
         self.write("coordinator", Event.PLAN, generation=self._generation, members=members)
 
     def copied(self, every: int, worker: str = "a", step_ms: float = 100.0) -> None:
-        fields = {"step": 0, "generation": self._generation, "every": every, "step_ms": step_ms, "cost_ms": 8.0}
+        fields = {
+            "step": 0,
+            "generation": self._generation,
+            "every": every,
+            "step_ms": step_ms,
+            "cost_ms": 8.0,
+        }
         self.write("node", Event.COPY_INTERVAL, worker=worker, **fields)
 
     def commit(self, first: int, after: int, *workers: str) -> None:
@@ -56,7 +62,9 @@ class Script:
         return lost_without_reason(History(self.records), torn_worlds(self.records))
 
 
-def script(restored: int, *, every: int = EVERY, torn: tuple[tuple[str, int], ...] = (("a", AT), ("b", AT))) -> Script:
+def script(
+    restored: int, *, every: int = EVERY, torn: tuple[tuple[str, int], ...] = (("a", AT), ("b", AT))
+) -> Script:
     """Two ranks commit ``AT`` steps; two others begin with a copy of ``restored`` steps."""
     found = Script()
     found.plan("a", "b")
@@ -72,7 +80,9 @@ def script(restored: int, *, every: int = EVERY, torn: tuple[tuple[str, int], ..
 
 
 @pytest.mark.parametrize("age", range(EVERY))
-def test_the_steps_since_a_copy_are_explained_where_every_rank_ended_in_one_update(age: int) -> None:
+def test_the_steps_since_a_copy_are_explained_where_every_rank_ended_in_one_update(
+    age: int,
+) -> None:
     assert script(AT - age).unexplained == 0
 
 

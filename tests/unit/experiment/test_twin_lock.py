@@ -46,7 +46,9 @@ def test_one_process_at_a_time_trains_a_twin(tmp_path: Path) -> None:
         assert first.stdout is not None
         assert first.stdout.readline() == "has it\n"
         second = holder(tmp_path, 3)
-        wait_until(lambda: waits_for_a_lock(second.pid), "the second process is blocked by the first")
+        wait_until(
+            lambda: waits_for_a_lock(second.pid), "the second process is blocked by the first"
+        )
         with TwinCache(tmp_path).lock(plan_experiment("gpt", steps=4)):
             stays(lambda: waits_for_a_lock(second.pid), "the second process waits", for_s=0.1)
         first.kill()

@@ -27,7 +27,9 @@ def changes(comparison: RunComparison) -> dict[str, NumberChange]:
 
 
 def test_equal_runs_are_unchanged() -> None:
-    assert set(changes(compare(sample(10), sample(10, seed=2))).values()) == {NumberChange.UNCHANGED}
+    assert set(changes(compare(sample(10), sample(10, seed=2))).values()) == {
+        NumberChange.UNCHANGED
+    }
 
 
 def test_a_longer_recovery_is_worse_and_a_shorter_one_better() -> None:
@@ -36,18 +38,26 @@ def test_a_longer_recovery_is_worse_and_a_shorter_one_better() -> None:
     assert worse["recovery"] is worse["recovery / step"] is NumberChange.REGRESSED
     better = changes(compare(sample(10), sample(10, by=0.7, seed=2)))
     assert better["recovery"] is better["recovery / step"] is NumberChange.BETTER
-    assert changes(compare(sample(10), sample(10, by=1.3, seed=2), 0.5))["recovery"] is NumberChange.UNCHANGED
+    assert (
+        changes(compare(sample(10), sample(10, by=1.3, seed=2), 0.5))["recovery"]
+        is NumberChange.UNCHANGED
+    )
 
 
 def test_a_few_runs_cannot_decide_and_say_how_many_would() -> None:
     found = compare(sample(4), sample(4, by=1.5, seed=2))
     assert changes(found)["recovery"] is NumberChange.UNDECIDED
-    assert "5 each at least" in next(one.reason for one in found.findings if one.metric == "recovery")
+    assert "5 each at least" in next(
+        one.reason for one in found.findings if one.metric == "recovery"
+    )
 
 
 @pytest.mark.parametrize(
     ("more", "reason"),
-    [({"machine": "another one, 64 cores, local"}, "another machine"), ({"step_s": 0.012}, "1.20 x as long")],
+    [
+        ({"machine": "another one, 64 cores, local"}, "another machine"),
+        ({"step_s": 0.012}, "1.20 x as long"),
+    ],
 )
 def test_seconds_of_another_machine_decide_nothing(more: dict[str, Any], reason: str) -> None:
     """Nor those of the same one on a slow day. What is divided by a step of the same run does."""
@@ -99,8 +109,13 @@ def test_where_some_missed_before_the_shares_decide(
 
 def test_lost_steps_are_compared_by_shares_alone() -> None:
     """Whether one is lost may depend on the moment of a fault."""
-    assert changes(compare([run()] * 5, [run(lost_steps=1)]))["lost_steps"] is NumberChange.UNDECIDED
-    assert changes(compare([run()] * 6, [run(lost_steps=1)] * 6))["lost_steps"] is NumberChange.REGRESSED
+    assert (
+        changes(compare([run()] * 5, [run(lost_steps=1)]))["lost_steps"] is NumberChange.UNDECIDED
+    )
+    assert (
+        changes(compare([run()] * 6, [run(lost_steps=1)] * 6))["lost_steps"]
+        is NumberChange.REGRESSED
+    )
 
 
 def test_what_is_not_measured_any_more_is_no_good_news() -> None:
@@ -179,7 +194,9 @@ def test_chance_alone_is_called_worse_in_one_of_a_hundred(noise: float) -> None:
     def runs() -> list[RunRecord]:
         found = []
         for _ in range(10):
-            recovery_s, step_s, bound_s = (by * exp(chance.gauss(0, noise)) for by in (0.05, 0.01, 0.005))
+            recovery_s, step_s, bound_s = (
+                by * exp(chance.gauss(0, noise)) for by in (0.05, 0.01, 0.005)
+            )
             found.append(run(recovery_s, step_s))
             found[-1].metrics["bound"] = Metric(bound_s, "s", "")
         return found
@@ -189,7 +206,9 @@ def test_chance_alone_is_called_worse_in_one_of_a_hundred(noise: float) -> None:
 
 
 def test_faces_say_the_same() -> None:
-    found = compare(sample(10, title="test|kill\x1b"), sample(10, by=1.4, seed=2, title="test|kill\x1b"))
+    found = compare(
+        sample(10, title="test|kill\x1b"), sample(10, by=1.4, seed=2, title="test|kill\x1b")
+    )
     terminal = Terminal(record=True, width=100)
     terminal.print(render_comparison(found))
     shown = terminal.export_text()
@@ -245,8 +264,12 @@ def with_strength(runs: list[RunRecord], times: float) -> list[RunRecord]:
         (1.0, 1.0, None),  # it is the recovery itself, which is compared already
     ],
 )
-def test_full_strength_behind_the_recovery_is_decided(before: float, after: float, change: NumberChange | None) -> None:
-    found = changes(compare(with_strength(sample(10), before), with_strength(sample(10, seed=2), after)))
+def test_full_strength_behind_the_recovery_is_decided(
+    before: float, after: float, change: NumberChange | None
+) -> None:
+    found = changes(
+        compare(with_strength(sample(10), before), with_strength(sample(10, seed=2), after))
+    )
     assert found["recovery / step"] is NumberChange.UNCHANGED
     assert found.get("full_strength / step") is change
 

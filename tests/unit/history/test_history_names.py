@@ -60,7 +60,9 @@ def test_a_series_is_shown_by_its_exact_name_first(
     assert {shown["title"] for shown in json.loads(capsys.readouterr().out)} == {title}
 
 
-@pytest.mark.parametrize(("name", "count"), [("6a66", 2), ("test_here", 1), ("kil", 4), ("test_first.py", 7)])
+@pytest.mark.parametrize(
+    ("name", "count"), [("6a66", 2), ("test_here", 1), ("kil", 4), ("test_first.py", 7)]
+)
 def test_a_name_of_several_series_lists_them(
     store: str, name: str, count: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -75,7 +77,9 @@ def test_a_misspelt_test_is_guessed(store: str, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().err == "chaoskit: SERIES test_fials: write test_fails\n"
 
 
-def test_a_series_without_recoveries_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_series_without_recoveries_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The default metric is missing in runs in which nothing was lost. A metric that was asked for must exist."""
     store = str(tmp_path / "history")
     history = RunHistory(store)

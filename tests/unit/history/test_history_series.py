@@ -28,8 +28,20 @@ PLAN: dict[str, Any] = {
 
 
 def outcome(**more: Any) -> Outcome:
-    told: dict[str, Any] = {"substrate": "local", "nodes": 4, "spares": 1, "seed": 1, "reduction": "exact"} | more
-    fixed: dict[str, Any] = {"name": "x", "job": "x", "started": "", "wall_s": 1.0, "verdict": Verdict.PASSED}
+    told: dict[str, Any] = {
+        "substrate": "local",
+        "nodes": 4,
+        "spares": 1,
+        "seed": 1,
+        "reduction": "exact",
+    } | more
+    fixed: dict[str, Any] = {
+        "name": "x",
+        "job": "x",
+        "started": "",
+        "wall_s": 1.0,
+        "verdict": Verdict.PASSED,
+    }
     return Outcome(**fixed, reasons=[], steps=[], ledger=None, lost_steps=0, **told)
 
 
@@ -52,7 +64,9 @@ SAME = {
 
 
 @pytest.mark.parametrize(("plan", "more"), SAME.values(), ids=SAME)
-def test_runs_of_one_experiment_are_of_one_series(plan: dict[str, Any], more: dict[str, Any]) -> None:
+def test_runs_of_one_experiment_are_of_one_series(
+    plan: dict[str, Any], more: dict[str, Any]
+) -> None:
     root = Path("/home/ann/project") if "/home/ann" in str(plan) else ROOT
     assert series(plan, root, **more) == series()
 
@@ -70,7 +84,9 @@ OTHERS = {
 
 
 @pytest.mark.parametrize(("plan", "more"), OTHERS.values(), ids=OTHERS)
-def test_what_was_chosen_otherwise_is_another_series(plan: dict[str, Any], more: dict[str, Any]) -> None:
+def test_what_was_chosen_otherwise_is_another_series(
+    plan: dict[str, Any], more: dict[str, Any]
+) -> None:
     assert series(plan, **more) != series()
 
 
@@ -87,17 +103,22 @@ def test_jobs_outside_of_the_repository_are_told_apart_by_their_contents(tmp_pat
 @pytest.mark.parametrize("form", ["{}", "--data={}", "file://{}", "x {}"])
 def test_temporary_directories_begin_no_series(form: str, tmp_path: Path) -> None:
     """Wherever they stand."""
-    first, second = (PLAN | {"options": {"data": form.format(tmp_path / name)}} for name in ("one", "two"))
+    first, second = (
+        PLAN | {"options": {"data": form.format(tmp_path / name)}} for name in ("one", "two")
+    )
     assert series(first) == series(second)
     assert series(PLAN | {"options": {"data": "s3://bucket/one"}}) != series(
         PLAN | {"options": {"data": "s3://bucket/two"}}
     )
 
 
-@pytest.mark.parametrize("faults", [[Kill(rank="any", at_step=3)], [Kill(rank="minority", at_step=3)]])
+@pytest.mark.parametrize(
+    "faults", [[Kill(rank="any", at_step=3)], [Kill(rank="minority", at_step=3)]]
+)
 def test_a_role_counts_as_it_was_asked_for(faults: list[Fault]) -> None:
     plans = [
-        json.loads(encode(plan_experiment("gpt", nodes=4, steps=9, faults=faults, seed=seed))) for seed in range(6)
+        json.loads(encode(plan_experiment("gpt", nodes=4, steps=9, faults=faults, seed=seed)))
+        for seed in range(6)
     ]
     assert len({json.dumps(plan["faults"]) for plan in plans}) > 1
     assert len({series(plan) for plan in plans}) == 1
@@ -106,11 +127,32 @@ def test_a_role_counts_as_it_was_asked_for(faults: list[Fault]) -> None:
 
 def test_secrets_stay_where_they_are() -> None:
     """A history may lie where others read it."""
-    command = ["python", "train.py", "--api-key", "s3cr3t", "--token=s3cr3t", "--steps", "5", "PASSWORD=s3cr3t"]
-    plan = PLAN | {"command": command, "options": {"wandb_api_key": "s3cr3t", "inner": {"secret": "s3cr3t"}}}
+    command = [
+        "python",
+        "train.py",
+        "--api-key",
+        "s3cr3t",
+        "--token=s3cr3t",
+        "--steps",
+        "5",
+        "PASSWORD=s3cr3t",
+    ]
+    plan = PLAN | {
+        "command": command,
+        "options": {"wandb_api_key": "s3cr3t", "inner": {"secret": "s3cr3t"}},
+    }
     kept = series_plan(plan, ROOT)
     assert "s3cr3t" not in json.dumps(kept)
-    assert kept["command"] == ["python", "train.py", "--api-key", "***", "--token=***", "--steps", "5", "PASSWORD=***"]
+    assert kept["command"] == [
+        "python",
+        "train.py",
+        "--api-key",
+        "***",
+        "--token=***",
+        "--steps",
+        "5",
+        "PASSWORD=***",
+    ]
     assert series(plan) == series(json.loads(json.dumps(plan).replace("s3cr3t", "rotated")))
 
 

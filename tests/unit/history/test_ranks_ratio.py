@@ -35,7 +35,9 @@ def test_probabilities_are_those_of_all_orders(before: int, after: int) -> None:
         wins = sum(one > other for one in late for other in early)
         found = estimate_ratio([float(one) for one in early], [float(one) for one in late])
         assert found.greater == pytest.approx(probability_of_wins(before, after, wins))
-        assert found.smaller == pytest.approx(probability_of_wins(before, after, before * after - wins))
+        assert found.smaller == pytest.approx(
+            probability_of_wins(before, after, before * after - wins)
+        )
 
 
 @given(st.lists(VALUES, min_size=1, max_size=8), st.lists(VALUES, min_size=1, max_size=8))
@@ -46,13 +48,17 @@ def test_the_other_way_round_it_is_the_inverse(before: list[float], after: list[
     assert there.low <= there.ratio <= there.high
 
 
-@pytest.mark.parametrize(("size", "confidence"), [(5, 0.9), (7, 0.9), (14, 0.95), (EXACT_MOST + 5, 0.9)])
+@pytest.mark.parametrize(
+    ("size", "confidence"), [(5, 0.9), (7, 0.9), (14, 0.95), (EXACT_MOST + 5, 0.9)]
+)
 def test_the_interval_keeps_its_promise(size: int, confidence: float) -> None:
     """Log-normal values as those of recoveries, one in twenty of which is slow, and a true ratio of 1.2."""
     chance, tries, inside = random.Random(size), 1000, 0
 
     def sample(by: float) -> list[float]:
-        return [by * math.exp(chance.gauss(0, 0.1)) * chance.choice([1] * 19 + [2]) for _ in range(size)]
+        return [
+            by * math.exp(chance.gauss(0, 0.1)) * chance.choice([1] * 19 + [2]) for _ in range(size)
+        ]
 
     for _ in range(tries):
         found = estimate_ratio(sample(1.0), sample(1.2), confidence)
@@ -77,7 +83,10 @@ def test_a_share_that_is_greater_by_chance_is_counted(before: int, after: int) -
     """Beside all ways in which the misses could have fallen."""
     for early, late in product(range(before + 1), range(after + 1)):
         misses = early + late
-        ways = [sum(place >= before for place in chosen) for chosen in combinations(range(before + after), misses)]
+        ways = [
+            sum(place >= before for place in chosen)
+            for chosen in combinations(range(before + after), misses)
+        ]
         expected = sum(one >= late for one in ways) / len(ways)
         assert more_by_chance(early, before, late, after) == pytest.approx(expected)
 
@@ -94,7 +103,9 @@ def test_of_many_values_none_is_called_too_improbable(before: int, after: int) -
 
 def exact_tails(before: int, after: int) -> list[float]:
     """The probability of so many wins or more, by adding one value after the other."""
-    table = {(0, after_): [1] for after_ in range(after + 1)} | {(before_, 0): [1] for before_ in range(before + 1)}
+    table = {(0, after_): [1] for after_ in range(after + 1)} | {
+        (before_, 0): [1] for before_ in range(before + 1)
+    }
     for early in range(1, before + 1):
         for late in range(1, after + 1):
             found = [0] * (early * late + 1)
@@ -119,7 +130,8 @@ def values_with(before: int, after: int, wins: int) -> tuple[list[float], list[f
 
 
 @pytest.mark.parametrize(
-    ("before", "after"), [([], [1.0]), ([1.0], []), ([0.0], [1.0]), ([1.0], [-1.0]), ([1.0], [math.inf])]
+    ("before", "after"),
+    [([], [1.0]), ([1.0], []), ([0.0], [1.0]), ([1.0], [-1.0]), ([1.0], [math.inf])],
 )
 def test_what_has_no_ratio_is_refused(before: list[float], after: list[float]) -> None:
     with pytest.raises(ValueError, match=r"sample|values"):

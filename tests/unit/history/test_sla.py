@@ -58,7 +58,9 @@ def test_a_proof_is_wrong_in_one_of_twenty_at_most(trials: int) -> None:
             assert wrong <= 0.05
         for true in (promised + 1e-9, promised + 0.01):
             wrong = sum(
-                _chance(true, hits, trials) for hits in range(trials + 1) if shows_less(promised, hits, trials, 0.95)
+                _chance(true, hits, trials)
+                for hits in range(trials + 1)
+                if shows_less(promised, hits, trials, 0.95)
             )
             assert wrong <= 0.05
 
@@ -213,7 +215,10 @@ def test_old_nights_leave_the_window() -> None:
     assert states(promise(line, window="29 nights"), [old, *nights(4, 1)]) == [State.MET]
     assert states(promise(line, window="2 runs"), [old, *nights(2, 1)]) == [State.MET]
     (gone,) = judged_by(promise(line), nights(4, 1), today=date(2027, 6, 1))
-    assert (gone.state, gone.reason) == (State.NOT_SHOWN, "no run in 30 nights; the latest one was on 2026-11-04")
+    assert (gone.state, gone.reason) == (
+        State.NOT_SHOWN,
+        "no run in 30 nights; the latest one was on 2026-11-04",
+    )
 
 
 def test_only_the_newest_definition_counts() -> None:
@@ -232,7 +237,11 @@ def test_what_does_not_have_the_number_proves_nothing() -> None:
 def test_if_many_are_unknown_the_others_prove_nothing() -> None:
     unknown = [at(3, verdict=Verdict.UNKNOWN) for _ in range(7)]
     (found,) = judged_by(promise(P95), [*nights(10, 6), *unknown])
-    assert (found.state, found.unknown, found.reason) == (State.NOT_SHOWN, 7, "7 of 67 runs are unknown")
+    assert (found.state, found.unknown, found.reason) == (
+        State.NOT_SHOWN,
+        7,
+        "7 of 67 runs are unknown",
+    )
     assert states(promise(P95), [*nights(10, 6), *unknown[:6]]) == [State.MET]
 
 
@@ -290,12 +299,17 @@ def _spread(count: int, by: float, seed: int) -> list[RunRecord]:
 )
 def test_exit_codes(states: list[State], loose: int, strict: int) -> None:
     judged = [Judged(sla="x", line="y", state=state) for state in states]
-    assert (exit_code(judged, is_strict=False), exit_code(judged, is_strict=True)) == (loose, strict)
+    assert (exit_code(judged, is_strict=False), exit_code(judged, is_strict=True)) == (
+        loose,
+        strict,
+    )
 
 
 # -- which runs are meant ---------------------------------------------------------------------------------------------
 
-PLAN = SeriesRecord(series="one", plan={"job": "jobs/train.py", "settings": {"nodes": 4, "spares": 1}})
+PLAN = SeriesRecord(
+    series="one", plan={"job": "jobs/train.py", "settings": {"nodes": 4, "spares": 1}}
+)
 
 
 @pytest.mark.parametrize(
@@ -355,7 +369,11 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     assert [one.text for one in first.always] == ["lost_steps == 0", "losses == twin", "recovered"]
     assert [one.share for one in first.objectives] == [0.95, 0.5, 0.5]
     assert first.regression == {"recovery": 0.1}
-    assert (first.confidence, str(first.window), str(second.window)) == (0.95, "30 nights", "200 runs")
+    assert (first.confidence, str(first.window), str(second.window)) == (
+        0.95,
+        "30 nights",
+        "200 runs",
+    )
 
 
 def changed(old: str, new: str) -> str:
@@ -377,24 +395,48 @@ WRONG: dict[str, tuple[str, str]] = {
     "an unknown field": (changed("regression:", "regresion:"), "mend it"),
     "an unknown default": (changed("confidence: 95 %", "confidnce: 95 %"), "mend it"),
     "an unknown selector": (changed("fault: []", "falt: []"), "mend it"),
-    "an SLA that promises nothing": (changed("    always: [false_alarms == 0]\n", ""), "promises nothing"),
-    "a statistic that holds always": (changed("[false_alarms == 0]", "[recovery.p95 <= 1 s]"), "below objectives"),
+    "an SLA that promises nothing": (
+        changed("    always: [false_alarms == 0]\n", ""),
+        "promises nothing",
+    ),
+    "a statistic that holds always": (
+        changed("[false_alarms == 0]", "[recovery.p95 <= 1 s]"),
+        "below objectives",
+    ),
     "an objective without one": (changed("goodput.p50", "goodput"), "below always"),
     "max as an objective": (changed("recovery.p95", "recovery.max"), "below always"),
     "a confidence above 1": (changed("confidence: 95 %", "confidence: 195 %"), "from 50 %"),
     "a confidence in words": (changed("confidence: 95 %", "confidence: high"), "from 50 %"),
     "a window of weeks": (changed("window: 30 nights", "window: 3 weeks"), "30 nights or 200 runs"),
-    "a window of nothing": (changed("window: 30 nights", "window: 0 nights"), "30 nights or 200 runs"),
-    "a window that is too short": (changed("window: 30 nights", "window: 20 runs"), "59 runs without a miss"),
-    "a window of a few nights": (changed("window: 30 nights", "window: 3 nights"), "5 nights at least"),
+    "a window of nothing": (
+        changed("window: 30 nights", "window: 0 nights"),
+        "30 nights or 200 runs",
+    ),
+    "a window that is too short": (
+        changed("window: 30 nights", "window: 20 runs"),
+        "59 runs without a miss",
+    ),
+    "a window of a few nights": (
+        changed("window: 30 nights", "window: 3 nights"),
+        "5 nights at least",
+    ),
     "nodes in words": (changed('">=4"', "many"), "write a number"),
-    "a regression of a count": (changed("recovery: 10 %", "lost_steps: 10 %"), "name one of recovery"),
+    "a regression of a count": (
+        changed("recovery: 10 %", "lost_steps: 10 %"),
+        "name one of recovery",
+    ),
     "a regression without a share": (changed("recovery: 10 %", "recovery: slow"), "such as 10 %"),
     "a regression of a step": (changed("recovery: 10 %", "step: 10 %"), "name one of recovery"),
-    "a regression of nonsense": (changed("recovery: 10 %", "recovery / : 10 %"), "name one of recovery"),
+    "a regression of nonsense": (
+        changed("recovery: 10 %", "recovery / : 10 %"),
+        "name one of recovery",
+    ),
     "a regression of everything": (changed("recovery: 10 %", "recovery: 0 %"), "such as 10 %"),
     "a kind of fault that there is not": (changed("Exit]", "Exti]"), "write Exit"),
-    "one key twice": (changed("    window: 200 runs", "    always: [recovered]"), "'always' is there twice"),
+    "one key twice": (
+        changed("    window: 200 runs", "    always: [recovered]"),
+        "'always' is there twice",
+    ),
     "a date": (changed("window: 30 nights", "window: 2026-13-01"), "mend it"),
     "no name": (changed("no rank is restarted for nothing", "''"), "give each SLA a name"),
     "more runs than its window": (
@@ -437,11 +479,16 @@ def test_faces_say_what_is_broken_first(show: Callable[[Sequence[Judged]], str])
 
 def test_lines_become_alerts(tmp_path: Path) -> None:
     """Those whose limit is a bound of the metric's buckets: between two of them it does not know."""
-    file = write(tmp_path, changed("recovery.p95 <= 5 s", "recovery.p95 <= 5 s, recovery.p99 <= 2 s"))
+    file = write(
+        tmp_path, changed("recovery.p95 <= 5 s", "recovery.p95 <= 5 s, recovery.p99 <= 2 s")
+    )
     rule, left_out = prometheus_rules(load(file), 'job="a"')
     (alert,) = rule["spec"]["groups"][0]["rules"]
     within = 'sum(increase(chaoskit_time_to_recover_seconds_bucket{job="a",le="5.0"}[30d]))'
-    assert alert["expr"] == f'{within} / sum(increase(chaoskit_time_to_recover_seconds_count{{job="a"}}[30d])) < 0.95'
+    assert (
+        alert["expr"]
+        == f'{within} / sum(increase(chaoskit_time_to_recover_seconds_count{{job="a"}}[30d])) < 0.95'
+    )
     assert alert["labels"]["line"] == "recovery.p95 <= 5 s"
     assert "whatever `where` says" in alert["annotations"]["summary"]
     assert len(left_out) == 8
@@ -463,7 +510,8 @@ def test_the_page_says_what_it_says(tmp_path: Path) -> None:
 
 def test_two_promises_are_two_alerts() -> None:
     slas = [
-        sla_of_lines(name, ["recovery.p95 <= 5 s", "recovery <= 10 s"]) for name in ("lost-rank", "lost rank", "\u6062")
+        sla_of_lines(name, ["recovery.p95 <= 5 s", "recovery <= 10 s"])
+        for name in ("lost-rank", "lost rank", "\u6062")
     ]
     rule, _ = prometheus_rules(slas)
     names = [one["alert"] for one in rule["spec"]["groups"][0]["rules"]]

@@ -44,7 +44,10 @@ def test_an_objective_is_met_with_the_last_run_that_it_needs() -> None:
 def test_at_least_so_many_runs_are_needed_whatever_they_show() -> None:
     runs = nights(10, 6)
     (found,) = judged_by(promise(P95, at_least=61), runs)
-    assert (found.state, found.reason) == (State.NOT_SHOWN, "61 runs needed with 0 misses, 60 so far")
+    assert (found.state, found.reason) == (
+        State.NOT_SHOWN,
+        "61 runs needed with 0 misses, 60 so far",
+    )
     assert states(promise(P95, at_least=60), runs) == [State.MET]
     slow = nights(10, 2, recovery_s=9.0)
     assert states(promise(P95, at_least=20), slow) == [State.BROKEN]
@@ -56,7 +59,9 @@ def test_what_holds_always_needs_at_least_so_many_runs() -> None:
     (found,) = judged_by(promise(line, at_least=3), nights(2, 1))
     assert (found.state, found.reason) == (State.NOT_SHOWN, "3 runs needed, 2 so far")
     assert states(promise(line, at_least=2), nights(2, 1)) == [State.MET]
-    assert states(promise(line, at_least=3), [at(0, lost_steps=1)]) == [State.BROKEN], "one miss is enough"
+    assert states(promise(line, at_least=3), [at(0, lost_steps=1)]) == [State.BROKEN], (
+        "one miss is enough"
+    )
     (none,) = judged_by(promise("exposure <= 1 s"), nights(2, 1))
     assert (none.state, none.reason) == (State.NOT_SHOWN, "no run has exposure")
 
@@ -73,7 +78,9 @@ def test_an_older_definition_is_left_out_also_where_it_ran_later() -> None:
     (found,) = judged_by(promise("lost_steps == 0"), runs)
     assert (found.state, found.runs) == (State.MET, 1)
     other = at(3, series="two", lost_steps=1)
-    assert states(promise("lost_steps == 0"), [*runs, other]) == [State.BROKEN], "each series has its own"
+    assert states(promise("lost_steps == 0"), [*runs, other]) == [State.BROKEN], (
+        "each series has its own"
+    )
 
 
 def test_a_line_counts_runs_misses_and_nights() -> None:
@@ -106,7 +113,9 @@ def test_a_window_that_is_not_full_says_how_many_there_are() -> None:
 
 
 def regression(**more: str) -> Sla:
-    return sla_of_lines("test_kill", [], regression={name.replace("__", "."): text for name, text in more.items()})
+    return sla_of_lines(
+        "test_kill", [], regression={name.replace("__", "."): text for name, text in more.items()}
+    )
 
 
 def test_a_regression_gives_its_reason() -> None:
@@ -115,7 +124,11 @@ def test_a_regression_gives_its_reason() -> None:
     found = [(one.line, one.state, one.reason) for one in judged_by(sla, now, before=before)]
     assert found == [
         ("regression of recovery within 10 %", State.BROKEN, "test_kill: regressed"),
-        ("regression of recovery.restored within 12.5 %", State.NOT_SHOWN, "no run has recovery.restored"),
+        (
+            "regression of recovery.restored within 12.5 %",
+            State.NOT_SHOWN,
+            "no run has recovery.restored",
+        ),
     ]
     alone = judged_by(sla, now, before=now)
     assert {one.reason for one in alone} == {"no reference: name earlier runs with --against"}
@@ -142,7 +155,10 @@ def test_every_line_is_named_where_no_run_says_anything() -> None:
     assert {(one.state, one.unknown, one.reason) for one in unknown} == {
         (State.UNKNOWN, 2, "of all runs: 1 unknown, 1 error")
     }
-    gone = judged_by(sla_of_lines("test_kill", lines[:1], regression={"recovery": "10 %"}, window="1 night"), [at(0)])
+    gone = judged_by(
+        sla_of_lines("test_kill", lines[:1], regression={"recovery": "10 %"}, window="1 night"),
+        [at(0)],
+    )
     assert [one.line for one in gone] == [lines[0], lines[2]]
     assert {one.reason for one in gone} == {"no run in 1 night; the latest one was on 2026-11-01"}
 
@@ -243,7 +259,9 @@ def test_large_numbers_of_runs_are_counted_without_an_overflow() -> None:
         ({"stack": "chaos"}, {}, False),
     ],
 )
-def test_a_selector_takes_what_it_says(where: dict[str, Any], plan: dict[str, Any], is_meant: bool) -> None:
+def test_a_selector_takes_what_it_says(
+    where: dict[str, Any], plan: dict[str, Any], is_meant: bool
+) -> None:
     sla = sla_of_lines("x", ["recovered"], where=where)
     shared = SeriesRecord(series="one", plan={**PLAN.plan, **plan})
     assert sla.where.selects(run(), shared) is is_meant
@@ -251,7 +269,9 @@ def test_a_selector_takes_what_it_says(where: dict[str, Any], plan: dict[str, An
 
 def test_a_selector_of_faults_takes_runs_with_one_of_them() -> None:
     def selects(fault: object, kinds: list[str]) -> bool:
-        return sla_of_lines("x", ["recovered"], where={"fault": fault}).where.selects(run(faults=kinds), None)
+        return sla_of_lines("x", ["recovered"], where={"fault": fault}).where.selects(
+            run(faults=kinds), None
+        )
 
     assert selects(["Kill", "Hang"], ["Cut", "Hang"])
     assert not selects(["Kill", "Hang"], ["Cut"])
@@ -264,7 +284,9 @@ def test_a_selector_of_faults_takes_runs_with_one_of_them() -> None:
 
 
 def test_a_window_says_its_number() -> None:
-    assert [str(SlaWindow(*window)) for window in ((1, "night"), (2, "night"), (1, "run"), (2, "run"))] == [
+    assert [
+        str(SlaWindow(*window)) for window in ((1, "night"), (2, "night"), (1, "run"), (2, "run"))
+    ] == [
         "1 night",
         "2 nights",
         "1 run",
@@ -298,7 +320,10 @@ def test_the_last_value_that_is_accepted(tmp_path: Path, change: tuple[str, str]
 @pytest.mark.parametrize(
     ("change", "remedy"),
     [
-        (("window: 30 nights", "window: 58 runs"), "59 runs without a miss show it with 95% confidence"),
+        (
+            ("window: 30 nights", "window: 58 runs"),
+            "59 runs without a miss show it with 95% confidence",
+        ),
         (("window: 30 nights", "window: 4 nights"), "5 nights at least, and the window has 4"),
         (("confidence: 95 %", "confidence: 49.9 %"), "from 50 %"),
         (("confidence: 95 %", "confidence: 100 %"), "below 100 %"),
@@ -306,7 +331,10 @@ def test_the_last_value_that_is_accepted(tmp_path: Path, change: tuple[str, str]
         (("recovery: 10 %", "recovery: 1000 %"), "such as 10 %"),
         (("recovery: 10 %", "recovery / goodput: 10 %"), "divided by step or bound"),
         (("recovery: 10 %", "bound: 10 %"), "name one of recovery"),
-        (("window: 200 runs", "window: 200 runs\n    at_least: 201"), "widen its window, which has 200 runs"),
+        (
+            ("window: 200 runs", "window: 200 runs\n    at_least: 201"),
+            "widen its window, which has 200 runs",
+        ),
         (("fault: []", "fault: Kil"), "write Kill"),
         (("fault: []", "fault: Quark"), "name a kind of fault, or module:Class"),
         (("no rank is restarted for nothing", "'  '"), "give each SLA a name"),
@@ -314,14 +342,18 @@ def test_the_last_value_that_is_accepted(tmp_path: Path, change: tuple[str, str]
     ],
     ids=lambda value: value[1].strip() if isinstance(value, tuple) else "",
 )
-def test_the_first_value_that_is_refused(tmp_path: Path, change: tuple[str, str], remedy: str) -> None:
+def test_the_first_value_that_is_refused(
+    tmp_path: Path, change: tuple[str, str], remedy: str
+) -> None:
     with pytest.raises(BadInput) as refused:
         load(write(tmp_path, changed(*change)))
     assert remedy in refused.value.remedy
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"name a file that can be read \(No such file or directory\)") as refused:
+    with pytest.raises(
+        BadInput, match=r"name a file that can be read \(No such file or directory\)"
+    ) as refused:
         load(tmp_path / "sla.yaml")
     assert (refused.value.field, refused.value.value) == ("file", str(tmp_path / "sla.yaml"))
 
@@ -334,7 +366,10 @@ def test_an_sla_takes_what_it_leaves_out_from_the_defaults(tmp_path: Path) -> No
     assert (first.confidence, str(first.window), first.at_least) == (0.9, "40 nights", 7)
     assert (second.confidence, str(second.window), second.at_least) == (0.9, "200 runs", 7)
     own = text.replace("window: 200 runs", "at_least: 2\n    confidence: 60 %")
-    assert [(one.at_least, one.confidence) for one in load(write(tmp_path, own))] == [(7, 0.9), (2, 0.6)]
+    assert [(one.at_least, one.confidence) for one in load(write(tmp_path, own))] == [
+        (7, 0.9),
+        (2, 0.6),
+    ]
     assert first.needs(first.objectives[1]) == 7, "more than the 4 that the share takes"
 
 
@@ -342,7 +377,12 @@ def test_a_marker_states_an_sla() -> None:
     sla = of_marker("test_kill", ["lost_steps == 0", P95], {"window": "100 runs", "at_least": 3})
     assert [one.text for one in sla.always] == ["lost_steps == 0"]
     assert [one.text for one in sla.objectives] == [P95]
-    assert (sla.name, str(sla.window), sla.at_least, sla.confidence) == ("test_kill", "100 runs", 3, 0.95)
+    assert (sla.name, str(sla.window), sla.at_least, sla.confidence) == (
+        "test_kill",
+        "100 runs",
+        3,
+        0.95,
+    )
 
 
 @pytest.mark.parametrize(
@@ -373,9 +413,15 @@ def test_what_no_metric_says_is_left_out_with_its_reason() -> None:
         assert rule["spec"]["groups"][0]["rules"] == []
         return lines[0].rpartition("left out: ")[2]
 
-    assert left_out("recovery.p95 / step <= 5") == "a launch serves no metric that says it of each recovery"
+    assert (
+        left_out("recovery.p95 / step <= 5")
+        == "a launch serves no metric that says it of each recovery"
+    )
     assert left_out("lost_steps == 0") == "a launch serves no metric that says it of each recovery"
-    assert left_out("recovery.p95 <= 5 s", window="100 runs") == "a window of runs has no length in time"
+    assert (
+        left_out("recovery.p95 <= 5 s", window="100 runs")
+        == "a window of runs has no length in time"
+    )
     assert left_out("recovery.p95 <= 6 s").startswith("recoveries are counted up to 0.001, 0.005")
 
 
@@ -390,11 +436,16 @@ def test_an_alert_fires_at_any_miss_of_what_holds_always() -> None:
     assert left_out == []
     ticket, _ = prometheus_rules([sla_of_lines("x", ["recovery.p95 <= 5 s"])])
     assert ticket["spec"]["groups"][0]["rules"][0]["labels"]["severity"] == "ticket"
-    names = {prometheus_rules([], labels)[0]["metadata"]["name"] for labels in ("", 'job="a"', 'job="a", pod=~"b.*"')}
+    names = {
+        prometheus_rules([], labels)[0]["metadata"]["name"]
+        for labels in ("", 'job="a"', 'job="a", pod=~"b.*"')
+    }
     assert len(names) == 3, "rules of two trainings do not replace each other"
 
 
-@pytest.mark.parametrize("labels", ["job", 'job="a" or up', 'job="a",', 'job="a"} or vector(1', '\u00e4="a"'])
+@pytest.mark.parametrize(
+    "labels", ["job", 'job="a" or up', 'job="a",', 'job="a"} or vector(1', '\u00e4="a"']
+)
 def test_labels_that_are_no_matchers_are_refused(labels: str) -> None:
     with pytest.raises(BadInput, match="write matchers of Prometheus") as refused:
         prometheus_rules([], labels)
@@ -403,8 +454,23 @@ def test_labels_that_are_no_matchers_are_refused(labels: str) -> None:
 
 JUDGED = [
     Judged(sla="a", line="met", state=State.MET, runs=7, missed=["r0"]),
-    Judged(sla="b", line="open", state=State.NOT_SHOWN, runs=2, unknown=3, reason="5 runs needed, 2 so far"),
-    Judged(sla="c", line="bad", state=State.BROKEN, runs=9, misses=4, reason="4 of 9 runs missed it", missed=["r1"]),
+    Judged(
+        sla="b",
+        line="open",
+        state=State.NOT_SHOWN,
+        runs=2,
+        unknown=3,
+        reason="5 runs needed, 2 so far",
+    ),
+    Judged(
+        sla="c",
+        line="bad",
+        state=State.BROKEN,
+        runs=9,
+        misses=4,
+        reason="4 of 9 runs missed it",
+        missed=["r1"],
+    ),
     Judged(sla="d", line="silent", state=State.UNKNOWN, unknown=6),
 ]
 

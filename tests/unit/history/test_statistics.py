@@ -35,9 +35,20 @@ def recovery(seconds: float) -> Recovery:
 
 
 def outcome(
-    verdict: Verdict = Verdict.PASSED, *seconds: float, name: str = "kill", faults: Sequence[str] = (KILL,), **rest: Any
+    verdict: Verdict = Verdict.PASSED,
+    *seconds: float,
+    name: str = "kill",
+    faults: Sequence[str] = (KILL,),
+    **rest: Any,
 ) -> Outcome:
-    settings = {"job": "gpt", "substrate": "local", "nodes": 4, "spares": 1, "seed": 0, "reduction": "exact"} | rest
+    settings = {
+        "job": "gpt",
+        "substrate": "local",
+        "nodes": 4,
+        "spares": 1,
+        "seed": 0,
+        "reduction": "exact",
+    } | rest
     return Outcome(
         name=name,
         started="2026-03-02T10:15:00+00:00",
@@ -53,7 +64,9 @@ def outcome(
     )
 
 
-counts = st.integers(1, 5000).flatmap(lambda trials: st.tuples(st.integers(0, trials), st.just(trials)))
+counts = st.integers(1, 5000).flatmap(
+    lambda trials: st.tuples(st.integers(0, trials), st.just(trials))
+)
 
 
 class TestInterval:
@@ -75,7 +88,9 @@ class TestInterval:
         hits, trials = count
         for end in wilson_interval(hits, trials):
             if 0 < end < 1:
-                assert abs(hits / trials - end) == pytest.approx(Z_95 * math.sqrt(end * (1 - end) / trials), rel=1e-6)
+                assert abs(hits / trials - end) == pytest.approx(
+                    Z_95 * math.sqrt(end * (1 - end) / trials), rel=1e-6
+                )
 
     @given(counts)
     def test_it_holds_the_share_and_lies_between_0_and_1(self, count: tuple[int, int]) -> None:
@@ -93,13 +108,18 @@ class TestInterval:
     @given(counts)
     def test_more_of_the_same_makes_it_narrower(self, count: tuple[int, int]) -> None:
         hits, trials = count
-        (low, high), (lower, upper) = wilson_interval(4 * hits, 4 * trials), wilson_interval(hits, trials)
+        (low, high), (lower, upper) = (
+            wilson_interval(4 * hits, 4 * trials),
+            wilson_interval(hits, trials),
+        )
         assert high - low < upper - lower
 
 
 class TestQuantile:
     @given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0, 1))
-    def test_it_is_the_first_measured_value_that_enough_do_not_exceed(self, values: list[float], part: float) -> None:
+    def test_it_is_the_first_measured_value_that_enough_do_not_exceed(
+        self, values: list[float], part: float
+    ) -> None:
         found = quantile(values, part)
         assert found in values
         assert sum(value <= found for value in values) >= part * len(values)
@@ -123,7 +143,9 @@ class TestEstimate:
     @pytest.mark.parametrize(("count", "p95_s"), [(19, None), (20, 19.0)])
     def test_a_p95_needs_twenty_values(self, count: int, p95_s: float | None) -> None:
         """Of fewer it would be the greatest one; the words then name the worst only."""
-        total = estimate_recovery(outcome(Verdict.PASSED, float(number)) for number in range(1, count + 1)).total
+        total = estimate_recovery(
+            outcome(Verdict.PASSED, float(number)) for number in range(1, count + 1)
+        ).total
         assert (total.p95_s, total.max_s) == (p95_s, float(count))
         assert f"worst of {count} {count} s" in recovery_sentence(total)
         assert ("p95 19 s" in recovery_sentence(total)) == (p95_s is not None)
@@ -149,7 +171,12 @@ class TestEstimate:
 
     def test_what_says_nothing_about_recovery_counts_neither_for_nor_against(self) -> None:
         meant_to_fail = outcome(Verdict.FAILED, claimed=False)
-        runs = [outcome(Verdict.PASSED, 0.5), outcome(Verdict.UNKNOWN, 7.0), outcome(Verdict.ERROR), meant_to_fail]
+        runs = [
+            outcome(Verdict.PASSED, 0.5),
+            outcome(Verdict.UNKNOWN, 7.0),
+            outcome(Verdict.ERROR),
+            meant_to_fail,
+        ]
         total = estimate_recovery(runs).total
         assert (total.recovered, total.tried, total.runs) == (1, 1, 4)
         assert (total.unknown, total.errors, total.unclaimed) == (1, 1, 1)
@@ -171,5 +198,7 @@ class TestEstimate:
             (["one", "two", "one", "three"], "one (and 2 other names)"),
         ],
     )
-    def test_the_number_of_a_repeat_is_no_part_of_the_name(self, names: list[str], shown: str) -> None:
+    def test_the_number_of_a_repeat_is_no_part_of_the_name(
+        self, names: list[str], shown: str
+    ) -> None:
         assert title([outcome(name=name) for name in names]) == shown

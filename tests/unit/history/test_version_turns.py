@@ -18,7 +18,14 @@ from chaoskit.history.finding import WHOLE, NumberChange, NumberFinding
 from chaoskit.history.record import Metric, RunRecord
 from chaoskit.versions.looks import LOOKS, SPREAD_MOST, decide, spread
 from chaoskit.versions.phases import grown_phase
-from chaoskit.versions.schedule import ArmReport, ArmTurn, Side, VersionSchedule, merged, needs_confirmation
+from chaoskit.versions.schedule import (
+    ArmReport,
+    ArmTurn,
+    Side,
+    VersionSchedule,
+    merged,
+    needs_confirmation,
+)
 from chaoskit.vocabulary import Verdict
 
 PHASES = ("detected", "quiesced", "regrouped", "restored", "first_good_step")
@@ -41,7 +48,9 @@ def finding(findings: Sequence[NumberFinding], metric: str) -> NumberFinding:
     return next(one for one in findings if one.metric == metric)
 
 
-def drive(schedule: VersionSchedule, make: Callable[[ArmTurn], ArmReport], turn_s: float = 1.0) -> list[ArmTurn]:
+def drive(
+    schedule: VersionSchedule, make: Callable[[ArmTurn], ArmReport], turn_s: float = 1.0
+) -> list[ArmTurn]:
     """Take turns until all is over."""
     taken: list[ArmTurn] = []
     while turn := schedule.next_turn(turn_s * len(taken)):
@@ -60,7 +69,13 @@ def test_what_is_slower_is_found_and_what_is_equal_is_not() -> None:
             drive(
                 schedule,
                 lambda turn, grown=grown: ArmReport(
-                    [run(0.05 * chance.lognormvariate(0, 0.08) * (1 + grown * (turn.side is Side.AFTER)))]
+                    [
+                        run(
+                            0.05
+                            * chance.lognormvariate(0, 0.08)
+                            * (1 + grown * (turn.side is Side.AFTER))
+                        )
+                    ]
                 ),
             )
             counts[finding(schedule.findings, "recovery").change] += 1
@@ -94,7 +109,11 @@ def test_turns_are_fair(tests: list[str], seed: int, budget_s: float | None) -> 
     chance, schedule = random.Random(seed), VersionSchedule(tests, budget_s=budget_s)
 
     def make(turn: ArmTurn) -> ArmReport:
-        runs = [run(0.05 * chance.lognormvariate(0, 0.2), title=turn.test)] if chance.random() < 0.97 else []
+        runs = (
+            [run(0.05 * chance.lognormvariate(0, 0.2), title=turn.test)]
+            if chance.random() < 0.97
+            else []
+        )
         return ArmReport(runs, seconds=1.0)
 
     taken = drive(schedule, make)
@@ -109,7 +128,9 @@ def test_turns_are_fair(tests: list[str], seed: int, budget_s: float | None) -> 
     if not schedule.is_spent:
         assert len(set(warmed)) == len(warmed) / 2  # each warms up before one goes on
     assert {one.title for one in schedule.findings} <= {*tests, "test_kill"}
-    assert len({one.test for one in schedule.tests if one.findings}) == len(tests)  # nothing is left out
+    assert len({one.test for one in schedule.tests if one.findings}) == len(
+        tests
+    )  # nothing is left out
     if budget_s is not None:
         assert len(taken) <= max(0, budget_s) + 2
 
@@ -118,7 +139,9 @@ def test_a_budget_that_is_spent_leaves_tests_undecided() -> None:
     schedule = VersionSchedule(["one", "two"], budget_s=20)
     drive(schedule, lambda turn: ArmReport([run(title=turn.test)], seconds=1.0))
     assert schedule.is_spent
-    assert [one.change for one in schedule.findings] == [NumberChange.UNCHANGED] * 6 + [NumberChange.UNDECIDED]
+    assert [one.change for one in schedule.findings] == [NumberChange.UNCHANGED] * 6 + [
+        NumberChange.UNDECIDED
+    ]
     assert schedule.findings[-1].reason == "the budget is spent after 1 runs a side"
 
 
@@ -127,7 +150,9 @@ def test_a_budget_that_is_spent_leaves_tests_undecided() -> None:
     [(["one"], 8.0, 2), ([f"test {number}" for number in range(300)], 8.0, 2), (["one"], 0.0, 0)],
     ids=["one test", "three hundred tests", "nothing at all"],
 )
-def test_a_budget_that_cannot_do_ends_it_before_the_turns(tests: list[str], budget_s: float, turns: int) -> None:
+def test_a_budget_that_cannot_do_ends_it_before_the_turns(
+    tests: list[str], budget_s: float, turns: int
+) -> None:
     """Nothing is compared, which is said with what it takes, and is no success."""
     schedule = VersionSchedule(tests, budget_s=budget_s)
     taken = drive(schedule, lambda turn: ArmReport([run(title=turn.test)], seconds=1.0))
@@ -161,7 +186,9 @@ def test_a_test_that_makes_no_run_in_one_version_is_incomparable() -> None:
     schedule = VersionSchedule(["one"])
     taken = drive(
         schedule,
-        lambda turn: ArmReport([run()] if turn.side is Side.AFTER else [], trouble="failed: No module named 'new'"),
+        lambda turn: ArmReport(
+            [run()] if turn.side is Side.AFTER else [], trouble="failed: No module named 'new'"
+        ),
     )
     assert len(taken) == 2
     (found,) = schedule.findings
@@ -180,7 +207,9 @@ def test_a_test_that_never_recovers_now_is_not_run_to_its_end() -> None:
     def make(turn: ArmTurn) -> ArmReport:
         if turn.side is Side.BEFORE:
             return ArmReport([run()])
-        return ArmReport([run(None, verdict=Verdict.FAILED)], trouble="failed: it did not come back")
+        return ArmReport(
+            [run(None, verdict=Verdict.FAILED)], trouble="failed: it did not come back"
+        )
 
     schedule = VersionSchedule(["one"])
     assert len(drive(schedule, make)) == 6
@@ -207,7 +236,10 @@ def test_a_test_that_makes_fewer_runs_and_passes_is_incomparable() -> None:
     drive(
         schedule,
         lambda turn: ArmReport(
-            [run(), *([run(title="test_kill #2", series="two")] if turn.side is Side.BEFORE else [])]
+            [
+                run(),
+                *([run(title="test_kill #2", series="two")] if turn.side is Side.BEFORE else []),
+            ]
         ),
     )
     assert [one.reason for one in schedule.findings] == ["after: it makes fewer runs, and passes"]
@@ -221,7 +253,9 @@ def test_a_version_that_dies_in_the_middle_is_worse_and_what_was_decided_stays()
             schedule.give_up(ArmTurn("one", Side.AFTER, 9), "after: pytest ended with -9")
             break
         slower = 2 if turn.side is Side.AFTER else 1
-        schedule.take(turn, ArmReport([run(0.05 * slower, next(steps), title=turn.test, series=turn.test)]))
+        schedule.take(
+            turn, ArmReport([run(0.05 * slower, next(steps), title=turn.test, series=turn.test)])
+        )
     told = {(one.title, one.metric): one.change for one in schedule.findings}
     assert told["one", "recovery"] is NumberChange.REGRESSED  # at the first look
     assert told["one", "test"] is NumberChange.REGRESSED
@@ -271,7 +305,9 @@ def test_an_assertion_of_the_user_that_fails_now_is_a_regression() -> None:
     schedule = VersionSchedule(["one"])
     drive(
         schedule,
-        lambda turn: ArmReport([run()], trouble="failed: assert 3 == 4" if turn.side is Side.AFTER else ""),
+        lambda turn: ArmReport(
+            [run()], trouble="failed: assert 3 == 4" if turn.side is Side.AFTER else ""
+        ),
     )
     found = finding(schedule.findings, "test")
     assert found.change is NumberChange.REGRESSED
@@ -282,7 +318,9 @@ def test_a_number_that_varies_too_much_does_not_decide() -> None:
     chance = random.Random(5)
 
     def make(turn: ArmTurn) -> ArmReport:
-        return ArmReport([run(0.05 * chance.lognormvariate(0, 0.5) * (3 if turn.side is Side.AFTER else 1))])
+        return ArmReport(
+            [run(0.05 * chance.lognormvariate(0, 0.5) * (3 if turn.side is Side.AFTER else 1))]
+        )
 
     schedule = VersionSchedule(["one"], numbers=("recovery",))
     assert len(drive(schedule, make)) == 2 * (LOOKS[-1].runs + 1)
@@ -307,7 +345,9 @@ def test_the_spread_is_that_of_runs_and_not_of_the_day(scale: float, drift: floa
     chance = random.Random(3)
     noise = [chance.lognormvariate(0, 0.1) for _ in range(200)]
     level = spread([scale * value for value in noise])
-    drifting = spread([scale * value * (1 + drift * place / 200) for place, value in enumerate(noise)])
+    drifting = spread(
+        [scale * value * (1 + drift * place / 200) for place, value in enumerate(noise)]
+    )
     assert level == pytest.approx(0.1, rel=0.25)
     assert drifting == pytest.approx(level, rel=0.05)
 
@@ -328,9 +368,15 @@ def test_if_all_phases_grew_that_is_said() -> None:
     for seed in range(100):
         chance = random.Random(seed)
         before = [phased(chance) for _ in range(14)]
-        after = [phased(chance, **{name: 0.25 * share for name, share in zip(PHASES, SHARES, strict=True)})]
+        after = [
+            phased(
+                chance, **{name: 0.25 * share for name, share in zip(PHASES, SHARES, strict=True)}
+            )
+        ]
         after += [
-            phased(chance, **{name: 0.25 * share for name, share in zip(PHASES, SHARES, strict=True)})
+            phased(
+                chance, **{name: 0.25 * share for name, share in zip(PHASES, SHARES, strict=True)}
+            )
             for _ in range(13)
         ]
         named += grown_phase(before, after) == WHOLE
@@ -351,7 +397,13 @@ class TestConfirmation:
         self.taken = drive(
             made,
             lambda turn: ArmReport(
-                [run(0.05 * chance.lognormvariate(0, 0.05) * (factor if turn.side is Side.AFTER else 1))]
+                [
+                    run(
+                        0.05
+                        * chance.lognormvariate(0, 0.05)
+                        * (factor if turn.side is Side.AFTER else 1)
+                    )
+                ]
             ),
         )
         return made
@@ -362,7 +414,10 @@ class TestConfirmation:
         second = self.schedule(1.5, worse)
         assert self.taken[0].side is Side.AFTER
         assert [one.metric for one in second.findings] == ["recovery"]  # nothing else is looked at
-        assert finding(merged(first.findings, (first, second)), "recovery").change is NumberChange.REGRESSED
+        assert (
+            finding(merged(first.findings, (first, second)), "recovery").change
+            is NumberChange.REGRESSED
+        )
 
     def test_what_is_worse_once_is_undecided(self) -> None:
         first = self.schedule(1.5)
@@ -387,7 +442,9 @@ def test_a_decision_stays() -> None:
     schedule = VersionSchedule(["one"], numbers=("recovery", "step"))
     drive(
         schedule,
-        lambda turn: ArmReport([run(0.1 if turn.side is Side.AFTER and turn.number < 8 else 0.05, next(steps))]),
+        lambda turn: ArmReport(
+            [run(0.1 if turn.side is Side.AFTER and turn.number < 8 else 0.05, next(steps))]
+        ),
     )
     assert finding(schedule.findings, "recovery").change is NumberChange.REGRESSED
 
@@ -396,7 +453,9 @@ def strong(chance: random.Random, times: float, noise: float = 0.02) -> RunRecor
     """A run whose world was whole again after so many times of its recovery."""
     made = run(0.2 * chance.lognormvariate(0, 0.02))
     seconds = made.metrics["recovery"].value * times * chance.lognormvariate(0, noise)
-    return msgspec.structs.replace(made, metrics=made.metrics | {"full_strength": Metric(seconds, "s", "lower")})
+    return msgspec.structs.replace(
+        made, metrics=made.metrics | {"full_strength": Metric(seconds, "s", "lower")}
+    )
 
 
 @pytest.mark.parametrize(
@@ -404,7 +463,11 @@ def strong(chance: random.Random, times: float, noise: float = 0.02) -> RunRecor
     [
         ((1.0, 4.0), 0.02, NumberChange.REGRESSED),
         ((4.0, 4.0), 0.02, NumberChange.UNCHANGED),
-        ((4.0, 4.0), 0.8, NumberChange.INCOMPARABLE),  # said why not, and no reason to run more often
+        (
+            (4.0, 4.0),
+            0.8,
+            NumberChange.INCOMPARABLE,
+        ),  # said why not, and no reason to run more often
         ((1.0, 1.0), 0.0, None),
     ],
 )
@@ -412,7 +475,9 @@ def test_full_strength_behind_the_recovery_is_decided_or_said_why_not(
     times: tuple[float, float], noise: float, change: NumberChange | None
 ) -> None:
     chance = random.Random(5)
-    before, after = ([strong(chance, factor, noise) for _ in range(LOOKS[0].runs)] for factor in times)
+    before, after = (
+        [strong(chance, factor, noise) for _ in range(LOOKS[0].runs)] for factor in times
+    )
     found = {one.metric: one for one in decide(before, after, LOOKS[0])}
     assert (found["full_strength"].change if "full_strength" in found else None) is change
     assert found["recovery"].change is NumberChange.UNCHANGED

@@ -11,7 +11,11 @@ from chaoskit.substrate.kubernetes.pods.state import Pending
 
 
 def pod(**container: Any) -> dict[str, Any]:
-    return {"spec": {"containers": [{"name": "beside"}, {"name": "node", "image": "train:1", **container}]}}
+    return {
+        "spec": {
+            "containers": [{"name": "beside"}, {"name": "node", "image": "train:1", **container}]
+        }
+    }
 
 
 def test_a_pod_asks_for_more_than_any_machine_has() -> None:

@@ -63,21 +63,33 @@ def session_pods(server: ApiServer, background: BackgroundRequests) -> Iterator[
         api.close()
 
 
-def test_a_deletion_does_not_wait_for_labels(tmp_path: Path, background: BackgroundRequests) -> None:
+def test_a_deletion_does_not_wait_for_labels(
+    tmp_path: Path, background: BackgroundRequests
+) -> None:
     held = Held()
     with api_server(tmp_path, held.answer) as server, session_pods(server, background) as pods:
-        pods.label("node0", {"chaoskit.dev/generation": "1"}, {"chaoskit.dev/test": "tests/test_a.py::test_b[1]"})
+        pods.label(
+            "node0",
+            {"chaoskit.dev/generation": "1"},
+            {"chaoskit.dev/test": "tests/test_a.py::test_b[1]"},
+        )
         pods.label("node0", {"chaoskit.dev/station": "node0"})
         wait_until(lambda: made(server, "PATCH"), "the request for labels")
         pods.drop_standbys(beyond=())
-        wait_until(lambda: made(server, "DELETE") == [f"{PODS}/chaoskit-1-standby0"], "the deletion")
-        assert len(made(server, "PATCH")) == 1, "the second label waits for the first one, and the deletion for none"
+        wait_until(
+            lambda: made(server, "DELETE") == [f"{PODS}/chaoskit-1-standby0"], "the deletion"
+        )
+        assert len(made(server, "PATCH")) == 1, (
+            "the second label waits for the first one, and the deletion for none"
+        )
         held.may_answer.set()
     patched = next(body for method, _, body in server.requests if method == "PATCH")
     assert patched["metadata"]["annotations"] == {"chaoskit.dev/test": "tests/test_a.py::test_b[1]"}
 
 
-def test_labels_of_the_last_generation_replace_those_that_wait(tmp_path: Path, background: BackgroundRequests) -> None:
+def test_labels_of_the_last_generation_replace_those_that_wait(
+    tmp_path: Path, background: BackgroundRequests
+) -> None:
     held = Held()
     with api_server(tmp_path, held.answer) as server, session_pods(server, background) as pods:
         pods.label("node0", {"chaoskit.dev/generation": "1"})
@@ -87,7 +99,9 @@ def test_labels_of_the_last_generation_replace_those_that_wait(tmp_path: Path, b
         pods.label("node0", {"chaoskit.dev/station": "node0"})
         held.may_answer.set()
         wait_until(lambda: len(made(server, "PATCH")) == 3, "the last request")
-    labels = [body["metadata"]["labels"] for method, _, body in server.requests if method == "PATCH"]
+    labels = [
+        body["metadata"]["labels"] for method, _, body in server.requests if method == "PATCH"
+    ]
     generation = "chaoskit.dev/generation"
     assert labels == [{generation: "1"}, {generation: "8"}, {"chaoskit.dev/station": "node0"}]
 
@@ -154,7 +168,9 @@ def test_the_end_of_a_session_waits_for_no_server_that_is_away() -> None:
     assert background.left_out == 0
 
 
-def test_what_a_slow_server_leaves_when_a_session_ends_is_dropped(background: BackgroundRequests) -> None:
+def test_what_a_slow_server_leaves_when_a_session_ends_is_dropped(
+    background: BackgroundRequests,
+) -> None:
     may_go_on, acts = held_up(background), list[int]()
     for number in range(3):
         background.submit(lambda number=number: acts.append(number))

@@ -18,14 +18,22 @@ from chaoskit.substrate.kubernetes.options import VARIABLE, KubernetesOptions
 from chaoskit.substrate.kubernetes.pods import manifests
 from chaoskit.substrate.kubernetes.pods.diagnosis import not_running
 from chaoskit.substrate.kubernetes.pods.placement import is_ready
-from chaoskit.substrate.kubernetes.pods.state import Pending, in_words, pending, pull_failure, why_not_preempting
+from chaoskit.substrate.kubernetes.pods.state import (
+    Pending,
+    in_words,
+    pending,
+    pull_failure,
+    why_not_preempting,
+)
 
 OPTIONS = KubernetesOptions(image="registry/train:1")
 OWNER = {"apiVersion": "batch/v1", "kind": "Job", "name": "chaoskit-1", "uid": "a-b-c"}
 
 
 def pod(given: dict[str, Any] | None = None) -> dict[str, Any]:
-    return manifests.pod("chaoskit-1", "node0", "chaoskit-1-node0-1", "10.0.0.1:7000", OPTIONS, given or {}, OWNER)
+    return manifests.pod(
+        "chaoskit-1", "node0", "chaoskit-1-node0-1", "10.0.0.1:7000", OPTIONS, given or {}, OWNER
+    )
 
 
 # -- pods -------------------------------------------------------------------------------------------------------------
@@ -49,14 +57,19 @@ def test_a_pod_is_hardened() -> None:
 def test_the_token_is_in_no_command_and_no_variable() -> None:
     secret = manifests.secret("chaoskit-1", "the token", OWNER)
     assert "the token" not in json.dumps([secret["metadata"], pod()])
-    assert {"name": "chaoskit-token", "secret": {"secretName": "chaoskit-1", "defaultMode": 0o440}} in pod()["spec"][
-        "volumes"
-    ]
+    assert {
+        "name": "chaoskit-token",
+        "secret": {"secretName": "chaoskit-1", "defaultMode": 0o440},
+    } in pod()["spec"]["volumes"]
 
 
 @pytest.mark.parametrize(
     "made",
-    [pod(), manifests.secret("chaoskit-1", "", OWNER), manifests.network_policy("chaoskit-1", "10.0.0.1", OWNER)],
+    [
+        pod(),
+        manifests.secret("chaoskit-1", "", OWNER),
+        manifests.network_policy("chaoskit-1", "10.0.0.1", OWNER),
+    ],
     ids=lambda made: made["kind"],
 )
 def test_everything_belongs_to_the_job(made: dict[str, Any]) -> None:
@@ -71,7 +84,9 @@ def test_pods_of_a_world_have_labels_that_the_server_takes() -> None:
     assert made[manifests.GENERATION] == "7"
     assert made[manifests.RUN] == "001-a-test---0-" + "x" * 48
     assert manifests.world_labels("001-a[0]", [0], 1)[manifests.RUN] == "001-a-0"
-    assert manifests.world_labels("001-a", [], 2)[manifests.RANKS] is None, "a pod whose rank went elsewhere"
+    assert manifests.world_labels("001-a", [], 2)[manifests.RANKS] is None, (
+        "a pod whose rank went elsewhere"
+    )
 
 
 def test_annotations_of_a_pod_say_what_does_not_fit_a_label() -> None:
@@ -83,12 +98,17 @@ def test_annotations_of_a_pod_say_what_does_not_fit_a_label() -> None:
     assert made[manifests.GENERATION] == "7"
     assert made.keys() > manifests.world_labels("001-a", [0], 7).keys()
     none = manifests.world_annotations("001-a", "", [], 8)
-    assert (none[manifests.TEST], none[manifests.RANKS]) == (None, None), "of an earlier test, and of a rank elsewhere"
+    assert (none[manifests.TEST], none[manifests.RANKS]) == (None, None), (
+        "of an earlier test, and of a rank elsewhere"
+    )
 
 
 def test_a_pod_that_stood_by_says_what_it_has_become() -> None:
     coordinator, node = manifests.station_labels("coordinator"), manifests.station_labels("node1")
-    assert coordinator == {manifests.STATION: "coordinator", "app.kubernetes.io/component": "coordinator"}
+    assert coordinator == {
+        manifests.STATION: "coordinator",
+        "app.kubernetes.io/component": "coordinator",
+    }
     assert node == {manifests.STATION: "node1", "app.kubernetes.io/component": "node"}
 
 
@@ -113,16 +133,26 @@ def driver(given: dict[str, Any] | None = None, **more: str) -> dict[str, Any]:
 def test_a_driver_has_a_role_for_pods_and_no_more() -> None:
     """Never to run commands in them; and no pod but the driver's has it."""
     account, role, binding = manifests.driver_rights("chaoskit-1", "chaos", OWNER)
-    verbs = {(resource, verb) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
+    verbs = {
+        (resource, verb)
+        for rule in role["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
     assert {resource for resource, _ in verbs} == {"pods", "pods/eviction", "pods/log", "events"}
     assert ("pods/log", "create") not in verbs
     assert {verb for resource, verb in verbs if resource == "events"} == {"list", "create"}
     _, lesser, _ = manifests.driver_rights("chaoskit-1", "chaos", OWNER, writes_events=False)
-    assert [rule for rule in role["rules"] if rule not in lesser["rules"]] == role["rules"][-1:], "of Events alone"
+    assert [rule for rule in role["rules"] if rule not in lesser["rules"]] == role["rules"][-1:], (
+        "of Events alone"
+    )
     assert binding["subjects"] == [
         {"kind": "ServiceAccount", "name": account["metadata"]["name"], "namespace": "chaos"}
     ]
-    assert (driver()["spec"]["serviceAccountName"], pod()["spec"].get("serviceAccountName")) == ("chaoskit-1", None)
+    assert (driver()["spec"]["serviceAccountName"], pod()["spec"].get("serviceAccountName")) == (
+        "chaoskit-1",
+        None,
+    )
     assert driver(service_account="mine")["spec"]["serviceAccountName"] == "mine"
 
 
@@ -147,7 +177,10 @@ LARGE: dict[str, Any] = {
         {
             "name": "exporter",
             "restartPolicy": "Always",
-            "resources": {"limits": {"nvidia.com/gpu": "1", "memory": "8Gi"}, "requests": {"cpu": "4"}},
+            "resources": {
+                "limits": {"nvidia.com/gpu": "1", "memory": "8Gi"},
+                "requests": {"cpu": "4"},
+            },
         }
     ],
     "containers": [
@@ -165,11 +198,15 @@ SMALL = {"requests": {"cpu": "100m", "memory": "512Mi"}}
 
 
 def coordinator(given: dict[str, Any]) -> dict[str, Any]:
-    return manifests.pod("chaoskit-1", "coordinator", "chaoskit-1-c", "10.0.0.1:7000", OPTIONS, given, OWNER)
+    return manifests.pod(
+        "chaoskit-1", "coordinator", "chaoskit-1-c", "10.0.0.1:7000", OPTIONS, given, OWNER
+    )
 
 
 @pytest.mark.parametrize("made", [driver, coordinator])
-def test_a_driver_and_a_coordinator_ask_for_little(made: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+def test_a_driver_and_a_coordinator_ask_for_little(
+    made: Callable[[dict[str, Any]], dict[str, Any]],
+) -> None:
     """No GPU, whatever the template asks for nodes: of a sidecar, of the whole pod and by claims of devices, too."""
     (plain,) = made({})["spec"]["containers"]
     assert plain["resources"] == SMALL
@@ -177,14 +214,19 @@ def test_a_driver_and_a_coordinator_ask_for_little(made: Callable[[dict[str, Any
     (container,) = spec["containers"]
     assert container["resources"] == {**SMALL, "limits": {"memory": "4Gi"}}
     (exporter,) = spec["initContainers"]
-    assert exporter["resources"] == {"limits": {"memory": "8Gi"}, "requests": {"cpu": "0", "memory": "0"}}
+    assert exporter["resources"] == {
+        "limits": {"memory": "8Gi"},
+        "requests": {"cpu": "0", "memory": "0"},
+    }
     assert not {"resourceClaims", "resources"} & set(spec)
     assert container["securityContext"] == pod()["spec"]["containers"][0]["securityContext"]
 
 
 def test_a_node_and_a_pod_that_stands_by_ask_for_what_the_template_says() -> None:
     for station in ("node0", "standby0"):
-        spec = manifests.pod("chaoskit-1", station, "chaoskit-1-n", "10.0.0.1:7000", OPTIONS, {"spec": LARGE})["spec"]
+        spec = manifests.pod(
+            "chaoskit-1", station, "chaoskit-1-n", "10.0.0.1:7000", OPTIONS, {"spec": LARGE}
+        )["spec"]
         assert {name: spec[name] for name in ("resourceClaims", "resources", "initContainers")} == {
             name: LARGE[name] for name in ("resourceClaims", "resources", "initContainers")
         }
@@ -198,7 +240,9 @@ def test_a_template_sets_what_driver_and_coordinator_ask_for(
     """In a container of that name; it becomes no container of a pod."""
     own = {"requests": {"cpu": "1"}, "limits": {"memory": "1Gi"}, "claims": [{"name": "gpu"}]}
     more = [{"name": "driver", "resources": own}, {"name": "coordinator", "resources": own}]
-    given = template.read(write(tmp_path, {"spec": {**LARGE, "containers": [*LARGE["containers"], *more]}}))
+    given = template.read(
+        write(tmp_path, {"spec": {**LARGE, "containers": [*LARGE["containers"], *more]}})
+    )
     spec = made(given)["spec"]
     assert [(one["name"], one["resources"]) for one in spec["containers"]] == [("node", own)]
     assert spec["resourceClaims"] == LARGE["resourceClaims"]
@@ -234,9 +278,14 @@ def test_a_preemptor_asks_for_nothing_but_its_place() -> None:
     }
     spec = made["spec"]
     assert spec["tolerations"] == [{"operator": "Exists"}]
-    assert not {"nodeName", "schedulerName", "preemptionPolicy", "resourceClaims", "volumes", "initContainers"} & set(
-        spec
-    )
+    assert not {
+        "nodeName",
+        "schedulerName",
+        "preemptionPolicy",
+        "resourceClaims",
+        "volumes",
+        "initContainers",
+    } & set(spec)
     (container,) = spec["containers"]
     assert set(container["resources"]["requests"].values()) == {"0"}
     assert "ports" not in container
@@ -252,16 +301,30 @@ VICTIM = {"spec": {"priority": 0}}
     ("spec", "reason"),
     [
         ({"priority": 1000}, ""),
-        ({"priority": 1000, "containers": [{"resources": {"requests": {"cpu": "0", "memory": "0"}}}]}, ""),
+        (
+            {
+                "priority": 1000,
+                "containers": [{"resources": {"requests": {"cpu": "0", "memory": "0"}}}],
+            },
+            "",
+        ),
         ({"priority": 0}, "priority would be 0"),
         ({}, "priority would be 0"),
         ({"priority": 1000, "preemptionPolicy": "Never"}, "preempts no pods"),
-        ({"priority": 1000, "containers": [{"resources": {"requests": {"cpu": "500m"}}}]}, "others' pods"),
-        ({"priority": 1000, "initContainers": [{"resources": {"requests": {"memory": "1Gi"}}}]}, "others' pods"),
+        (
+            {"priority": 1000, "containers": [{"resources": {"requests": {"cpu": "500m"}}}]},
+            "others' pods",
+        ),
+        (
+            {"priority": 1000, "initContainers": [{"resources": {"requests": {"memory": "1Gi"}}}]},
+            "others' pods",
+        ),
         ({"priority": 1000, "overhead": {"memory": "120Mi"}}, "others' pods"),
     ],
 )
-def test_what_would_not_preempt_one_pod_alone_is_not_made(spec: dict[str, Any], reason: str) -> None:
+def test_what_would_not_preempt_one_pod_alone_is_not_made(
+    spec: dict[str, Any], reason: str
+) -> None:
     """As the server would have the pod: namespaces and webhooks add to it."""
     found = why_not_preempting({"spec": spec}, VICTIM)
     assert reason in found
@@ -281,9 +344,14 @@ UNREACHABLE = {"key": "node.kubernetes.io/unreachable", "effect": "NoSchedule"}
         ("False", [UNREACHABLE], False),
     ],
 )
-def test_a_machine_is_back_when_pods_may_go_there(status: str, taints: list[dict[str, str]], expected: bool) -> None:
+def test_a_machine_is_back_when_pods_may_go_there(
+    status: str, taints: list[dict[str, str]], expected: bool
+) -> None:
     """Its kubelet is heard some seconds before: pods that are made meanwhile all go to the other machines."""
-    node = {"status": {"conditions": [{"type": "Ready", "status": status}]}, "spec": {"taints": taints}}
+    node = {
+        "status": {"conditions": [{"type": "Ready", "status": status}]},
+        "spec": {"taints": taints},
+    }
     assert is_ready(node) is expected
 
 
@@ -355,7 +423,11 @@ def test_a_template_adds_what_pods_do_not_have(tmp_path: Path) -> None:
     assert node["image"] == "other:2"
     assert node["command"][0] == "python3"
     variables = {one["name"]: one.get("value") for one in node["env"]}
-    assert (variables["HOME"], variables["MORE"], variables["OMP_NUM_THREADS"]) == ("/home", "1", "1")
+    assert (variables["HOME"], variables["MORE"], variables["OMP_NUM_THREADS"]) == (
+        "/home",
+        "1",
+        "1",
+    )
     assert [mount["mountPath"] for mount in node["volumeMounts"]][-1] == "/data"
     assert len(node["volumeMounts"]) == len(pod()["spec"]["containers"][0]["volumeMounts"]) + 1
     assert made["spec"]["initContainers"] == given["spec"]["initContainers"]
@@ -375,7 +447,10 @@ def test_merging_changes_neither_side() -> None:
         {"a": {"c": 2}, "containers": [{"name": "x", "y": 1}]},
     )
     before = json.dumps([ours, theirs])
-    assert template.merge(ours, theirs) == {"a": {"b": 1, "c": 2}, "containers": [{"name": "x", "y": 1}]}
+    assert template.merge(ours, theirs) == {
+        "a": {"b": 1, "c": 2},
+        "containers": [{"name": "x", "y": 1}],
+    }
     assert json.dumps([ours, theirs]) == before
 
 
@@ -402,20 +477,37 @@ def test_forms_of_a_template(tmp_path: Path, kind: str) -> None:
     [
         ({"metadata": {"name": "x"}, "spec": {}}, "metadata.name"),
         ({"metadata": {"ownerReferences": []}, "spec": {}}, "metadata.ownerReferences"),
-        ({"metadata": {"labels": {"chaoskit.dev/session": "x"}}, "spec": {}}, "metadata.labels[chaoskit.dev/session]"),
+        (
+            {"metadata": {"labels": {"chaoskit.dev/session": "x"}}, "spec": {}},
+            "metadata.labels[chaoskit.dev/session]",
+        ),
         ({"spec": {"restartPolicy": "Always"}}, "spec.restartPolicy"),
         ({"spec": {"hostNetwork": True}}, "spec.hostNetwork"),
         ({"spec": {"hostPID": True}}, "spec.hostPID"),
         ({"spec": {"shareProcessNamespace": True}}, "spec.shareProcessNamespace"),
-        ({"spec": {"containers": [{"name": "node", "command": ["sh"]}]}}, "spec.containers[node].command"),
+        (
+            {"spec": {"containers": [{"name": "node", "command": ["sh"]}]}},
+            "spec.containers[node].command",
+        ),
         ({"spec": {"containers": [{"name": "node", "args": []}]}}, "spec.containers[node].args"),
         ({"spec": {"volumes": [{"name": "chaoskit-token"}]}}, "spec.volumes[chaoskit-token]"),
-        ({"spec": {"containers": [{"name": "side"}]}}, "spec.containers[side] (make it an init container"),
-        ({"spec": {"containers": [{"name": "driver", "image": "x"}]}}, "spec.containers[driver].image"),
-        ({"spec": {"containers": [{"name": "coordinator", "env": []}]}}, "spec.containers[coordinator].env"),
+        (
+            {"spec": {"containers": [{"name": "side"}]}},
+            "spec.containers[side] (make it an init container",
+        ),
+        (
+            {"spec": {"containers": [{"name": "driver", "image": "x"}]}},
+            "spec.containers[driver].image",
+        ),
+        (
+            {"spec": {"containers": [{"name": "coordinator", "env": []}]}},
+            "spec.containers[coordinator].env",
+        ),
     ],
 )
-def test_what_is_the_sessions_is_refused_by_its_path(tmp_path: Path, given: dict[str, Any], path: str) -> None:
+def test_what_is_the_sessions_is_refused_by_its_path(
+    tmp_path: Path, given: dict[str, Any], path: str
+) -> None:
     with pytest.raises(BadInput) as refused:
         template.read(write(tmp_path, given))
     assert f"leave {path}" in str(refused.value)
@@ -448,7 +540,9 @@ def test_what_is_no_template_is_refused(tmp_path: Path, text: str) -> None:
 
 def test_options_come_from_the_environment() -> None:
     told = {"CHAOSKIT_KUBERNETES_IMAGE": "a:1", "CHAOSKIT_KUBERNETES_STARTUP_S": "20", "OTHER": "x"}
-    assert KubernetesOptions.from_environment(told) == KubernetesOptions(image="a:1", startup_s=20.0)
+    assert KubernetesOptions.from_environment(told) == KubernetesOptions(
+        image="a:1", startup_s=20.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -457,7 +551,11 @@ def test_options_come_from_the_environment() -> None:
         ("CHAOSKIT_KUBERNETES_IMGAE", "a", "write CHAOSKIT_KUBERNETES_IMAGE$"),
         ("CHAOSKIT_KUBERNETES_NAMSPACE", "a", "write CHAOSKIT_KUBERNETES_NAMESPACE$"),
         ("CHAOSKIT_KUBERNETES_SERVICEACCOUNT", "a", "write CHAOSKIT_KUBERNETES_SERVICE_ACCOUNT$"),
-        ("CHAOSKIT_KUBERNETES_QUOTA", "a", "unset it, or use one of CHAOSKIT_KUBERNETES_IMAGE, .*_OWN_MACHINE$"),
+        (
+            "CHAOSKIT_KUBERNETES_QUOTA",
+            "a",
+            "unset it, or use one of CHAOSKIT_KUBERNETES_IMAGE, .*_OWN_MACHINE$",
+        ),
         ("CHAOSKIT_KUBERNETES_STARTUP_S", "soon", "float"),
     ],
 )
@@ -483,7 +581,9 @@ def test_options_without_which_no_pod_can_be_made(options: KubernetesOptions, fi
         options.require()
 
 
-def test_a_substrate_without_an_image_is_unavailable_and_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_substrate_without_an_image_is_unavailable_and_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in ("IMAGE", "TEMPLATE"):
         monkeypatch.delenv(f"CHAOSKIT_KUBERNETES_{name}", raising=False)
     assert "CHAOSKIT_KUBERNETES_IMAGE" in registry.unavailable("kubernetes")
@@ -518,13 +618,21 @@ def waiting(reason: str, message: str = "") -> dict[str, Any]:
         ({"status": {"phase": "Running", "containerStatuses": [{"state": {"running": {}}}]}}, None),
         (waiting("ContainerCreating"), None),
         (waiting("ErrImagePull", "no\nsuch  image"), Pending("n", "ErrImagePull", "no such image")),
-        (waiting("CreateContainerConfigError", "x"), Pending("n", "CreateContainerConfigError", "x")),
+        (
+            waiting("CreateContainerConfigError", "x"),
+            Pending("n", "CreateContainerConfigError", "x"),
+        ),
         (waiting("InvalidImageName", "x"), Pending("n", "InvalidImageName", "x", is_final=True)),
         (
             {
                 "status": {
                     "conditions": [
-                        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3"}
+                        {
+                            "type": "PodScheduled",
+                            "status": "False",
+                            "reason": "Unschedulable",
+                            "message": "0/3",
+                        }
                     ]
                 }
             },
@@ -534,7 +642,9 @@ def waiting(reason: str, message: str = "") -> dict[str, Any]:
             {
                 "status": {
                     "phase": "Failed",
-                    "containerStatuses": [{"state": {"terminated": {"reason": "Error", "exitCode": 1}}}],
+                    "containerStatuses": [
+                        {"state": {"terminated": {"reason": "Error", "exitCode": 1}}}
+                    ],
                 }
             },
             Pending("n", "Error", "exit code 1", is_final=True),
@@ -544,8 +654,17 @@ def waiting(reason: str, message: str = "") -> dict[str, Any]:
             Pending("n", "ended by its machine", "Evicted, low", is_final=True, is_passing=True),
         ),
         (
-            {"metadata": {"deletionTimestamp": "2026-08-01T12:00:30Z"}, "status": {"phase": "Pending"}},
-            Pending("n", "deleted", "deletionTimestamp 2026-08-01T12:00:30Z", is_final=True, is_passing=True),
+            {
+                "metadata": {"deletionTimestamp": "2026-08-01T12:00:30Z"},
+                "status": {"phase": "Pending"},
+            },
+            Pending(
+                "n",
+                "deleted",
+                "deletionTimestamp 2026-08-01T12:00:30Z",
+                is_final=True,
+                is_passing=True,
+            ),
         ),
     ],
 )
@@ -562,7 +681,9 @@ def test_pods_that_wait_for_the_same_reason_are_named_together() -> None:
     assert in_words(reasons) == "node0, node1: Unschedulable (0/3); driver: Error"
 
 
-NO_MODULE = "Traceback (most recent call last):\n  File ...\nModuleNotFoundError: No module named '{}'"
+NO_MODULE = (
+    "Traceback (most recent call last):\n  File ...\nModuleNotFoundError: No module named '{}'"
+)
 
 
 @pytest.mark.parametrize("module", ["chaoskit", "msgspec", "kubernetes.client"])
@@ -583,7 +704,10 @@ def test_an_image_without_a_module_is_bad_input(module: str, image: str) -> None
     [
         (Pending("node0", "Unschedulable", "0/3 Insufficient cpu"), NO_MODULE.format("torch")),
         (Pending("node0", "Error", "exit code 1", is_final=True), NO_MODULE.format("triton")),
-        (Pending("node0", "Error", "exit code 1", is_final=True), "going without it: No module named 'torch'"),
+        (
+            Pending("node0", "Error", "exit code 1", is_final=True),
+            "going without it: No module named 'torch'",
+        ),
     ],
 )
 def test_a_module_that_is_not_the_reason_is_not_blamed(pending: Pending, log: str) -> None:
@@ -595,7 +719,10 @@ def test_a_module_that_is_not_the_reason_is_not_blamed(pending: Pending, log: st
 
 @pytest.mark.parametrize(
     "message",
-    ['exec: "python9": executable file not found in $PATH', 'exec: "/no": stat /no: no such file or directory'],
+    [
+        'exec: "python9": executable file not found in $PATH',
+        'exec: "/no": stat /no: no such file or directory',
+    ],
 )
 def test_an_image_without_the_python_that_was_named_is_bad_input(message: str) -> None:
     error = not_running([Pending("driver", "StartError", message, is_final=True)], [], OPTIONS, "")
@@ -612,9 +739,14 @@ def test_a_container_that_cannot_start_for_another_reason_is_an_error() -> None:
 
 
 def test_pods_that_find_no_machine_in_time_are_told_with_both_remedies() -> None:
-    reasons = [Pending(station, "Unschedulable", "0/3 Insufficient nvidia.com/gpu") for station in ("node0", "node1")]
+    reasons = [
+        Pending(station, "Unschedulable", "0/3 Insufficient nvidia.com/gpu")
+        for station in ("node0", "node1")
+    ]
     told = str(not_running(reasons, [], OPTIONS, ""))
-    assert told.startswith("pods do not run after 120 s: node0, node1: Unschedulable (0/3 Insufficient nvidia.com/gpu)")
+    assert told.startswith(
+        "pods do not run after 120 s: node0, node1: Unschedulable (0/3 Insufficient nvidia.com/gpu)"
+    )
     assert "ask for less in the template" in told
     assert f"{VARIABLE}STARTUP_S" in told
 
@@ -623,4 +755,7 @@ def test_what_a_pod_has_printed_is_shown_once() -> None:
     log = "one\n  two"
     ended = Pending("driver", "Error", "exit code 1: one two", is_final=True)
     assert str(not_running([ended], [log], OPTIONS, "")) == f"pods do not run: {ended}"
-    assert str(not_running([], [log], OPTIONS, "no pod came", is_late=False)) == f"pods do not run: no pod came\n{log}"
+    assert (
+        str(not_running([], [log], OPTIONS, "no pod came", is_late=False))
+        == f"pods do not run: no pod came\n{log}"
+    )

@@ -31,7 +31,12 @@ from chaoskit.substrate.kubernetes.pods import placement, quotas
 from chaoskit.substrate.kubernetes.pods.actions import MachineDrain
 from chaoskit.substrate.kubernetes.pods.diagnosis import PodsBarred
 from chaoskit.substrate.kubernetes.pods.manifests import ALLOWED, ALLOWED_VALUE, SESSION
-from chaoskit.substrate.kubernetes.preflight import FirstRefusal, Preflight, require_all, require_possible
+from chaoskit.substrate.kubernetes.preflight import (
+    FirstRefusal,
+    Preflight,
+    require_all,
+    require_possible,
+)
 from chaoskit.substrate.kubernetes.session import require_allowed
 
 OPTIONS = KubernetesOptions(image="registry/train:1", namespace="chaos", harness="pod")
@@ -41,7 +46,16 @@ OPTIONS = KubernetesOptions(image="registry/train:1", namespace="chaos", harness
 
 @pytest.mark.parametrize(
     ("quantity", "expected"),
-    [("2", 2), ("500m", "0.5"), ("1Gi", 2**30), ("1G", 10**9), ("1e3", 1000), ("2E3", 2000), (3, 3), ("100k", 100_000)],
+    [
+        ("2", 2),
+        ("500m", "0.5"),
+        ("1Gi", 2**30),
+        ("1G", 10**9),
+        ("1e3", 1000),
+        ("2E3", 2000),
+        (3, 3),
+        ("100k", 100_000),
+    ],
 )
 def test_quantities_are_those_of_kubernetes(quantity: object, expected: Any) -> None:
     assert quotas.amount(quantity) == Decimal(expected)
@@ -70,18 +84,32 @@ NODE = {"spec": {"containers": [container(cpu="2", memory="1Gi")]}}
     [
         (quota({"pods": "3"}), 3, ""),
         (quota({"pods": "3"}), 4, "small allows pods=3 and 0 are used, but 4 pods need 4"),
-        (quota({"pods": "3"}, {"pods": "2"}), 2, "small allows pods=3 and 2 are used, but 2 pods need 2"),
-        (quota({"count/pods": "1"}, {"count/pods": "1"}), 1, "count/pods=1 and 1 are used, but 1 pod need"),
+        (
+            quota({"pods": "3"}, {"pods": "2"}),
+            2,
+            "small allows pods=3 and 2 are used, but 2 pods need 2",
+        ),
+        (
+            quota({"count/pods": "1"}, {"count/pods": "1"}),
+            1,
+            "count/pods=1 and 1 are used, but 1 pod need",
+        ),
         (quota({"requests.cpu": "4"}), 2, ""),
         (quota({"requests.cpu": "4"}), 3, "requests.cpu=4 and 0 are used, but 3 pods need 6"),
-        (quota({"cpu": "4500m"}, {"cpu": "600m"}), 2, "cpu=4500m and 600m are used, but 2 pods need 4"),
+        (
+            quota({"cpu": "4500m"}, {"cpu": "600m"}),
+            2,
+            "cpu=4500m and 600m are used, but 2 pods need 4",
+        ),
         (quota({"limits.memory": "2Gi"}), 3, "limits.memory=2Gi"),
         (quota({"requests.nvidia.com/gpu": "0"}), 3, ""),
         (quota({"pods": "0"}, scopes=["Terminating"]), 3, ""),
         (quota({"secrets": "0"}), 3, ""),
     ],
 )
-def test_pods_fit_into_quotas_or_the_first_key_says_why_not(quota: dict[str, Any], count: int, told: str) -> None:
+def test_pods_fit_into_quotas_or_the_first_key_says_why_not(
+    quota: dict[str, Any], count: int, told: str
+) -> None:
     reason = quotas.lacking([quota], [(NODE, count)])
     assert told in reason
     assert bool(reason) is bool(told)
@@ -95,14 +123,23 @@ def test_pods_fit_into_quotas_or_the_first_key_says_why_not(quota: dict[str, Any
         (
             {
                 "containers": [container(cpu="1")],
-                "initContainers": [container(cpu="2") | {"restartPolicy": "Always"}, container(cpu="4")],
+                "initContainers": [
+                    container(cpu="2") | {"restartPolicy": "Always"},
+                    container(cpu="4"),
+                ],
             },
             "6",
         ),
         ({"containers": [container(cpu="1")], "overhead": {"cpu": "250m"}}, "1.25"),
         ({"containers": [container(cpu="1")], "resources": {"requests": {"cpu": "5"}}}, "5"),
     ],
-    ids=["two containers", "an init container", "beside a sidecar", "overhead", "the pod as a whole"],
+    ids=[
+        "two containers",
+        "an init container",
+        "beside a sidecar",
+        "overhead",
+        "the pod as a whole",
+    ],
 )
 def test_a_pod_counts_as_the_server_counts_it(spec: dict[str, Any], cpu: str) -> None:
     assert quotas.usage({"spec": spec})["requests.cpu"] == Decimal(cpu)
@@ -111,9 +148,15 @@ def test_a_pod_counts_as_the_server_counts_it(spec: dict[str, Any], cpu: str) ->
 # -- machines ---------------------------------------------------------------------------------------------------------
 
 
-def machine(name: str, *, ready: str = "True", labels: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:
+def machine(
+    name: str, *, ready: str = "True", labels: dict[str, str] | None = None, **spec: Any
+) -> dict[str, Any]:
     conditions = [{"type": "Ready", "status": ready}]
-    return {"metadata": {"name": name, "labels": labels or {}}, "spec": spec, "status": {"conditions": conditions}}
+    return {
+        "metadata": {"name": name, "labels": labels or {}},
+        "spec": spec,
+        "status": {"conditions": conditions},
+    }
 
 
 GPU = {"key": "gpu", "value": "yes", "effect": "NoSchedule"}
@@ -129,10 +172,22 @@ CORDONED = machine("a", unschedulable=True)
         ({}, [CORDONED, machine("b", ready="Unknown")], "a is cordoned, b is not ready"),
         ({}, [CORDONED, machine("b", taints=[GPU])], "a is cordoned"),
         ({"tolerations": [{"operator": "Exists"}]}, [CORDONED], ""),
-        ({"tolerations": [{"key": "gpu", "value": "yes"}]}, [CORDONED, machine("b", taints=[GPU])], ""),
-        ({"tolerations": [{"key": "gpu", "value": "no"}]}, [CORDONED, machine("b", taints=[GPU])], "a is cordoned"),
+        (
+            {"tolerations": [{"key": "gpu", "value": "yes"}]},
+            [CORDONED, machine("b", taints=[GPU])],
+            "",
+        ),
+        (
+            {"tolerations": [{"key": "gpu", "value": "no"}]},
+            [CORDONED, machine("b", taints=[GPU])],
+            "a is cordoned",
+        ),
         ({"nodeSelector": {"zone": "1"}}, [CORDONED, machine("b", labels={"zone": "1"})], ""),
-        ({"nodeSelector": {"zone": "1"}}, [machine("a"), machine("b", labels={"zone": "1"}, unschedulable=True)], "b"),
+        (
+            {"nodeSelector": {"zone": "1"}},
+            [machine("a"), machine("b", labels={"zone": "1"}, unschedulable=True)],
+            "b",
+        ),
         ({"nodeSelector": {"zone": "2"}}, [CORDONED, machine("b")], ""),
         ({}, [], ""),
     ],
@@ -154,7 +209,10 @@ def test_a_pod_that_is_bound_to_named_machines_has_no_place_on_others() -> None:
 
 
 def sized(name: str, **allocatable: str) -> dict[str, Any]:
-    return {**machine(name), "status": {"conditions": [], "allocatable": {"cpu": "4", "memory": "8Gi", **allocatable}}}
+    return {
+        **machine(name),
+        "status": {"conditions": [], "allocatable": {"cpu": "4", "memory": "8Gi", **allocatable}},
+    }
 
 
 DEVICES = {"nvidia.com/gpu": "2"}
@@ -166,9 +224,17 @@ DEVICES = {"nvidia.com/gpu": "2"}
         ({"cpu": "4"}, [sized("a")], ""),
         ({"cpu": "4500m"}, [sized("a")], "no machine has cpu=4.5; the largest has cpu=4"),
         ({"cpu": "5"}, [sized("a"), sized("b", cpu="8")], ""),
-        (DEVICES, [sized("a"), sized("b")], "no machine has nvidia.com/gpu=2; the largest has nvidia.com/gpu=0"),
+        (
+            DEVICES,
+            [sized("a"), sized("b")],
+            "no machine has nvidia.com/gpu=2; the largest has nvidia.com/gpu=0",
+        ),
         (DEVICES, [sized("a"), sized("b", **DEVICES)], ""),
-        ({"memory": "9Gi", "cpu": "5"}, [sized("a", cpu="8"), sized("b", memory="16Gi")], "all of memory=9Gi, cpu=5"),
+        (
+            {"memory": "9Gi", "cpu": "5"},
+            [sized("a", cpu="8"), sized("b", memory="16Gi")],
+            "all of memory=9Gi, cpu=5",
+        ),
         ({"memory": "9Gi"}, [sized("a")], "no machine has memory=9Gi; the largest has memory=8Gi"),
         ({"cpu": "5"}, [], ""),
         ({}, [sized("a")], ""),
@@ -185,14 +251,19 @@ def test_pods_that_no_machine_is_large_enough_for_are_known(
 def test_only_machines_on_which_a_pod_may_be_are_compared_with_its_requests() -> None:
     spec = {"containers": [container(cpu="5")], "nodeSelector": {"zone": "1"}}
     large = sized("b", cpu="8")
-    assert placement.why_too_small({"spec": spec}, [large]) == ""  # a cluster may make such a machine
+    assert (
+        placement.why_too_small({"spec": spec}, [large]) == ""
+    )  # a cluster may make such a machine
     small = sized("a")
     small["metadata"]["labels"] = {"zone": "1"}
     assert "no machine has cpu=5" in placement.why_too_small({"spec": spec}, [small, large])
 
 
 def stranger(**metadata: Any) -> dict[str, Any]:
-    return {"metadata": {"namespace": "other", "name": "web", **metadata}, "status": {"phase": "Running"}}
+    return {
+        "metadata": {"namespace": "other", "name": "web", **metadata},
+        "status": {"phase": "Running"},
+    }
 
 
 @pytest.mark.parametrize(
@@ -201,7 +272,12 @@ def stranger(**metadata: Any) -> dict[str, Any]:
         (machine("a"), "cordon", [], ""),
         (CORDONED, "cordon", [], "a has a cordon already"),
         (CORDONED, "power-cut", [], ""),
-        (machine("a", labels={PROTECTED: ""}), "power-cut", [], "it has the label chaoskit.dev/protect"),
+        (
+            machine("a", labels={PROTECTED: ""}),
+            "power-cut",
+            [],
+            "it has the label chaoskit.dev/protect",
+        ),
         (machine("a"), "power-cut", [stranger()], "others' pods run there (other/web)"),
         (machine("a"), "power-cut", [stranger(labels={SESSION: "chaoskit-1"})], ""),
         (machine("a"), "power-cut", [stranger(labels={SESSION: "chaoskit-2"})], "others' pods"),
@@ -224,7 +300,9 @@ def test_no_pod_is_its_own_before_a_session_is_made() -> None:
 def test_a_machine_that_another_session_has_broken_is_left_alone() -> None:
     node = machine("a")
     node["metadata"]["annotations"] = {BROKEN: '{"session": "chaos/chaoskit-2", "how": "cordon"}'}
-    assert "session chaos/chaoskit-2 has broken it" in why_not_breakable(node, "", [], "chaos", "chaoskit-1")
+    assert "session chaos/chaoskit-2 has broken it" in why_not_breakable(
+        node, "", [], "chaos", "chaoskit-1"
+    )
     assert why_not_breakable(node, "", [], "chaos", "chaoskit-2") == ""
 
 
@@ -235,11 +313,17 @@ def test_a_machine_that_another_session_has_broken_is_left_alone() -> None:
     ("more", "there", "absent"),
     [
         ({}, {"roles", "pods/portforward", "pods/eviction", "secrets"}, set()),
-        ({"service_account": "chaoskit-driver"}, {"pods/portforward", "secrets"}, {"roles", "pods/eviction"}),
+        (
+            {"service_account": "chaoskit-driver"},
+            {"pods/portforward", "secrets"},
+            {"roles", "pods/eviction"},
+        ),
         ({"harness": "here"}, {"pods/eviction", "secrets"}, {"roles", "pods/portforward"}),
     ],
 )
-def test_rights_depend_on_what_drives_runs(more: dict[str, str], there: set[str], absent: set[str]) -> None:
+def test_rights_depend_on_what_drives_runs(
+    more: dict[str, str], there: set[str], absent: set[str]
+) -> None:
     options = KubernetesOptions(**{"image": "a:1", "harness": "pod", **more})  # type: ignore[arg-type]
     resources = {right.resource for right in rights.of_session(options)}
     assert there <= resources
@@ -250,13 +334,19 @@ def test_missing_rights_are_one_line_with_the_reason_of_the_first() -> None:
     (roles,) = [right for right in rights.ACCOUNT_RIGHTS if right.resource == "roles"]
     (events,) = [right for right in rights.DRIVER_RIGHTS if right.resource == "events"]
     refusal = refusal_of_rights("rights", [(roles, "create"), (events, "list")], "chaos")
-    assert str(refusal).startswith("rights='create roles, list events': have them granted in the namespace chaos")
+    assert str(refusal).startswith(
+        "rights='create roles, list events': have them granted in the namespace chaos"
+    )
     assert roles.why in str(refusal)
     assert "\n" not in str(refusal)
 
 
-@pytest.mark.parametrize(("resource", "names_account"), [("serviceaccounts", True), ("roles", True), ("jobs", False)])
-def test_a_user_that_may_make_no_account_is_told_of_the_installed_one(resource: str, names_account: bool) -> None:
+@pytest.mark.parametrize(
+    ("resource", "names_account"), [("serviceaccounts", True), ("roles", True), ("jobs", False)]
+)
+def test_a_user_that_may_make_no_account_is_told_of_the_installed_one(
+    resource: str, names_account: bool
+) -> None:
     (right,) = [right for right in rights.of_session(OPTIONS) if right.resource == resource]
     refusal = refusal_of_rights("rights", [(right, "create")], "chaos")
     assert ("CHAOSKIT_KUBERNETES_SERVICE_ACCOUNT=chaoskit-driver" in str(refusal)) is names_account
@@ -265,14 +355,25 @@ def test_a_user_that_may_make_no_account_is_told_of_the_installed_one(resource: 
 @pytest.mark.parametrize(
     ("message", "is_of_rights"),
     [
-        ('pods is forbidden: User "system:serviceaccount:chaos:chaoskit-driver" cannot create resource "pods"', True),
+        (
+            'pods is forbidden: User "system:serviceaccount:chaos:chaoskit-driver" cannot create resource "pods"',
+            True,
+        ),
         ('pods "x" is forbidden: User "ann" cannot get resource "pods/log" in API group ""', True),
-        ('pods "x" is forbidden: exceeded quota: q, requested: pods=1, used: pods=2, limited: pods=2', False),
-        ('pods "x" is forbidden: violates PodSecurity "restricted:latest": hostPath volumes', False),
+        (
+            'pods "x" is forbidden: exceeded quota: q, requested: pods=1, used: pods=2, limited: pods=2',
+            False,
+        ),
+        (
+            'pods "x" is forbidden: violates PodSecurity "restricted:latest": hostPath volumes',
+            False,
+        ),
         ('pods "x" not found', False),
     ],
 )
-def test_a_request_for_want_of_a_right_is_answered_with_the_remedy(message: str, is_of_rights: bool) -> None:
+def test_a_request_for_want_of_a_right_is_answered_with_the_remedy(
+    message: str, is_of_rights: bool
+) -> None:
     """Rights of a driver's account cannot be asked for before: only the account itself may ask."""
     told = rights.with_remedy(message)
     assert told.startswith(message)
@@ -291,19 +392,35 @@ def test_each_kind_of_object_is_checked_before_one_is_made() -> None:
     named = KubernetesOptions(image="a:1", harness="pod", service_account="mine", machines="b,c")
     driver, coordinator, node = session_pods("chaoskit-1", named, {})
     assert driver["spec"]["serviceAccountName"] == "mine"
-    assert placement.why_nowhere(node, [machine("b", unschedulable=True), machine("d")]) == "b is cordoned"
-    assert placement.why_nowhere(coordinator, [machine("b", unschedulable=True), machine("d")]) == ""
-    here = session_objects("chaoskit-1", KubernetesOptions(image="a:1", harness="here"), {}, "chaos")
+    assert (
+        placement.why_nowhere(node, [machine("b", unschedulable=True), machine("d")])
+        == "b is cordoned"
+    )
+    assert (
+        placement.why_nowhere(coordinator, [machine("b", unschedulable=True), machine("d")]) == ""
+    )
+    here = session_objects(
+        "chaoskit-1", KubernetesOptions(image="a:1", harness="here"), {}, "chaos"
+    )
     assert [one["kind"] for one in here] == ["Pod", "Pod", "Job", "Secret", "NetworkPolicy"]
 
 
 @pytest.mark.parametrize(
     ("message", "field"),
     [
-        ('pods "x" is forbidden: exceeded quota: q, requested: pods=1, used: pods=2, limited: pods=2', "quota"),
+        (
+            'pods "x" is forbidden: exceeded quota: q, requested: pods=1, used: pods=2, limited: pods=2',
+            "quota",
+        ),
         ('pods "x" is forbidden: failed quota: q: must specify requests.cpu for: node', "template"),
-        ('pods "x" is forbidden: violates PodSecurity "restricted:latest": hostPath volumes', "namespace"),
-        ('pods "x" is forbidden: error looking up service account chaos/y: not found', "service_account"),
+        (
+            'pods "x" is forbidden: violates PodSecurity "restricted:latest": hostPath volumes',
+            "namespace",
+        ),
+        (
+            'pods "x" is forbidden: error looking up service account chaos/y: not found',
+            "service_account",
+        ),
         ('admission webhook "policy.example" denied the request: no such registry', "template"),
         ('namespaces "chaos" not found', "namespace"),
         ('Pod "x" is invalid: spec.containers[0].image: Required value', "image"),
@@ -332,7 +449,10 @@ def test_a_refusal_of_resources_names_the_containers_that_a_template_sets(messag
 
 
 def test_the_first_thing_that_is_missing_is_the_one_shown() -> None:
-    findings = [ClusterFinding("a", "is there"), *(ClusterFinding(name, "", BadInput(name, 1, "")) for name in "bc")]
+    findings = [
+        ClusterFinding("a", "is there"),
+        *(ClusterFinding(name, "", BadInput(name, 1, "")) for name in "bc"),
+    ]
     with pytest.raises(BadInput, match="b=1"):
         require_all(findings)
     require_all(findings[:1])
@@ -341,7 +461,10 @@ def test_the_first_thing_that_is_missing_is_the_one_shown() -> None:
 @pytest.mark.parametrize(
     ("demand", "told"),
     [
-        (RunDemand(2, command=("python", "train.py")), "command='python train.py': use the substrate local"),
+        (
+            RunDemand(2, command=("python", "train.py")),
+            "command='python train.py': use the substrate local",
+        ),
         (RunDemand(2, device="cuda"), "device='cuda': use 'cpu'"),
     ],
 )
@@ -443,7 +566,10 @@ def test_a_machine_that_is_not_answered_for_is_no_bad_input(tmp_path: Path) -> N
             return 201, {"status": {"allowed": True}}
         return (200, {"items": []}) if path.endswith("/pods") else told["node"]
 
-    with api_server(tmp_path, answer) as server, contextlib.closing(KubernetesApi(kubeconfig=server.kubeconfig)) as api:
+    with (
+        api_server(tmp_path, answer) as server,
+        contextlib.closing(KubernetesApi(kubeconfig=server.kubeconfig)) as api,
+    ):
         with pytest.raises(ApiError, match="501"):
             of_machines(api)
         told["node"] = refusal(403, "nodes is forbidden")
@@ -454,7 +580,9 @@ def test_a_machine_that_is_not_answered_for_is_no_bad_input(tmp_path: Path) -> N
         assert finding.refusal.field == "machines"
 
 
-def test_a_session_is_asked_for_again_once_the_server_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_is_asked_for_again_once_the_server_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The first attempt meets no server, the second one a server that refuses: only that is remembered."""
     preflight = Preflight(OPTIONS, {})
     with api_server(tmp_path, lambda *request: refusal(403, "namespaces is forbidden")) as server:
@@ -463,7 +591,9 @@ def test_a_session_is_asked_for_again_once_the_server_answers(tmp_path: Path, mo
         preflight.require_session()
     with api_server(tmp_path, lambda *request: refusal(403, "namespaces is forbidden")) as server:
         monkeypatch.setenv("KUBECONFIG", server.kubeconfig)
-        with pytest.raises(BadInput, match="use a cluster that lets you in: namespaces is forbidden"):
+        with pytest.raises(
+            BadInput, match="use a cluster that lets you in: namespaces is forbidden"
+        ):
             preflight.require_session()
         asked = len(server.requests)
         with pytest.raises(BadInput, match="use a cluster that lets you in"):
@@ -498,7 +628,11 @@ def allowing(*, events: bool) -> Callable[[str, str, Any], tuple[int, Any]]:
     def answer(method: str, path: str, body: Any) -> tuple[int, Any]:
         if path.endswith("/selfsubjectaccessreviews"):
             asked = body["spec"]["resourceAttributes"]
-            return 201, {"status": {"allowed": events or (asked["resource"], asked["verb"]) != ("events", "create")}}
+            return 201, {
+                "status": {
+                    "allowed": events or (asked["resource"], asked["verb"]) != ("events", "create")
+                }
+            }
         if path.endswith("/namespaces/chaos"):
             return 200, {"metadata": {"labels": {ALLOWED: ALLOWED_VALUE}}}
         return 201, body
@@ -507,7 +641,9 @@ def allowing(*, events: bool) -> Callable[[str, str, Any], tuple[int, Any]]:
 
 
 @pytest.mark.parametrize("is_allowed", [True, False])
-def test_without_the_right_to_write_events_a_session_is_made_all_the_same(tmp_path: Path, is_allowed: bool) -> None:
+def test_without_the_right_to_write_events_a_session_is_made_all_the_same(
+    tmp_path: Path, is_allowed: bool
+) -> None:
     """One line says what is missing; the role of the session's driver has only what the user can grant."""
     with api_server(tmp_path, allowing(events=is_allowed)) as server:
         api = KubernetesApi(kubeconfig=server.kubeconfig)
@@ -516,14 +652,22 @@ def test_without_the_right_to_write_events_a_session_is_made_all_the_same(tmp_pa
     require_all(findings)
     (finding,) = [one for one in findings if one.name == "events"]
     assert finding.is_limited is not is_allowed
-    assert ("you may not create events: kubectl get events shows no faults" in finding.told) is not is_allowed
+    assert (
+        "you may not create events: kubectl get events shows no faults" in finding.told
+    ) is not is_allowed
     assert "\n" not in finding.told
-    (role,) = [body for _, _, body in server.requests if body is not None and body["kind"] == "Role"]
-    verbs = {verb for rule in role["rules"] if rule["resources"] == ["events"] for verb in rule["verbs"]}
+    (role,) = [
+        body for _, _, body in server.requests if body is not None and body["kind"] == "Role"
+    ]
+    verbs = {
+        verb for rule in role["rules"] if rule["resources"] == ["events"] for verb in rule["verbs"]
+    }
     assert verbs == ({"list", "create"} if is_allowed else {"list"})
 
 
-def test_an_account_that_an_administrator_has_made_is_not_asked_for_its_right_to_events(tmp_path: Path) -> None:
+def test_an_account_that_an_administrator_has_made_is_not_asked_for_its_right_to_events(
+    tmp_path: Path,
+) -> None:
     options = KubernetesOptions(image="a:1", harness="pod", service_account="chaoskit-driver")
     with api_server(tmp_path, allowing(events=False)) as server:
         api = KubernetesApi(kubeconfig=server.kubeconfig)
@@ -533,7 +677,9 @@ def test_an_account_that_an_administrator_has_made_is_not_asked_for_its_right_to
 
 
 @pytest.mark.parametrize("is_large", [True, False])
-def test_machines_that_are_too_small_limit_a_run_and_refuse_none(tmp_path: Path, is_large: bool) -> None:
+def test_machines_that_are_too_small_limit_a_run_and_refuse_none(
+    tmp_path: Path, is_large: bool
+) -> None:
     """A cluster may make such a machine when a pod waits for one."""
     place = sized("a") if is_large else sized("a", cpu="10m")
     place["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
@@ -546,7 +692,9 @@ def test_machines_that_are_too_small_limit_a_run_and_refuse_none(tmp_path: Path,
     with api_server(tmp_path, answer) as server:
         api = KubernetesApi(kubeconfig=server.kubeconfig)
         (places,) = [
-            finding for finding in Examination(api, OPTIONS, {}).of_run(RunDemand(nodes=2)) if finding.name == "places"
+            finding
+            for finding in Examination(api, OPTIONS, {}).of_run(RunDemand(nodes=2))
+            if finding.name == "places"
         ]
         api.close()
     assert places.is_there

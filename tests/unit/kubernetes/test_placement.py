@@ -8,13 +8,19 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chaoskit.substrate.kubernetes.pods.placement import AVOID_S, LostMachines, keep_off, only_on, rather_not_on
+from chaoskit.substrate.kubernetes.pods.placement import (
+    AVOID_S,
+    LostMachines,
+    keep_off,
+    only_on,
+    rather_not_on,
+)
 
 
 def terms(pod: dict[str, Any]) -> Any:
-    return pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
-        "nodeSelectorTerms"
-    ]
+    return pod["spec"]["affinity"]["nodeAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]["nodeSelectorTerms"]
 
 
 OFF = {"key": "metadata.name", "operator": "NotIn", "values": ["m1"]}
@@ -30,25 +36,39 @@ def test_it_keeps_off_whichever_of_its_own_terms_is_met() -> None:
     """Terms are alternatives: a machine that is named in one only could be had by another."""
     zone = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
     disk = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["m1", "m3"]}]}
-    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": deepcopy([zone, disk])}}
+    required = {
+        "requiredDuringSchedulingIgnoredDuringExecution": {
+            "nodeSelectorTerms": deepcopy([zone, disk])
+        }
+    }
     pod: dict[str, Any] = {"spec": {"affinity": {"nodeAffinity": required}}}
     keep_off(pod, ["m1"])
-    assert terms(pod) == [zone | {"matchFields": [OFF]}, {"matchFields": [*disk["matchFields"], OFF]}]
+    assert terms(pod) == [
+        zone | {"matchFields": [OFF]},
+        {"matchFields": [*disk["matchFields"], OFF]},
+    ]
 
 
 def test_a_pod_goes_to_one_of_some_machines_whichever_of_its_own_terms_is_met() -> None:
     zone = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
-    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [dict(zone)]}}
+    required = {
+        "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [dict(zone)]}
+    }
     pod: dict[str, Any] = {"spec": {"affinity": {"nodeAffinity": required}}}
     only_on(pod, ["m1", "m2"])
     on = OFF | {"operator": "In"}
-    assert terms(pod) == [zone | {"matchFields": [on]}, zone | {"matchFields": [on | {"values": ["m2"]}]}]
+    assert terms(pod) == [
+        zone | {"matchFields": [on]},
+        zone | {"matchFields": [on | {"values": ["m2"]}]},
+    ]
 
 
 def test_a_pod_that_need_not_be_there_rather_goes_elsewhere() -> None:
     pod: dict[str, Any] = {"spec": {}}
     rather_not_on(pod, ["m1"])
-    (wish,) = pod["spec"]["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    (wish,) = pod["spec"]["affinity"]["nodeAffinity"][
+        "preferredDuringSchedulingIgnoredDuringExecution"
+    ]
     assert wish == {"weight": 100, "preference": {"matchFields": [OFF]}}
 
 
@@ -59,8 +79,12 @@ def test_nothing_is_asked_for_where_no_machine_is_lost() -> None:
     assert pod == {"spec": {}}
 
 
-@given(st.lists(st.tuples(st.sampled_from("ab"), st.booleans(), st.floats(0, 2 * AVOID_S)), max_size=8))
-def test_a_machine_is_avoided_until_it_is_back_or_the_scheduler_knows(events: list[tuple[str, bool, float]]) -> None:
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.booleans(), st.floats(0, 2 * AVOID_S)), max_size=8)
+)
+def test_a_machine_is_avoided_until_it_is_back_or_the_scheduler_knows(
+    events: list[tuple[str, bool, float]],
+) -> None:
     lost, now_s, since = LostMachines(), 0.0, dict[str, float]()
     for machine, is_back, passed_s in events:
         now_s += passed_s
@@ -70,7 +94,9 @@ def test_a_machine_is_avoided_until_it_is_back_or_the_scheduler_knows(events: li
         else:
             lost.note_lost(machine, now_s)
             since[machine] = now_s
-        assert lost.avoided(now_s) == tuple(sorted(one for one in since if now_s - since[one] < AVOID_S))
+        assert lost.avoided(now_s) == tuple(
+            sorted(one for one in since if now_s - since[one] < AVOID_S)
+        )
 
 
 def test_a_machine_that_is_not_known_is_not_avoided() -> None:

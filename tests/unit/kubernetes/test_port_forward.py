@@ -48,7 +48,9 @@ def test_an_answer_to_a_ping_holds_up_nothing() -> None:
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("last", [CLOSE, b"\x82\x04\x01bad", b""], ids=["a close", "an error", "the end"])
+@pytest.mark.parametrize(
+    "last", [CLOSE, b"\x82\x04\x01bad", b""], ids=["a close", "an error", "the end"]
+)
 def test_the_end_of_the_websocket_is_that_of_the_socket(last: bytes) -> None:
     ours, server, thread = carried()
     server.sendall(last)

@@ -38,7 +38,10 @@ DELETED = {"deletionTimestamp": "2026-08-01T12:00:30Z"}
 
 
 def node(ready: str = "True") -> dict[str, Any]:
-    return {"metadata": {"name": "m1"}, "status": {"conditions": [{"type": "Ready", "status": ready}]}}
+    return {
+        "metadata": {"name": "m1"},
+        "status": {"conditions": [{"type": "Ready", "status": ready}]},
+    }
 
 
 class Cluster:
@@ -53,7 +56,11 @@ class Cluster:
     """
 
     def __init__(self) -> None:
-        self.objects: dict[str, tuple[int, Any]] = {NODE: (200, node()), LEASE: (404, {}), EVENTS: (200, {"items": []})}
+        self.objects: dict[str, tuple[int, Any]] = {
+            NODE: (200, node()),
+            LEASE: (404, {}),
+            EVENTS: (200, {"items": []}),
+        }
         self.there: dict[str, dict[str, Any]] = {}
         self.endings = {"DELETE": (200, dict[str, Any]()), "POST": (201, dict[str, Any]())}
         self.made_with = dict[str, dict[str, Any]]()
@@ -80,7 +87,9 @@ class Cluster:
         if status is None:
             (container,) = pod["spec"]["containers"]
             runner = container["command"][container["command"].index("--dial") + 1]
-            threading.Thread(target=self._dial, args=[name, *runner.split(":")], daemon=True).start()
+            threading.Thread(
+                target=self._dial, args=[name, *runner.split(":")], daemon=True
+            ).start()
 
     def _dial(self, place: str, host: str, port: str) -> None:
         connection = frames.connect((host, int(port)), TOKEN)
@@ -123,7 +132,9 @@ def impatient(tmp_path: Path) -> Iterator[Cluster]:
 
 @contextlib.contextmanager
 def session_on(directory: Path, startup_s: float) -> Iterator[Cluster]:
-    options = KubernetesOptions(image="registry/train:1", namespace="chaos", harness="pod", startup_s=startup_s)
+    options = KubernetesOptions(
+        image="registry/train:1", namespace="chaos", harness="pod", startup_s=startup_s
+    )
     with contextlib.ExitStack() as stack:
         reception = stack.enter_context(contextlib.closing(Reception("127.0.0.1", TOKEN)))
         made, runner = Cluster(), f"127.0.0.1:{reception.address[1]}"
@@ -132,7 +143,9 @@ def session_on(directory: Path, startup_s: float) -> Iterator[Cluster]:
             return manifests.pod("s", station, place, runner, options, {}, None)
 
         made.server = stack.enter_context(api_server(directory, made.answer))
-        api = stack.enter_context(contextlib.closing(KubernetesApi(kubeconfig=made.server.kubeconfig)))
+        api = stack.enter_context(
+            contextlib.closing(KubernetesApi(kubeconfig=made.server.kubeconfig))
+        )
         where, background = (reception, "127.0.0.1", manifest), BackgroundRequests()
         stack.callback(background.close, 0.0)
         made.session = SessionPods(api, "s", options, *where, lambda line: None, background)
@@ -154,9 +167,14 @@ def fall_silent(cluster: Cluster) -> Pod:
 
 @pytest.mark.parametrize(
     ("lost", "proof"),
-    [((200, node("Unknown")), "Ready is Unknown"), ((404, {}), "the API server has no node m1 any more")],
+    [
+        ((200, node("Unknown")), "Ready is Unknown"),
+        ((404, {}), "the API server has no node m1 any more"),
+    ],
 )
-def test_a_machine_that_is_lost_takes_its_silent_pods(cluster: Cluster, lost: tuple[int, Any], proof: str) -> None:
+def test_a_machine_that_is_lost_takes_its_silent_pods(
+    cluster: Cluster, lost: tuple[int, Any], proof: str
+) -> None:
     """The API server knows that long after the pod was deleted. The first sign is the first question."""
     pod = fall_silent(cluster)
     assert cluster.taken() == []
@@ -170,7 +188,9 @@ def test_a_machine_that_is_lost_takes_its_silent_pods(cluster: Cluster, lost: tu
     assert proof in pod.disruption.detail
 
 
-def test_a_silent_pod_that_is_being_deleted_is_taken_before_its_machine_is_lost(cluster: Cluster) -> None:
+def test_a_silent_pod_that_is_being_deleted_is_taken_before_its_machine_is_lost(
+    cluster: Cluster,
+) -> None:
     pod = cluster.pod()
     cluster.there[pod.place]["metadata"] |= DELETED
     cluster.session.note_silent(pod)
@@ -187,7 +207,11 @@ def test_a_machine_that_is_heard_again_is_not_lost(cluster: Cluster) -> None:
     assert cluster.taken() == []
     assert cluster.session.has_unproven()
     cluster.objects[LEASE] = 200, {"spec": {"renewTime": "12:00:10"}}
-    wait_until(lambda: cluster.taken() or not cluster.session.has_unproven(), "the second look", poll_s=0.05)
+    wait_until(
+        lambda: cluster.taken() or not cluster.session.has_unproven(),
+        "the second look",
+        poll_s=0.05,
+    )
     cluster.objects[NODE] = 200, node("Unknown")
     assert cluster.taken() == []
 
@@ -209,7 +233,9 @@ def test_a_server_that_does_not_answer_is_asked_again(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("when", ["a fault", "another run"])
-def test_what_a_run_has_broken_itself_or_lost_before_is_not_asked_for(cluster: Cluster, when: str) -> None:
+def test_what_a_run_has_broken_itself_or_lost_before_is_not_asked_for(
+    cluster: Cluster, when: str
+) -> None:
     pod = cluster.pod()
     pod.ends_by_plan = when == "a fault"
     cluster.session.note_silent(pod)
@@ -306,7 +332,10 @@ def test_a_pod_is_examined_at_once_before_it_is_deleted(cluster: Cluster) -> Non
 
 # -- pods that do not run ---------------------------------------------------------------------------------------------
 
-ROOM = {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}
+ROOM = {
+    "phase": "Pending",
+    "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}],
+}
 EVICTED = {"phase": "Failed", "reason": "Evicted"}
 CRASHED = {"phase": "Failed", "reason": "Error"}
 
@@ -359,7 +388,9 @@ def test_a_run_is_judged_when_it_is_known_whether_a_machine_is_lost(
     for name, content in (("token", TOKEN), ("owner", "1")):
         (tmp_path / name).write_text(content)
     driven = msgspec.json.encode(DrivenSession("s", str(tmp_path))).decode()
-    options = KubernetesOptions(image="registry/train:1", namespace="chaos", harness="here", session=driven)
+    options = KubernetesOptions(
+        image="registry/train:1", namespace="chaos", harness="here", session=driven
+    )
     cluster, told = Cluster(), list[str]()
 
     def tell(line: str) -> None:
@@ -377,6 +408,10 @@ def test_a_run_is_judged_when_it_is_known_whether_a_machine_is_lost(
         substrate.settle_taken([COORDINATOR], tmp_path)
         substrate.await_machines(tmp_path)
     (record,) = read_events(tmp_path / "journal", Event.POD_TAKEN)
-    assert (record.t_ns, record["role"], record["cause"]) == (5, "coordinator", "lost with its machine")
+    assert (record.t_ns, record["role"], record["cause"]) == (
+        5,
+        "coordinator",
+        "lost with its machine",
+    )
     assert len(told) == 1
     assert "whether its machine was lost" in told[0]

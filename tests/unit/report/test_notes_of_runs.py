@@ -32,7 +32,11 @@ SENTENCES = [
         {"rank": 3, "step": 142, "source": "node0.0"},
         "rank 3 received the state of step 142 from node0.0",
     ),
-    (Event.SET_ASIDE, {"node": "node1", "strikes": 1}, "node1 gets no more workers: it lost 1 worker"),
+    (
+        Event.SET_ASIDE,
+        {"node": "node1", "strikes": 1},
+        "node1 gets no more workers: it lost 1 worker",
+    ),
     (
         Event.SET_ASIDE,
         {"node": "node1", "strikes": 0, "detail": "log rule xid: bad GPU"},
@@ -95,4 +99,6 @@ def test_a_long_duration_has_the_unit_of_its_size(seconds: float, text: str) -> 
     ],
 )
 def test_a_price_is_a_span_of_time(least_s: float, most_s: float, text: str) -> None:
-    assert price_sentence(Price(least_s=least_s, most_s=most_s, tests=1)).startswith(f"about {text}: 1 test, ")
+    assert price_sentence(Price(least_s=least_s, most_s=most_s, tests=1)).startswith(
+        f"about {text}: 1 test, "
+    )

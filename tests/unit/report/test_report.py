@@ -18,7 +18,13 @@ from chaoskit.errors import BadInput
 from chaoskit.report.html import write_html
 from chaoskit.report.junit import junit_properties, write_junit
 from chaoskit.report.store import read_outcomes, write_outcome
-from chaoskit.report.summary import duration, loss_sentence, match_losses, render_summary, with_reference
+from chaoskit.report.summary import (
+    duration,
+    loss_sentence,
+    match_losses,
+    render_summary,
+    with_reference,
+)
 from chaoskit.report.svg import Scale, downsample, nice_ticks, recovery_scale, render_timeline_svg
 from chaoskit.runlog.outcome import (
     Check,
@@ -52,7 +58,11 @@ def recovery(rank: int, injected_s: float, *, slower: float = 1.0, generation: i
     for name, (took, reference, what) in zip(RECOVERY_PHASES, PHASES, strict=True):
         spans.append(
             PhaseSpan(
-                name=name, start_s=at, end_s=at + took * slower / 1e3, reference_s=reference / 1e3, reference=what
+                name=name,
+                start_s=at,
+                end_s=at + took * slower / 1e3,
+                reference_s=reference / 1e3,
+                reference=what,
             )
         )
         at = spans[-1].end_s
@@ -70,7 +80,12 @@ def recovery(rank: int, injected_s: float, *, slower: float = 1.0, generation: i
 
 
 def loss_at(step: int) -> float:
-    return 2.3 * math.exp(-step / 40) + 0.9 + 0.05 * math.sin(step * 1.7) + 0.02 * math.sin(step * 0.31)
+    return (
+        2.3 * math.exp(-step / 40)
+        + 0.9
+        + 0.05 * math.sin(step * 1.7)
+        + 0.02 * math.sin(step * 0.31)
+    )
 
 
 def points(count: int, recoveries: list[Recovery]) -> list[StepPoint]:
@@ -81,11 +96,23 @@ def points(count: int, recoveries: list[Recovery]) -> list[StepPoint]:
         begin, at = at, at + STEP_S
         if waiting and at > waiting[0].injected_s:
             current = waiting.pop(0)
-            at, generation, world, small_until = current.injected_s + current.seconds, generation + 1, 3, step + 3
+            at, generation, world, small_until = (
+                current.injected_s + current.seconds,
+                generation + 1,
+                3,
+                step + 3,
+            )
         elif step == small_until:
             generation, world = generation + 1, 4
         steps.append(
-            StepPoint(step=step, loss=loss_at(step), at_s=at, seconds=at - begin, generation=generation, world=world)
+            StepPoint(
+                step=step,
+                loss=loss_at(step),
+                at_s=at,
+                seconds=at - begin,
+                generation=generation,
+                world=world,
+            )
         )
     return steps
 
@@ -100,11 +127,19 @@ def kill(rank: int, step: int, injected_s: float) -> FaultRecord:
         injected_s=injected_s,
         state="confirmed",
         evidence=[
-            EvidenceRecord(level="armed", at_s=injected_s + 0.0001, observed="kill(4127, SIGKILL) returned 0"),
             EvidenceRecord(
-                level="effective", at_s=injected_s + 0.0031, observed="pidfd of 4127 readable, exit signal 9"
+                level="armed", at_s=injected_s + 0.0001, observed="kill(4127, SIGKILL) returned 0"
             ),
-            EvidenceRecord(level="impactful", at_s=injected_s + 0.0049, observed="3 of 4 ranks left generation 1"),
+            EvidenceRecord(
+                level="effective",
+                at_s=injected_s + 0.0031,
+                observed="pidfd of 4127 readable, exit signal 9",
+            ),
+            EvidenceRecord(
+                level="impactful",
+                at_s=injected_s + 0.0049,
+                observed="3 of 4 ranks left generation 1",
+            ),
         ],
     )
 
@@ -117,7 +152,9 @@ def outcome(
     injected: tuple[float, ...] = (),
     **changes: object,
 ) -> Outcome:
-    recoveries = [recovery(index + 1, at, slower=1 + 0.3 * index) for index, at in enumerate(injected)]
+    recoveries = [
+        recovery(index + 1, at, slower=1 + 0.3 * index) for index, at in enumerate(injected)
+    ]
     steps = points(count, recoveries)
     base = Outcome(
         name=name,
@@ -137,13 +174,23 @@ def outcome(
         recoveries=recoveries,
         checks=[
             Check(name="recovery time", verdict=Verdict.PASSED, detail="0.192 s, limit 0.5 s"),
-            Check(name="loss continuity", verdict=verdict, detail="compared with the twin, step by step"),
+            Check(
+                name="loss continuity",
+                verdict=verdict,
+                detail="compared with the twin, step by step",
+            ),
         ],
         ledger=Ledger(steps=count, samples=count * 32),
         lost_steps=0,
         weights_digest="9f2c4e01aa73be55d0",
         twin_weights_digest="9f2c4e01aa73be55d0",
-        environment={"python": "3.11.9", "torch": "2.9.1", "kernel": "6.8.0-45", "cpus": 2, "chaoskit": "0.1.0"},
+        environment={
+            "python": "3.11.9",
+            "torch": "2.9.1",
+            "kernel": "6.8.0-45",
+            "cpus": 2,
+            "chaoskit": "0.1.0",
+        },
         directory="/tmp/chaoskit/runs/20260302-101500",
     )
     return msgspec.structs.replace(base, **changes)
@@ -169,9 +216,17 @@ def failed() -> Outcome:
 
 
 def unknown() -> Outcome:
-    fault = FaultRecord(fault="Cut(node=1, at_step=30)", kind="Cut", step=30, injected_s=5.0, state="not observed")
+    fault = FaultRecord(
+        fault="Cut(node=1, at_step=30)", kind="Cut", step=30, injected_s=5.0, state="not observed"
+    )
     reason = "Cut(node=1, at_step=30): no evidence that it took effect"
-    return outcome("a cut nobody felt", verdict=Verdict.UNKNOWN, faults=[fault], reasons=[reason], twin_losses=None)
+    return outcome(
+        "a cut nobody felt",
+        verdict=Verdict.UNKNOWN,
+        faults=[fault],
+        reasons=[reason],
+        twin_losses=None,
+    )
 
 
 def broken() -> Outcome:
@@ -200,7 +255,10 @@ def odd_losses() -> Outcome:
 
 def repeats() -> list[Outcome]:
     verdicts = [Verdict.PASSED, Verdict.PASSED, Verdict.FAILED, Verdict.PASSED]
-    return [outcome(f"kill[repeat{n}]", verdict=one, injected=(4.3,), seed=n) for n, one in enumerate(verdicts)]
+    return [
+        outcome(f"kill[repeat{n}]", verdict=one, injected=(4.3,), seed=n)
+        for n, one in enumerate(verdicts)
+    ]
 
 
 @dataclass
@@ -231,10 +289,16 @@ class Page(HTMLParser):
             self.islands.append(data)
 
     def text(self) -> str:
-        return " ".join(" ".join(data for tag, data in self.texts if tag not in {"script", "style"}).split())
+        return " ".join(
+            " ".join(data for tag, data in self.texts if tag not in {"script", "style"}).split()
+        )
 
     def with_class(self, name: str) -> list[dict[str, str | None]]:
-        return [attributes for _, attributes in self.elements if name in (attributes.get("class") or "").split()]
+        return [
+            attributes
+            for _, attributes in self.elements
+            if name in (attributes.get("class") or "").split()
+        ]
 
 
 def page(outcomes: list[Outcome], directory: Path) -> Page:
@@ -259,13 +323,17 @@ def test_what_copies_leave_at_risk_is_told(tmp_path: Path) -> None:
     assert words in " ".join(terminal([told], width=120).split())
     assert "one update" not in terminal([passed()], width=120)
     single = msgspec.structs.replace(passed(), copies=CopyInterval(steps=1, seconds=0.2))
-    assert "at most 1 step (200 ms) is computed again" in " ".join(terminal([single], width=120).split())
+    assert "at most 1 step (200 ms) is computed again" in " ".join(
+        terminal([single], width=120).split()
+    )
     write_html([told], tmp_path / "report.html")
     assert words in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 def test_the_limits_of_phases_and_the_suspects_are_told(tmp_path: Path) -> None:
-    told = msgspec.structs.replace(passed(), hang_limits_ms={"forward": 620, "optimizer": 1500}, suspects=1)
+    told = msgspec.structs.replace(
+        passed(), hang_limits_ms={"forward": 620, "optimizer": 1500}, suspects=1
+    )
     words = "forward 620 ms, optimizer 1.5 s; 1 rank ended on suspicion"
     assert f"hang limits: {words}" in " ".join(terminal([told], width=120).split())
     assert "hang limits" not in terminal([passed()], width=120)
@@ -317,7 +385,9 @@ class TestStore:
         write_outcome(outcome("first", started="2026-03-02T10:00:00+00:00"), tmp_path / "b")
         assert [one.name for one in read_outcomes(tmp_path)] == ["first", "second"]
 
-    def test_a_new_outcome_replaces_the_old_one_and_leaves_nothing_else(self, tmp_path: Path) -> None:
+    def test_a_new_outcome_replaces_the_old_one_and_leaves_nothing_else(
+        self, tmp_path: Path
+    ) -> None:
         write_outcome(passed(), tmp_path)
         write_outcome(failed(), tmp_path)
         assert [path.name for path in tmp_path.iterdir()] == ["outcome.json"]
@@ -339,13 +409,22 @@ class TestStore:
 class TestWords:
     @pytest.mark.parametrize(
         ("seconds", "text"),
-        [(0, "0 ms"), (0.0031, "3.1 ms"), (0.0612, "61.2 ms"), (0.9996, "1 s"), (47.04, "47 s"), (None, "–")],
+        [
+            (0, "0 ms"),
+            (0.0031, "3.1 ms"),
+            (0.0612, "61.2 ms"),
+            (0.9996, "1 s"),
+            (47.04, "47 s"),
+            (None, "–"),
+        ],
     )
     def test_durations(self, seconds: float | None, text: str) -> None:
         assert duration(seconds) == text
 
     def test_a_phase_shows_its_reference_in_the_same_unit(self) -> None:
-        span = PhaseSpan(name="detected", start_s=2.0, end_s=2.0031, reference_s=0.0003, reference="a wake-up")
+        span = PhaseSpan(
+            name="detected", start_s=2.0, end_s=2.0031, reference_s=0.0003, reference="a wake-up"
+        )
         assert with_reference(span) == "3.1 ms (reference 0.3)"
         slow = msgspec.structs.replace(span, end_s=20.8)
         assert with_reference(slow) == "18.8 s (reference 0.3 ms)"
@@ -355,7 +434,9 @@ class TestWords:
 
     def test_the_first_difference_is_named(self) -> None:
         sentence = loss_sentence(failed())
-        assert sentence.startswith("21 of 60 losses bit-equal to the twin; first difference at step 21: ")
+        assert sentence.startswith(
+            "21 of 60 losses bit-equal to the twin; first difference at step 21: "
+        )
         assert sentence.endswith("= 2.63e-06")
 
     def test_a_nan_equals_a_nan_and_a_skip_a_skip(self) -> None:
@@ -378,7 +459,11 @@ class TestSummary:
     def test_every_experiment_has_a_row_that_fits_80_columns(self) -> None:
         text = terminal([passed(), failed(), unknown(), broken()])
         assert max(map(len, text.splitlines())) <= 80
-        assert re.search(r"^PASSED +losing a rank costs nothing +3/3 +308 ms +\S+ ms +0 +60/60", text, re.MULTILINE)
+        assert re.search(
+            r"^PASSED +losing a rank costs nothing +3/3 +308 ms +\S+ ms +0 +60/60",
+            text,
+            re.MULTILINE,
+        )
         for word in ("FAILED", "UNKNOWN", "ERROR", "gpt on 4 nodes + 1", "Cut(node=1, at_step=30)"):
             assert word in text
 
@@ -395,7 +480,10 @@ class TestSummary:
 
     def test_the_recovery_probability_of_repeats_and_of_all(self) -> None:
         text = " ".join(terminal([*repeats(), passed(), unknown()], width=120).split())
-        assert "kill Kill(rank=1, at_step=20) recovered in 3 of 4 runs: 75 %, 95 % interval 30.06 % to 95.44 %" in text
+        assert (
+            "kill Kill(rank=1, at_step=20) recovered in 3 of 4 runs: 75 %, 95 % interval 30.06 % to 95.44 %"
+            in text
+        )
         assert "p50 192 ms, worst of 3 192 ms" in text
         assert "all experiments recovered in 4 of 5 runs: 80 %" in text
         assert text.count("recovered in") == 2  # what was run once has no line of its own
@@ -445,7 +533,10 @@ class TestJunit:
             ["error"],
             ["error"],
         ]
-        assert cases[1].find("failure").get("message") == "failed: loss continuity: step 21 differs from the twin"  # type: ignore[union-attr]
+        assert (
+            cases[1].find("failure").get("message")
+            == "failed: loss continuity: step 21 differs from the twin"
+        )  # type: ignore[union-attr]
         assert cases[0].find("properties/property[@name='chaoskit.recovery_s']") is not None
 
     def test_control_characters_and_markup(self, tmp_path: Path) -> None:
@@ -472,7 +563,13 @@ class TestPage:
         parsed = page([passed()], tmp_path)
         assert len(parsed.with_class("recovery")) == 3
         labels = [attributes.get("aria-label") or "" for _, attributes in parsed.elements]
-        assert sum(one.startswith("Recovery timeline: detected 3.1 ms (reference 0.3)") for one in labels) == 1
+        assert (
+            sum(
+                one.startswith("Recovery timeline: detected 3.1 ms (reference 0.3)")
+                for one in labels
+            )
+            == 1
+        )
         text = parsed.text()
         assert "reference 160 ms: one step at 3 ranks" in text
         assert "1.15 × the reference of 168 ms" in text
@@ -481,19 +578,27 @@ class TestPage:
         parsed = page([passed()], tmp_path)
         assert "60 of 60 losses bit-equal to the twin" in parsed.text()
         assert len(parsed.with_class("generation")) == 6
-        assert len(parsed.with_class("window")) == 3 * 3 + 1  # three recoveries in three pictures, and the legend
+        assert (
+            len(parsed.with_class("window")) == 3 * 3 + 1
+        )  # three recoveries in three pictures, and the legend
         labels = {attributes.get("aria-label") for _, attributes in parsed.elements}
         assert "World size by step: 4 → 3 → 4 → 3 → 4 → 3 → 4" in labels
 
     def test_a_difference_is_marked_and_put_in_words(self, tmp_path: Path) -> None:
         parsed = page([failed()], tmp_path)
         assert "first difference at step 21" in parsed.text()
-        assert [tag for tag, attributes in parsed.elements if attributes.get("class") == "difference"] == ["i", "line"]
+        assert [
+            tag for tag, attributes in parsed.elements if attributes.get("class") == "difference"
+        ] == ["i", "line"]
 
     def test_many_recoveries_stay_readable(self, tmp_path: Path) -> None:
         parsed = page([outcome("many", injected=(2.1, 3.3, 5.1, 7.0, 8.8))], tmp_path)
         assert "and 2 more" in parsed.text()
-        folded = [tag for tag, attributes in parsed.elements if tag == "details" and "class" not in attributes]
+        folded = [
+            tag
+            for tag, attributes in parsed.elements
+            if tag == "details" and "class" not in attributes
+        ]
         assert len(folded) == 2  # the first three show their phases, the others on demand
 
     def test_connections_that_were_refused_are_a_number(self, tmp_path: Path) -> None:
@@ -538,7 +643,9 @@ class TestPage:
     @pytest.mark.parametrize("losses", [[None, None], [math.nan, math.inf], [1.5, 1.5], [2.0]])
     def test_curves_without_a_range(self, tmp_path: Path, losses: list[float | None]) -> None:
         one = outcome("flat", count=len(losses))
-        one.steps = [msgspec.structs.replace(p, loss=loss) for p, loss in zip(one.steps, losses, strict=True)]
+        one.steps = [
+            msgspec.structs.replace(p, loss=loss) for p, loss in zip(one.steps, losses, strict=True)
+        ]
         one.twin_losses = losses
         parsed = page([one], tmp_path)
         assert f"{len(losses)} of {len(losses)} losses bit-equal" in parsed.text()
@@ -549,7 +656,10 @@ class TestPage:
         assert ("title", "unknown: chaoskit report") in parsed.texts
 
     def test_ten_thousand_steps_stay_drawable(self, tmp_path: Path) -> None:
-        parsed = page([outcome("long", count=10_000, injected=tuple(100.0 * n for n in range(1, 15)))], tmp_path)
+        parsed = page(
+            [outcome("long", count=10_000, injected=tuple(100.0 * n for n in range(1, 15)))],
+            tmp_path,
+        )
         lines = [attributes["d"] or "" for tag, attributes in parsed.elements if tag == "path"]
         assert lines
         assert all(line.count("L") < 1_700 for line in lines)
@@ -572,7 +682,12 @@ class TestPage:
 
     def test_hostile_texts_stay_texts(self, tmp_path: Path) -> None:
         one = msgspec.structs.replace(
-            failed(), name=HOSTILE, job=HOSTILE, reasons=[HOSTILE], environment={HOSTILE: HOSTILE}, directory=HOSTILE
+            failed(),
+            name=HOSTILE,
+            job=HOSTILE,
+            reasons=[HOSTILE],
+            environment={HOSTILE: HOSTILE},
+            directory=HOSTILE,
         )
         one.recoveries = [msgspec.structs.replace(one.recoveries[0], cause=HOSTILE)]
         one.faults[0].fault = HOSTILE
@@ -596,7 +711,9 @@ class TestPage:
         assert "@import" not in source
         assert "url(" not in source
         assert not [
-            tag for tag, attributes in parsed.elements if tag in {"link", "img", "iframe"} or "src" in attributes
+            tag
+            for tag, attributes in parsed.elements
+            if tag in {"link", "img", "iframe"} or "src" in attributes
         ]
         assert all(
             attributes["href"] and attributes["href"].startswith("./")
@@ -627,7 +744,9 @@ class TestPictures:
 
     def test_the_axis_changes_scale_only_before_a_long_tail(self) -> None:
         short = recovery(2, 4.0)
-        assert len(recovery_scale([msgspec.structs.replace(short, spans=short.spans[:5])]).knots) == 2
+        assert (
+            len(recovery_scale([msgspec.structs.replace(short, spans=short.spans[:5])]).knots) == 2
+        )
         knots = recovery_scale([short]).knots
         assert [position for _, position in knots] == [0, 60, 100]
         assert knots[1][0] == pytest.approx(short.seconds)
@@ -642,7 +761,12 @@ class TestPictures:
 
     @pytest.mark.parametrize(
         ("low", "high", "ticks"),
-        [(0, 10, [0, 2, 4, 6, 8, 10]), (0.93, 3.21, [1, 1.5, 2, 2.5, 3]), (5, 5, [5]), (-1, 1, [-1, -0.5, 0, 0.5, 1])],
+        [
+            (0, 10, [0, 2, 4, 6, 8, 10]),
+            (0.93, 3.21, [1, 1.5, 2, 2.5, 3]),
+            (5, 5, [5]),
+            (-1, 1, [-1, -0.5, 0, 0.5, 1]),
+        ],
     )
     def test_ticks_are_round(self, low: float, high: float, ticks: list[float]) -> None:
         assert nice_ticks(low, high) == pytest.approx(ticks)

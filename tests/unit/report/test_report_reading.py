@@ -27,7 +27,16 @@ import chaoskit.report
 from chaoskit.plaintext import shorten_command
 from chaoskit.report import words
 from chaoskit.report.html import EVIDENCE_LEVELS, write_html
-from chaoskit.report.svg import NARROW, WIDE, Caption, Scale, recovery_scale, render_timeline_svg, step_axis, time_axis
+from chaoskit.report.svg import (
+    NARROW,
+    WIDE,
+    Caption,
+    Scale,
+    recovery_scale,
+    render_timeline_svg,
+    step_axis,
+    time_axis,
+)
 from chaoskit.runlog.account.time_account import TimeAccount
 from chaoskit.runlog.outcome import Outcome, PhaseSpan
 from chaoskit.vocabulary import LOSS_CAUSES, RECOVERY_PHASES
@@ -79,7 +88,9 @@ class Pictures(HTMLParser):
     def handle_data(self, data: str) -> None:
         x = self.place.get("x") or ""
         if self.stack and self.stack[-1][0] == "text" and x.endswith("%"):
-            group = next((name for _, name in reversed(self.stack) if name in {"wide", "narrow"}), "")
+            group = next(
+                (name for _, name in reversed(self.stack) if name in {"wide", "narrow"}), ""
+            )
             anchor, y = self.place.get("text-anchor") or "start", float(self.place.get("y") or 0)
             if x != "0%" or anchor != "end":  # the values of an axis stand to the left of the plot
                 self.texts.append(Text(self.number, group, float(x[:-1]), y, anchor, data))
@@ -97,7 +108,12 @@ def collisions(texts: list[Text], group: str, width: float) -> list[tuple[str, s
     pairs = []
     for one, other in combinations(shown, 2):
         (start, stop), (other_start, other_stop) = one.extent(width), other.extent(width)
-        if one.picture == other.picture and abs(one.y - other.y) < 11 and start < other_stop and other_start < stop:
+        if (
+            one.picture == other.picture
+            and abs(one.y - other.y) < 11
+            and start < other_stop
+            and other_start < stop
+        ):
             pairs.append((one.text, other.text))
     return pairs
 
@@ -143,7 +159,9 @@ def long_tail() -> Outcome:
 
 class TestLabels:
     @pytest.mark.parametrize(
-        "make", [passed, failed, unknown, odd_losses, many_recoveries, long_tail], ids=lambda make: make.__name__
+        "make",
+        [passed, failed, unknown, odd_losses, many_recoveries, long_tail],
+        ids=lambda make: make.__name__,
     )
     @pytest.mark.parametrize(("group", "width"), [("wide", WIDE), ("narrow", NARROW)])
     def test_no_label_of_a_picture_lies_over_another(
@@ -160,7 +178,9 @@ class TestLabels:
         at, spans = 0.0, []
         for name in RECOVERY_PHASES:
             took = 10 ** random.uniform(-4, 2)
-            spans.append(PhaseSpan(name=name, start_s=at, end_s=at + took, reference_s=0.0, reference=""))
+            spans.append(
+                PhaseSpan(name=name, start_s=at, end_s=at + took, reference_s=0.0, reference="")
+            )
             at += took
         way_back = msgspec.structs.replace(recovery(1, 0.0), spans=spans, seconds=spans[4].end_s)
         scale = recovery_scale([way_back])
@@ -180,12 +200,16 @@ class TestLabels:
 
     def test_a_narrow_plot_has_fewer_labels_and_still_some(self) -> None:
         scale = Scale.linear(0, 0.3)
-        wide, narrow = (pictures(f"<svg>{time_axis(scale, 0, 30, width)}</svg>") for width in (WIDE, NARROW))
+        wide, narrow = (
+            pictures(f"<svg>{time_axis(scale, 0, 30, width)}</svg>") for width in (WIDE, NARROW)
+        )
         assert len(wide) > len(narrow) >= 2
 
     def test_values_beside_the_curves_have_the_room_that_they_need(self, tmp_path: Path) -> None:
         base = outcome("huge", count=30)
-        base.steps = [msgspec.structs.replace(point, loss=1e5 + 10.0 * point.step) for point in base.steps]
+        base.steps = [
+            msgspec.structs.replace(point, loss=1e5 + 10.0 * point.step) for point in base.steps
+        ]
         base.twin_losses = None
         room = re.search(r"--axis: (\d+)px", written([base], tmp_path))
         assert room is not None
@@ -248,7 +272,9 @@ class Tables(HTMLParser):
 
 
 class TestNarrowPages:
-    def test_a_table_of_many_columns_becomes_a_list_with_the_names_of_its_columns(self, tmp_path: Path) -> None:
+    def test_a_table_of_many_columns_becomes_a_list_with_the_names_of_its_columns(
+        self, tmp_path: Path
+    ) -> None:
         parser = Tables()
         parser.feed(written([*repeats(), passed(), failed()], tmp_path))
         folding = [table for table in parser.tables if "folding" in table[0]]
@@ -271,13 +297,22 @@ class TestNarrowPages:
 
     def test_a_shortened_command_keeps_its_script(self) -> None:
         command = "env TORCH_X=1 OMP=2 /opt/bin/torchrun --standalone --nproc-per-node=2 /home/me/job/train.py --lr=1"
-        assert shorten_command(command, 90) == "torchrun --standalone --nproc-per-node=2 train.py --lr=1"
+        assert (
+            shorten_command(command, 90)
+            == "torchrun --standalone --nproc-per-node=2 train.py --lr=1"
+        )
         assert shorten_command(command, 50) == "torchrun --standalone … train.py --lr=1"
         assert shorten_command("env A=1 /bin/train.py", 90) == "env A=1 /bin/train.py"
         assert len(shorten_command(f"{command} {'--option=value ' * 9}", 60)) <= 60
 
-    def test_a_long_command_is_shortened_in_its_row_and_whole_in_the_facts(self, tmp_path: Path) -> None:
-        command = "/opt/venv/bin/torchrun --standalone --nproc-per-node=2 " + "train.py --option=value " * 10 + "--end"
+    def test_a_long_command_is_shortened_in_its_row_and_whole_in_the_facts(
+        self, tmp_path: Path
+    ) -> None:
+        command = (
+            "/opt/venv/bin/torchrun --standalone --nproc-per-node=2 "
+            + "train.py --option=value " * 10
+            + "--end"
+        )
         source = written([outcome("long", job=command)], tmp_path)
         row = source.split('<summary class="row">', 1)[1].split("</summary>", 1)[0]
         assert "torchrun --standalone --nproc-per-node=2 train.py" in row
@@ -289,13 +324,30 @@ class TestNarrowPages:
 class TestPaper:
     def test_an_open_experiment_may_take_several_pages_and_its_parts_one(self) -> None:
         rules = media("print")
-        kept = {selector for selector, declarations in rules.items() if "break-inside: avoid" in declarations}
-        assert ".experiment" not in kept, "a run that is longer than a page would begin with an empty one"
-        assert {".experiment:not([open])", ".recovery", ".curves figure", ".reasons", "tr", "h3"} <= kept
+        kept = {
+            selector
+            for selector, declarations in rules.items()
+            if "break-inside: avoid" in declarations
+        }
+        assert ".experiment" not in kept, (
+            "a run that is longer than a page would begin with an empty one"
+        )
+        assert {
+            ".experiment:not([open])",
+            ".recovery",
+            ".curves figure",
+            ".reasons",
+            "tr",
+            "h3",
+        } <= kept
 
     def test_a_heading_stays_with_what_follows(self) -> None:
         rules = media("print")
-        follow = {selector for selector, declarations in rules.items() if "break-after: avoid" in declarations}
+        follow = {
+            selector
+            for selector, declarations in rules.items()
+            if "break-after: avoid" in declarations
+        }
         assert {"h3", ".experiment > summary", "thead"} <= follow
 
 
@@ -321,7 +373,10 @@ class TestWords:
         assert {name for name, _ in account().parts()} <= set(words.PARTS)
         assert set(words.CAUSES) >= LOSS_CAUSES
         assert set(EVIDENCE_LEVELS) == set(words.LEVELS)
-        assert words.cause("false alarm (hung)") == f"a rank was replaced without a fault: {words.CAUSES['hung']}"
+        assert (
+            words.cause("false alarm (hung)")
+            == f"a rank was replaced without a fault: {words.CAUSES['hung']}"
+        )
 
     def test_a_sentence_is_short_and_explains(self) -> None:
         for word, sentence in sentences():
@@ -353,6 +408,9 @@ def test_the_title_of_a_picture_does_not_run_into_its_figures() -> None:
     long = msgspec.structs.replace(
         recovery(2, 4.0), cause="rank 2 was given up: raised (" + "a long reason " * 12 + ")"
     )
-    title = re.search(r'<text x="20"[^>]*>([^<]*)</text><text x="940"[^>]*>([^<]*)</text>', render_timeline_svg(long))
+    title = re.search(
+        r'<text x="20"[^>]*>([^<]*)</text><text x="940"[^>]*>([^<]*)</text>',
+        render_timeline_svg(long),
+    )
     assert title is not None
     assert 20 + len(title[1]) * 8.7 < 940 - len(title[2]) * 7.2

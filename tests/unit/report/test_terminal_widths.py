@@ -55,13 +55,18 @@ def _commands() -> Iterator[list[str]]:
     yield []
     for name in COMMANDS:
         yield [name]
-        yield from ([name, below] for below in getattr(root.get_command(None, name), "commands", {}))
+        yield from (
+            [name, below] for below in getattr(root.get_command(None, name), "commands", {})
+        )
 
 
 @pytest.mark.parametrize("width", [*WIDTHS, 120])
 @pytest.mark.parametrize("words", list(_commands()), ids=" ".join)
 def test_help_is_wrapped_once(
-    words: list[str], width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    width: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Each line is as full as it can be: the first word of the next one would not have fitted."""
     monkeypatch.setenv("COLUMNS", str(width))
@@ -71,8 +76,12 @@ def test_help_is_wrapped_once(
     command, context = root, typer.Context(root)
     for word in words:
         command = command.get_command(context, word)
-    names = [name for parameter in command.params for name in parameter.opts if name.startswith("-")]
-    assert_fits(text, width, [*names, *getattr(command, "commands", ()), " ".join(["chaoskit", *words])])
+    names = [
+        name for parameter in command.params for name in parameter.opts if name.startswith("-")
+    ]
+    assert_fits(
+        text, width, [*names, *getattr(command, "commands", ()), " ".join(["chaoskit", *words])]
+    )
     prose = text.partition("╭")[0]
     for paragraph in re.split(r"\n\s*\n", prose.strip("\n")):
         lines = [line.strip() for line in paragraph.splitlines()]
@@ -98,7 +107,11 @@ def test_help_is_wrapped_once(
     ],
 )
 def test_a_shell_completes_names(
-    typed: str, words: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    typed: str,
+    words: set[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The shell asks by environment variables, and is answered with one word a line, and no error."""
     (tmp_path / "my_train.py").write_text("")
@@ -114,7 +127,9 @@ def test_a_shell_completes_names(
     assert answer.err == ""
 
 
-def test_the_help_names_the_options_that_install_completion(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_names_the_options_that_install_completion(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert run(["--help"]) == 0
     assert "--install-completion" in capsys.readouterr().out
 
@@ -129,12 +144,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs = [
         record(0.05, series="6a665f8d30f908ca", title=NAME, commit="64445ce0f1", seed=123456),
         record(9.05, series="6a665f8d30f908ca", title=NAME, verdict=Verdict.FAILED, lost_steps=3),
-        record(None, series="f7f76ae075b09217", title="test_first.py::test_fails", verdict=Verdict.UNKNOWN),
+        record(
+            None,
+            series="f7f76ae075b09217",
+            title="test_first.py::test_fails",
+            verdict=Verdict.UNKNOWN,
+        ),
     ]
     history = RunHistory(str(root / "history"))
     history.add(new_id(), runs)
     history.close()
-    (root / "before.jsonl").write_bytes(encode([record(0.01, series=run.series, title=run.title) for run in runs]))
+    (root / "before.jsonl").write_bytes(
+        encode([record(0.01, series=run.series, title=run.title) for run in runs])
+    )
     (root / "after.jsonl").write_bytes(encode(runs))
     (root / "ids").write_text("\n".join(run.run_id for run in runs))
     for number, stored in enumerate(outcomes()):
@@ -156,7 +178,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def outcomes() -> list[Outcome]:
     by_command = outcome("test_command", verdict=Verdict.FAILED, session="20261128-182837-11715")
-    return [passed(), failed(), msgspec.structs.replace(by_command, job=COMMAND, reasons=["it ended with status 1"])]
+    return [
+        passed(),
+        failed(),
+        msgspec.structs.replace(by_command, job=COMMAND, reasons=["it ended with status 1"]),
+    ]
 
 
 _SERIES = ["6a665f8d30f908ca", "f7f76ae075b09217"]
@@ -176,7 +202,11 @@ _CASES: dict[str, list[str]] = {
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("typed", list(_CASES))
 def test_a_table_fits_the_terminal(
-    typed: str, width: int, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    typed: str,
+    width: int,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", str(width))
@@ -191,16 +221,29 @@ def test_a_table_fits_the_terminal(
 def _findings() -> RenderableType:
     found = [
         Finding("disk.free_bytes", severity="ok", value=81439371264, limit=256000000),
-        Finding("gpu.count", value=0, limit=8, severity="bad", detail="no GPU here: nvidia-ml-py is not installed"),
+        Finding(
+            "gpu.count",
+            value=0,
+            limit=8,
+            severity="bad",
+            detail="no GPU here: nvidia-ml-py is not installed",
+        ),
     ]
-    return node.render(found, HealthVerdict("node-with-a-long-name-3", Standing.REFUSED, ("gpu.count: 0, below 8",)))
+    return node.render(
+        found,
+        HealthVerdict("node-with-a-long-name-3", Standing.REFUSED, ("gpu.count: 0, below 8",)),
+    )
 
 
 def _tried() -> RenderableType:
     return canary.render(
         [
             canary.Tried(
-                "a replica that skips a reduction and goes on", "replicated, 3 ranks", "losses", "failed", "mistake"
+                "a replica that skips a reduction and goes on",
+                "replicated, 3 ranks",
+                "losses",
+                "failed",
+                "mistake",
             )
         ]
     )
@@ -230,12 +273,17 @@ def _sessions() -> RenderableType:
         (_findings, ["disk.free_bytes", "81439371264", "node-with-a-long-name-3"]),
         (_tried, ["mistakes: 1"]),
         (_doctor, ["PR_SET_PDEATHSIG"]),
-        (_sessions, ["chaoskit-1f2e3d4c", "2026-11-28T18:28:37Z", "somebody@a-machine.example.com"]),
+        (
+            _sessions,
+            ["chaoskit-1f2e3d4c", "2026-11-28T18:28:37Z", "somebody@a-machine.example.com"],
+        ),
         (lambda: render_summary(outcomes()), ["20261128-182837-11715"]),
         (lambda: rules.render([]), ["least / median / greatest"]),
     ],
 )
-def test_what_other_commands_print_fits_the_terminal(made: Any, names: list[str], width: int) -> None:
+def test_what_other_commands_print_fits_the_terminal(
+    made: Any, names: list[str], width: int
+) -> None:
     assert_fits(rendered(made(), width), width, names)
 
 
@@ -254,9 +302,14 @@ def test_identifiers_and_numbers_are_whole_at_any_width(width: int) -> None:
     """A table that fits is one; else each row is a block."""
     run_id = new_id()
     table = DataTable(
-        Column("run", is_heading=True), Column("size", is_number=True), Column("machine", is_text=True), Column("name")
+        Column("run", is_heading=True),
+        Column("size", is_number=True),
+        Column("machine", is_text=True),
+        Column("name"),
     )
-    table.add_row(run_id, "123456789 MB", "a processor, 2 cores, local, and more words", "step-000000010.g0")
+    table.add_row(
+        run_id, "123456789 MB", "a processor, 2 cores, local, and more words", "step-000000010.g0"
+    )
     text = rendered(table, width)
     assert_fits(text, width, [run_id, "123456789 MB", "step-000000010.g0"])
     for word in ("processor,", "cores,", "local,", "words"):
@@ -268,4 +321,6 @@ def test_identifiers_and_numbers_are_whole_at_any_width(width: int) -> None:
 def test_a_long_command_is_shortened_in_a_row_and_whole_nowhere_else() -> None:
     text = rendered(render_summary(outcomes()), 200)
     assert COMMAND not in text
-    assert re.search(r"torchrun … train\.py --learning-rate 0\.001 --out \{run_dir\}/x on 4 nodes", text)
+    assert re.search(
+        r"torchrun … train\.py --learning-rate 0\.001 --out \{run_dir\}/x on 4 nodes", text
+    )

@@ -35,7 +35,9 @@ PATTERNS = LogPatterns(step=r"step (\d+)", loss=r"loss ([\d.eE+-]+|nan)")
         ({"step": r"(\d+)", "tolerance": True}, "tolerance", "use a value of type float"),
     ],
 )
-def test_patterns_that_cannot_work_are_refused(wrong: dict[str, object], field: str, remedy: str) -> None:
+def test_patterns_that_cannot_work_are_refused(
+    wrong: dict[str, object], field: str, remedy: str
+) -> None:
     with pytest.raises(BadInput, match=re.escape(remedy)) as caught:
         LogPatterns(**wrong)  # type: ignore[arg-type]
     assert caught.value.field == field
@@ -71,7 +73,11 @@ def test_what_is_no_whole_number_is_remembered() -> None:
         (r"step\D*(\d+)", "step \x1b[1;36m12\x1b[0m", 12),  # and not the 1 of the colour
         (r"step (\d+)", "\x1b]8;;http://host/5\x1b\\step 12\x1b]8;;\x1b\\", 12),  # a link
         (r"step (\d+)", "\x1b[2K\x1b[1Astep 12", 12),  # rich draws a line over
-        (r"step \x1b\[1;36m(\d+)", "step \x1b[1;36m12\x1b[0m", 12),  # a pattern that knows of the colour
+        (
+            r"step \x1b\[1;36m(\d+)",
+            "step \x1b[1;36m12\x1b[0m",
+            12,
+        ),  # a pattern that knows of the colour
         (r"step ([\d,]+)", "step 1,000 loss 0.5", 1000),
         (r"step ([\d,]+)", "step 12,345,678", 12_345_678),
         (r"step ([\d_]+)", "step 1_000", 1000),
@@ -108,7 +114,9 @@ def test_a_pattern_that_cuts_a_number_is_named(line: str) -> None:
     assert (reader.odd, reader.unread, reader.highest) == (line.split()[1], 1, 999)
 
 
-@pytest.mark.parametrize(("text", "unread"), [("1.2k", 1), ("1e3", 1), ("1,00,000", 1), ("size", 0), ("20.", 0)])
+@pytest.mark.parametrize(
+    ("text", "unread"), [("1.2k", 1), ("1e3", 1), ("1,00,000", 1), ("size", 0), ("20.", 0)]
+)
 def test_numbers_of_steps_that_cannot_be_read_are_counted(text: str, unread: int) -> None:
     reader = LogReader(LogPatterns(step=r"step (\S+)"))
     reader.feed("node0", f"step 1\nstep {text}\n".encode(), 1)
@@ -122,7 +130,9 @@ def test_unread_numbers_after_the_last_step_are_counted() -> None:
 
 
 def test_losses_may_be_coloured() -> None:
-    read = LogPatterns(step=r"step (\d+)", loss=r"loss.*?([\d.]+)").read("step 1 loss \x1b[33m0.25\x1b[0m")
+    read = LogPatterns(step=r"step (\d+)", loss=r"loss.*?([\d.]+)").read(
+        "step 1 loss \x1b[33m0.25\x1b[0m"
+    )
     assert read is not None
     assert read.loss == "0.25"
 
@@ -131,13 +141,17 @@ def test_losses_may_be_coloured() -> None:
 
 
 @given(
-    texts=st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), min_size=1, max_size=9)),
+    texts=st.lists(
+        st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), min_size=1, max_size=9)
+    ),
     ends=st.lists(st.sampled_from(["\n", "\r", "\r\n"]), min_size=1),
     torn=st.text(st.characters(codec="utf-8", exclude_characters="\r\n"), max_size=5),
     cuts=st.lists(st.integers(0, 200)),
 )
 @settings(deadline=None)
-def test_lines_do_not_depend_on_how_they_are_cut(texts: list[str], ends: list[str], torn: str, cuts: list[int]) -> None:
+def test_lines_do_not_depend_on_how_they_are_cut(
+    texts: list[str], ends: list[str], torn: str, cuts: list[int]
+) -> None:
     data = "".join(text + ends[place % len(ends)] for place, text in enumerate(texts)) + torn
     raw, splitter = data.encode(), Splitter()
     places = [0, *sorted(min(cut, len(raw)) for cut in cuts), len(raw)]
@@ -148,7 +162,9 @@ def test_lines_do_not_depend_on_how_they_are_cut(texts: list[str], ends: list[st
 def test_a_torn_number_waits_for_its_end() -> None:
     reader = LogReader(PATTERNS)
     assert reader.feed("node0", b"step 1 loss 0.5\nstep 1", 1) == [Line(1, "node0", 1, "0.5")]
-    assert reader.feed("node1", b"7 loss 3\n", 2) == [Line(2, "node1", None, "3")]  # a log of its own
+    assert reader.feed("node1", b"7 loss 3\n", 2) == [
+        Line(2, "node1", None, "3")
+    ]  # a log of its own
     assert reader.feed("node0", b"2 loss 0.25\n", 3) == [Line(3, "node0", 12, "0.25")]
 
 
@@ -196,7 +212,10 @@ def shown(ranks: int, spans: list[tuple[int, int]]) -> list[Line]:
     """What such a training prints: every rank each step, with a loss that depends on the step alone."""
     steps = [step for first, last in spans for step in range(first, last + 1)]
     prints = [(step, rank) for step in steps for rank in range(ranks)]
-    return [Line(t_ns, f"node{rank % 2}", step, f"{1 / (1 + step)!r}") for t_ns, (step, rank) in enumerate(prints)]
+    return [
+        Line(t_ns, f"node{rank % 2}", step, f"{1 / (1 + step)!r}")
+        for t_ns, (step, rank) in enumerate(prints)
+    ]
 
 
 @given(attempts())
@@ -205,7 +224,9 @@ def test_steps_that_are_shown_again_were_lost(training: tuple[int, list[tuple[in
     ranks, spans = training
     whole = shown(ranks, [(0, spans[-1][1])])
     course = Course(shown(ranks, spans), Usual(Course(whole).counts()))
-    assert course.lost_steps() == sum(last + 1 - first for first, last in spans) - (spans[-1][1] + 1)
+    assert course.lost_steps() == sum(last + 1 - first for first, last in spans) - (
+        spans[-1][1] + 1
+    )
     assert course.losses() == Course(whole, Usual(Course(whole).counts())).losses()
     assert course.highest == spans[-1][1]
 
@@ -275,7 +296,9 @@ SECOND = 1_000_000_000
 def course(*shown: tuple[float, int]) -> Course:
     """Of steps that are shown at these seconds, after ten that take a second each."""
     usual = [(float(step), step) for step in range(10)]
-    return Course([Line(int(at_s * SECOND), "node0", step, None) for at_s, step in (*usual, *shown)])
+    return Course(
+        [Line(int(at_s * SECOND), "node0", step, None) for at_s, step in (*usual, *shown)]
+    )
 
 
 @pytest.mark.parametrize(
@@ -292,10 +315,15 @@ def course(*shown: tuple[float, int]) -> Course:
             Felt(13, 12, 3.0, (16 * SECOND, 14)),
         ),
         ([(10.0, 10), (12.0, 7)], Felt(10, 7, 0.0, None)),  # it went back, and never came further
-        ([*((10.0 + step, 10 + step) for step in range(10)), (40.0, 20)], None),  # a pause long after it
+        (
+            [*((10.0 + step, 10 + step) for step in range(10)), (40.0, 20)],
+            None,
+        ),  # a pause long after it
     ],
 )
-def test_a_recovery_begins_where_the_fault_was_felt(after: list[tuple[float, int]], felt: Felt | None) -> None:
+def test_a_recovery_begins_where_the_fault_was_felt(
+    after: list[tuple[float, int]], felt: Felt | None
+) -> None:
     assert look(course(*after), int(9.3 * SECOND), math.inf) == felt
 
 

@@ -36,7 +36,9 @@ class Bench:
             file.write(text)
 
     def stand(self, **changes: Any) -> None:
-        self.standing = Standing(**{name: getattr(self.standing, name) for name in Standing.__slots__} | changes)
+        self.standing = Standing(
+            **{name: getattr(self.standing, name) for name in Standing.__slots__} | changes
+        )
 
     def go_on(self, seconds: float) -> list[tuple[str, float]]:
         """Look again and again; what fires, with its time."""
@@ -44,7 +46,9 @@ class Bench:
         for _ in range(round(seconds / LOOK_S)):
             self.now_s += LOOK_S
             told = self.log.look(self.now_s, self.standing)
-            fired += [(one.verdict, round(self.now_s, 2)) for one in told if isinstance(one, RuleFired)]
+            fired += [
+                (one.verdict, round(self.now_s, 2)) for one in told if isinstance(one, RuleFired)
+            ]
         return fired
 
 
@@ -71,7 +75,9 @@ def test_a_limit_counts_from_the_last_match(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("standing", [{"rank": -1}, {"waits": True}])
-def test_the_clock_stands_where_nothing_can_be_expected(bench: Bench, standing: dict[str, Any]) -> None:
+def test_the_clock_stands_where_nothing_can_be_expected(
+    bench: Bench, standing: dict[str, Any]
+) -> None:
     """A spare, a rank that waits for others or takes state over, a declared long phase."""
     bench.stand(**standing)
     assert bench.go_on(60) == []
@@ -189,7 +195,13 @@ def test_a_log_may_be_truncated_or_replaced(tmp_path: Path) -> None:
 
 
 def said(worker: str = "a.0", generation: int = 1, **changes: Any) -> RuleFired:
-    values: dict[str, Any] = {"rank": 0, "since_step": 5, "step": 6, "rule": "loss", "verdict": "hanging"}
+    values: dict[str, Any] = {
+        "rank": 0,
+        "since_step": 5,
+        "step": 6,
+        "rule": "loss",
+        "verdict": "hanging",
+    }
     values |= {"action": "restart-process", "reason": "no match for 1 s", "matched": True}
     return RuleFired(worker=worker, node=worker[0], generation=generation, **(values | changes))
 
@@ -235,8 +247,12 @@ def test_a_step_that_brings_it_back_is_bad_and_not_the_rank() -> None:
 
 def test_restarts_that_do_not_help_end_the_job() -> None:
     rulings = Rulings(2, 60.0)
-    assert [judged(rulings, said("b.0", number), number, 50.0 * number) for number in (1, 2)] == ["GiveUp"] * 2
-    assert judged(rulings, said("b.0", 3, verdict="slow", step=9, since_step=9), 3, 150.0) == "GiveUp"
+    assert [judged(rulings, said("b.0", number), number, 50.0 * number) for number in (1, 2)] == [
+        "GiveUp"
+    ] * 2
+    assert (
+        judged(rulings, said("b.0", 3, verdict="slow", step=9, since_step=9), 3, 150.0) == "GiveUp"
+    )
     end = rulings.judge(said("b.0", 4), 4, MEMBERS, 150.0)
     assert end == Hopeless("log rule loss: no match for 1 s, again after 2 restarts in a row")
     assert judged(Rulings(2, 60.0), said()) == "GiveUp"

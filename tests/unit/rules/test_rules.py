@@ -12,7 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaoskit.errors import BadInput
-from chaoskit.rules import Fired, LogRule, RuleVerdict, Watch, check_log_rules, parse_rules, read_rules, replay_log
+from chaoskit.rules import (
+    Fired,
+    LogRule,
+    RuleVerdict,
+    Watch,
+    check_log_rules,
+    parse_rules,
+    read_rules,
+    replay_log,
+)
 from chaoskit.rules.patterns import non_finite, outer_groups
 from chaoskit.rules.replay import suggest
 from chaoskit.rules.timestamps import read_time_s
@@ -60,7 +69,12 @@ def test_a_job_of_hyperpod_is_read_as_it_is(tmp_path: Path) -> None:
     start, hang, slow = read_rules(file)
     assert (start.name, start.start_cutoff_s, start.frequency_s) == ("JobStart", 120, None)
     assert (hang.start_cutoff_s, hang.frequency_s, hang.action) == (600, 300, "restart-process")
-    assert (slow.threshold, slow.operator, slow.data_points, slow.action) == (80, "lteq", 3, "replace-node")
+    assert (slow.threshold, slow.operator, slow.data_points, slow.action) == (
+        80,
+        "lteq",
+        3,
+        "replace-node",
+    )
     watch = Watch(slow, 0)
     assert watch.matcher.read("x {'samples/sec': 81.5}").value == 81.5
 
@@ -68,7 +82,11 @@ def test_a_job_of_hyperpod_is_read_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["rules.json", "rules.yaml"])
 def test_a_bare_list_in_json_is_read_too(tmp_path: Path, name: str) -> None:
     file = tmp_path / name
-    file.write_text(json.dumps([{"name": "a", "logPattern": ".*", "expectedRecurringFrequencyInSeconds": "2.5"}]))
+    file.write_text(
+        json.dumps(
+            [{"name": "a", "logPattern": ".*", "expectedRecurringFrequencyInSeconds": "2.5"}]
+        )
+    )
     assert read_rules(file)[0].frequency_s == 2.5
 
 
@@ -81,16 +99,31 @@ def test_a_bare_list_in_json_is_read_too(tmp_path: Path, name: str) -> None:
         ({"name": "a", "logPattern": ".*", "stopPattern": "["}, "rule 'a': stopPattern"),
         ({"name": "a", "logPattern": "(.*)", "metricThreshold": 1}, "rule 'a': operator"),
         ({"name": "a", "logPattern": "(.*)", "operator": "gt"}, "rule 'a': metricThreshold"),
-        ({"name": "a", "logPattern": ".*", "metricThreshold": 1, "operator": "gt"}, "rule 'a': logPattern"),
-        ({"name": "a", "logPattern": "(.)(.)", "metricThreshold": 1, "operator": "gt"}, "rule 'a': logPattern"),
-        ({"name": "a", "logPattern": "(.*)", "metricThreshold": "nan", "operator": "gt"}, "rule 'a': metricThreshold"),
-        ({"name": "a", "logPattern": "(.*)", "metricThreshold": 1, "operator": ">"}, "rule 'a': operator"),
+        (
+            {"name": "a", "logPattern": ".*", "metricThreshold": 1, "operator": "gt"},
+            "rule 'a': logPattern",
+        ),
+        (
+            {"name": "a", "logPattern": "(.)(.)", "metricThreshold": 1, "operator": "gt"},
+            "rule 'a': logPattern",
+        ),
+        (
+            {"name": "a", "logPattern": "(.*)", "metricThreshold": "nan", "operator": "gt"},
+            "rule 'a': metricThreshold",
+        ),
+        (
+            {"name": "a", "logPattern": "(.*)", "metricThreshold": 1, "operator": ">"},
+            "rule 'a': operator",
+        ),
         ({"name": "a", "logPattern": ".*", "action": "reboot"}, "rule 'a': action"),
         (
             {"name": "a", "logPattern": ".*", "expectedStartCutOffInSeconds": 0},
             "rule 'a': expectedStartCutOffInSeconds",
         ),
-        ({"name": "a", "logPattern": ".*", "expectedStartCutoff": 1}, "rule 'a': expectedStartCutoff"),
+        (
+            {"name": "a", "logPattern": ".*", "expectedStartCutoff": 1},
+            "rule 'a': expectedStartCutoff",
+        ),
         (
             {"name": "a", "logPattern": ".*", "metricEvaluationDataPoints": 0},
             "rule 'a': metricEvaluationDataPoints",
@@ -139,16 +172,24 @@ def test_silence_is_hanging_once_and_again_after_a_match() -> None:
 
 def test_slow_needs_so_many_points_in_a_row() -> None:
     watch = Watch(rule(threshold=2.5, operator="gteq", data_points=3), 0)
-    fired = [watch.feed(time, f"loss: {value}") for time, value in enumerate([3, 2.5, 2.4, 3, 3, 3, 9, 1, 3, 3, 3])]
+    fired = [
+        watch.feed(time, f"loss: {value}")
+        for time, value in enumerate([3, 2.5, 2.4, 3, 3, 3, 9, 1, 3, 3, 3])
+    ]
     assert [place for place, found in enumerate(fired) if found] == [5, 10]
     assert fired[5][0].reason == "3 >= 2.5, 3 times in a row"
 
 
 @pytest.mark.parametrize(
-    ("operator", "slow"), [("gt", [3]), ("gteq", [2, 3]), ("lt", [1]), ("lteq", [1, 2]), ("eq", [2])]
+    ("operator", "slow"),
+    [("gt", [3]), ("gteq", [2, 3]), ("lt", [1]), ("lteq", [1, 2]), ("eq", [2])],
 )
 def test_operators(operator: Any, slow: list[int]) -> None:
-    found = [value for value in (1, 2, 3) if Watch(rule(threshold=2, operator=operator), 0).feed(0, f"loss: {value}")]
+    found = [
+        value
+        for value in (1, 2, 3)
+        if Watch(rule(threshold=2, operator=operator), 0).feed(0, f"loss: {value}")
+    ]
     assert found == slow
 
 
@@ -165,7 +206,9 @@ def test_nan_is_a_verdict_even_of_a_pattern_that_wants_digits(pattern: str, text
 
 def test_words_are_no_numbers_where_one_is_compared() -> None:
     assert Watch(rule(), 0).feed(0, "loss: none") == []
-    assert verdicts(Watch(rule(threshold=1, operator="gt"), 0).feed(0, "loss: none")) == [("not-a-number", 0)]
+    assert verdicts(Watch(rule(threshold=1, operator="gt"), 0).feed(0, "loss: none")) == [
+        ("not-a-number", 0)
+    ]
 
 
 def test_a_pattern_is_matched_from_the_start_of_the_line() -> None:
@@ -190,7 +233,9 @@ gaps = st.lists(st.floats(0.001, 100), max_size=40)
 
 
 @given(gaps, st.floats(0.001, 50))
-def test_never_fires_while_points_come_in_time_and_on_the_right_side(waits: list[float], value: float) -> None:
+def test_never_fires_while_points_come_in_time_and_on_the_right_side(
+    waits: list[float], value: float
+) -> None:
     watch = Watch(rule(start_cutoff_s=100, frequency_s=100, threshold=50, operator="gt"), START_S)
     now = START_S
     for wait in waits:
@@ -201,7 +246,9 @@ def test_never_fires_while_points_come_in_time_and_on_the_right_side(waits: list
 
 
 @given(gaps, st.integers(1, 30), st.floats(0.001, 1e6))
-def test_fires_when_the_wait_is_over_however_it_is_asked(waits: list[float], limit: int, late: float) -> None:
+def test_fires_when_the_wait_is_over_however_it_is_asked(
+    waits: list[float], limit: int, late: float
+) -> None:
     watch = Watch(rule(frequency_s=limit), 0)
     watch.feed(0, "loss: 1")
     asked = [time for time in _times(waits) if time <= limit]
@@ -216,8 +263,16 @@ events = st.lists(st.tuples(st.floats(0, 20), lines), max_size=30)
 
 
 @given(events, st.integers(1, 4))
-def test_ticks_in_between_and_earlier_times_change_nothing(told: list[tuple[float, str]], points: int) -> None:
-    settings = {"start_cutoff_s": 12, "frequency_s": 7, "threshold": 5, "operator": "gt", "data_points": points}
+def test_ticks_in_between_and_earlier_times_change_nothing(
+    told: list[tuple[float, str]], points: int
+) -> None:
+    settings = {
+        "start_cutoff_s": 12,
+        "frequency_s": 7,
+        "threshold": 5,
+        "operator": "gt",
+        "data_points": points,
+    }
     plain, ticked, late = (Watch(rule(**settings), 0) for _ in range(3))
     now, fired, fired_ticked, fired_late = 0.0, [], [], []
     for wait, line in told:
@@ -231,7 +286,9 @@ def test_ticks_in_between_and_earlier_times_change_nothing(told: list[tuple[floa
 
 
 @given(events, events)
-def test_nothing_is_said_after_the_stop(before: list[tuple[float, str]], after: list[tuple[float, str]]) -> None:
+def test_nothing_is_said_after_the_stop(
+    before: list[tuple[float, str]], after: list[tuple[float, str]]
+) -> None:
     watch = Watch(rule(start_cutoff_s=5, frequency_s=5, stop_pattern="end"), 0)
     now = 0.0
     for wait, line in before:
@@ -267,7 +324,9 @@ def test_timestamps(line: str) -> None:
     assert read_time_s(line) == START_S + 0.25
 
 
-@pytest.mark.parametrize("line", ["loss: 1", "2023-13-44 22:13:20 x", "12345 x", "", "epoch 1700000000"])
+@pytest.mark.parametrize(
+    "line", ["loss: 1", "2023-13-44 22:13:20 x", "12345 x", "", "epoch 1700000000"]
+)
 def test_lines_without_timestamps(line: str) -> None:
     assert read_time_s(line) is None
 
@@ -282,7 +341,9 @@ def test_a_recorded_log_is_checked(tmp_path: Path) -> None:
     log = write_log(tmp_path, [0, 1, 2, 3, 30, 31])
     assert verdicts(check_log_rules([rule(frequency_s=10)], log)) == [("hanging", START_S + 13)]
     assert not check_log_rules([rule(frequency_s=27)], log)
-    assert verdicts(check_log_rules([rule(frequency_s=27)], log, tail_s=30)) == [("hanging", START_S + 58)]
+    assert verdicts(check_log_rules([rule(frequency_s=27)], log, tail_s=30)) == [
+        ("hanging", START_S + 58)
+    ]
 
 
 def test_a_log_without_timestamps_needs_a_period(tmp_path: Path) -> None:
@@ -319,7 +380,9 @@ def test_a_frequency_without_a_limit_for_the_start_is_warned_of(
     tmp_path: Path, start_cutoff_s: float | None, warned: bool
 ) -> None:
     """It counts from the first match."""
-    (found,) = replay_log([rule(frequency_s=30, start_cutoff_s=start_cutoff_s)], write_log(tmp_path, [0, 1]))
+    (found,) = replay_log(
+        [rule(frequency_s=30, start_cutoff_s=start_cutoff_s)], write_log(tmp_path, [0, 1])
+    )
     assert any("before its first match" in warning for warning in found.warnings) == warned
 
 
@@ -330,7 +393,9 @@ def test_waits_that_were_hangs_suggest_nothing(tmp_path: Path) -> None:
 
 
 def test_time_that_goes_back_is_held_and_warned_of(tmp_path: Path) -> None:
-    found = replay_log([rule(frequency_s=30, start_cutoff_s=30)], write_log(tmp_path, [100, 3, 101]))[0]
+    found = replay_log(
+        [rule(frequency_s=30, start_cutoff_s=30)], write_log(tmp_path, [100, 3, 101])
+    )[0]
     assert found.gaps_s == [0, 1]
     assert found.fired == []
     assert found.warnings == ["time goes back by 97 s at line 2: it was held there"]

@@ -14,7 +14,9 @@ def test_hung(rules_fire):
 
 
 def test_a_suite_can_assert_that_no_rule_fires(pytester: pytest.Pytester) -> None:
-    pytester.makefile(".yaml", rules="[{name: a, logPattern: '.*', expectedRecurringFrequencyInSeconds: 5}]")
+    pytester.makefile(
+        ".yaml", rules="[{name: a, logPattern: '.*', expectedRecurringFrequencyInSeconds: 5}]"
+    )
     pytester.makefile(".log", train="1700000000 loss: 1\n1700000001 loss: 1\n")
     pytester.makepyfile(SUITE)
     result = pytester.runpytest("-p", "no:cacheprovider", "--deselect", "none")

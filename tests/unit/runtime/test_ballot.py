@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from chaoskit.checkpoint.memory.slots import Busy, Slots
 from chaoskit.runtime.integrity import voting
-from chaoskit.runtime.integrity.ballot import DIGEST, Decision, Row, Suspicion, gather, share, whole_step
+from chaoskit.runtime.integrity.ballot import (
+    DIGEST,
+    Decision,
+    Row,
+    Suspicion,
+    gather,
+    share,
+    whole_step,
+)
 
 STEP = 7
 
@@ -34,19 +42,32 @@ def rows(world: int, shift: int, bad: set[int], *, healthy: bool = True) -> list
             heir=False,
             written=0,
             halts=False,
-            losses=[(math.nan if s in bad else 1.0) if s in owners(world, shift)[rank] else None for s in range(world)],
+            losses=[
+                (math.nan if s in bad else 1.0) if s in owners(world, shift)[rank] else None
+                for s in range(world)
+            ],
         )
         for rank in range(world)
     ]
 
 
-def attempts(world: int, bad_rank: set[int], bad_shard: set[int], *, once: bool = False) -> list[Decision]:
+def attempts(
+    world: int, bad_rank: set[int], bad_shard: set[int], *, once: bool = False
+) -> list[Decision]:
     """The decisions until one is no repetition."""
     suspicion, decisions, shift = Suspicion(), list[Decision](), 0
     while not decisions or decisions[-1].verdict == "repeat":
         faulty = not (once and decisions)
-        bad = {shard for rank, (shard,) in enumerate(owners(world, shift)) if rank in bad_rank or shard in bad_shard}
-        decisions.append(suspicion.decide(STEP, owners(world, shift), rows(world, shift, bad if faulty else set())))
+        bad = {
+            shard
+            for rank, (shard,) in enumerate(owners(world, shift))
+            if rank in bad_rank or shard in bad_shard
+        }
+        decisions.append(
+            suspicion.decide(
+                STEP, owners(world, shift), rows(world, shift, bad if faulty else set())
+            )
+        )
         shift = decisions[-1].shift
         assert len(decisions) < 10
     return decisions
@@ -71,11 +92,17 @@ def test_what_goes_with_shards_is_the_batchs_fault(world: int, data: st.DataObje
 
 
 @given(world=st.integers(2, 6), data=st.data())
-def test_what_comes_once_costs_repetitions_and_is_committed_as_usual(world: int, data: st.DataObject) -> None:
+def test_what_comes_once_costs_repetitions_and_is_committed_as_usual(
+    world: int, data: st.DataObject
+) -> None:
     rank = data.draw(st.integers(0, world - 1))
     decisions = attempts(world, {rank}, set(), once=True)
     assert [one.verdict for one in decisions] == ["repeat", "repeat", "commit"]
-    assert [one.shift for one in decisions] == [1, 0, 0]  # the bits of a sum depend on who computed what
+    assert [one.shift for one in decisions] == [
+        1,
+        0,
+        0,
+    ]  # the bits of a sum depend on who computed what
 
 
 def test_broken_weights_are_their_ranks_fault() -> None:
@@ -124,7 +151,10 @@ def test_one_rank_gathers_its_own_value() -> None:
 def replicated(count: int, differing: dict[int, dict[str, Any]]) -> tuple[Suspicion, list[Row]]:
     """Two pieces, each held by ``count`` ranks in turn; what is said otherwise, by rank."""
     world = 2 * count
-    said = [row._replace(digest=rank % 2, state=7 + rank % 2) for rank, row in enumerate(rows(world, 0, set()))]
+    said = [
+        row._replace(digest=rank % 2, state=7 + rank % 2)
+        for rank, row in enumerate(rows(world, 0, set()))
+    ]
     return Suspicion([rank % 2 for rank in range(world)]), [
         row._replace(**differing.get(rank, {})) for rank, row in enumerate(said)
     ]
@@ -202,7 +232,11 @@ def test_two_replicas_whose_gradients_keep_differing_in_one_step_end_the_job() -
 def test_gradients_are_compared_as_often_as_the_setting_says() -> None:
     _, said = replicated(3, {2: {"digest": 9}})
     pieces = [rank % 2 for rank in range(6)]
-    assert [decide(Suspicion(pieces, every), said, 6).verdict for every in (0, 3, 4)] == ["commit", "repeat", "commit"]
+    assert [decide(Suspicion(pieces, every), said, 6).verdict for every in (0, 3, 4)] == [
+        "commit",
+        "repeat",
+        "commit",
+    ]
 
 
 def test_all_conclude_the_same_from_what_was_found() -> None:
@@ -235,7 +269,12 @@ class Owner:
         return {seal.step for _, seal in self.slots.complete()}
 
 
-@given(st.lists(st.lists(st.sampled_from(["in time", "late", "left out"]), min_size=3, max_size=3), max_size=12))
+@given(
+    st.lists(
+        st.lists(st.sampled_from(["in time", "late", "left out"]), min_size=3, max_size=3),
+        max_size=12,
+    )
+)
 def test_a_step_that_is_kept_is_kept_by_all(history: list[list[str]]) -> None:
     """Whatever any rank lets out, and however late it hears of its copies."""
     owners, kept = [Owner() for _ in range(3)], -1
@@ -244,13 +283,17 @@ def test_a_step_that_is_kept_is_kept_by_all(history: list[list[str]]) -> None:
             late = max(owner.steps, default=-1)  # by now it has heard of what came before
             if what != "left out":
                 owner.copy(step, kept)
-            owner.protected = max(owner.protected, step if what == "in time" and step in owner.steps else late)
+            owner.protected = max(
+                owner.protected, step if what == "in time" and step in owner.steps else late
+            )
         kept = whole_step(kept, step, [owner.protected for owner in owners])
         assert kept == -1 or all(kept in owner.steps for owner in owners)
     assert kept == step, "when all is well again the newest is kept"
 
 
 def test_without_copies_elsewhere_the_two_newest_of_each_are_worth_most() -> None:
-    assert whole_step(3, 4, [4, 4, -1]) == -1, "a partner was lost: nobody knows how long it takes to have another"
+    assert whole_step(3, 4, [4, 4, -1]) == -1, (
+        "a partner was lost: nobody knows how long it takes to have another"
+    )
     assert whole_step(3, 7, [7, 6, 7]) == 3
     assert whole_step(3, 8, [8, 7, 8]) == -1

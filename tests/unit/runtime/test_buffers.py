@@ -28,7 +28,9 @@ def network() -> nn.Sequential:
 
 
 def batch(step: int, shard: int) -> Tensor:
-    return torch.randn(5, 4, generator=torch.Generator().manual_seed(100 * step + shard)) * (1 + shard)
+    return torch.randn(5, 4, generator=torch.Generator().manual_seed(100 * step + shard)) * (
+        1 + shard
+    )
 
 
 class Rank:
@@ -98,7 +100,9 @@ def test_what_has_arrived_is_shown_without_the_buffers() -> None:
     rank = Rank(network())
     rank.step()
     (views,) = rank.arrived
-    assert [view.shape for view in views] == [parameter.shape for parameter in rank.replica.parameters]
+    assert [view.shape for view in views] == [
+        parameter.shape for parameter in rank.replica.parameters
+    ]
 
 
 @settings(max_examples=20, deadline=None)
@@ -145,7 +149,9 @@ def test_peers_see_committed_values_while_a_shard_is_computed() -> None:
     committed, digest_before = bytes(arena.data()), rank.replica.state_digest()
     rank.work.begin(0, overlap=False, launch=False)
     loss = rank.model(batch(1, 0)).mean()
-    assert not same_bits(rank.model[1].running_mean, rank.replica.buffers.committed["1.running_mean"])
+    assert not same_bits(
+        rank.model[1].running_mean, rank.replica.buffers.committed["1.running_mean"]
+    )
     assert (bytes(arena.data()), rank.replica.state_digest()) == (committed, digest_before)
     rank.work.backward(loss)
     rank.work.end(0)
@@ -186,7 +192,9 @@ def test_a_model_without_such_buffers_pays_nothing() -> None:
     model.register_buffer("mask", torch.ones(3))
     rank = Rank(model)
     assert not rank.replica.buffers.committed
-    assert rank.work.reducer.layout.numel == sum(-(-p.numel() // 16) * 16 for p in model.parameters())
+    assert rank.work.reducer.layout.numel == sum(
+        -(-p.numel() // 16) * 16 for p in model.parameters()
+    )
 
 
 # -- what is refused ----------------------------------------------------------------------------------------------
@@ -219,13 +227,17 @@ def refused(act: Callable[[Odd], None], name: str, remedy: str, shards: int = 2)
 def test_buffers_that_cannot_be_merged_are_refused() -> None:
     """Each is named, with what to do about it."""
     refused(lambda odd: odd.register_buffer("late", torch.zeros(1)), "late", "in __init__")
-    refused(lambda odd: setattr(odd, "seen", torch.zeros(odd.calls)), "seen", "keep the shape and type")
+    refused(
+        lambda odd: setattr(odd, "seen", torch.zeros(odd.calls)), "seen", "keep the shape and type"
+    )
     refused(lambda odd: odd.calls > 1 and odd.seen.add_(1), "seen", "the first forward pass")
     refused(lambda odd: odd.number.fill_(odd.calls), "number", "integers cannot be averaged")
 
 
 @pytest.mark.parametrize("norm", [nn.utils.parametrizations.spectral_norm, nn.utils.spectral_norm])
-def test_a_spectral_norm_that_has_converged_at_first_goes_on_later(norm: Callable[[nn.Module], nn.Module]) -> None:
+def test_a_spectral_norm_that_has_converged_at_first_goes_on_later(
+    norm: Callable[[nn.Module], nn.Module],
+) -> None:
     """Its power iteration writes the same bits in the first pass, and others once the weight has changed."""
     torch.manual_seed(5)
     layer = norm(nn.Linear(4, 6))
@@ -234,7 +246,11 @@ def test_a_spectral_norm_that_has_converged_at_first_goes_on_later(norm: Callabl
             layer(batch(0, 0))
     before = statistics(layer)
     layer(batch(0, 0))
-    assert all(torch.equal(before[name], after) for name, after in statistics(layer).items() if name in before)
+    assert all(
+        torch.equal(before[name], after)
+        for name, after in statistics(layer).items()
+        if name in before
+    )
     rank = Rank(nn.Sequential(layer, nn.Linear(6, 2)))
     for _ in range(3):
         rank.step()
@@ -252,7 +268,9 @@ def test_a_spectral_norm_that_has_converged_at_first_goes_on_later(norm: Callabl
     ],
     ids=["counter that starts late", "observer", "replaced by an equal one", "number"],
 )
-def test_a_buffer_that_keeps_its_value_in_the_first_pass_may_move_later(act: Callable[[Odd], None]) -> None:
+def test_a_buffer_that_keeps_its_value_in_the_first_pass_may_move_later(
+    act: Callable[[Odd], None],
+) -> None:
     odd = Odd(act)
     odd.work_step = 0
     rank = Rank(odd, 2)
@@ -263,7 +281,10 @@ def test_a_buffer_that_keeps_its_value_in_the_first_pass_may_move_later(act: Cal
 def test_ranks_that_disagree_are_told() -> None:
     """An integer buffer, or what is frozen, as another rank has it."""
     rank = Rank(network(), 2)
-    for place, remedy in (("integers_at", "integers cannot be averaged"), ("frozen_at", "trainer.step alone")):
+    for place, remedy in (
+        ("integers_at", "integers cannot be averaged"),
+        ("frozen_at", "trainer.step alone"),
+    ):
         rank.work.forget()
         rank.compute(0, 0)
         rank.compute(0, 1)
@@ -358,7 +379,9 @@ def test_the_sidecar_carries_every_bit_of_presence(parameters: int, data: st.Dat
     sidecars = torch.stack(rows)
     assert layout.present(sidecars) == together
     assert layout.agree(sidecars, layout.frozen_at)
-    assert all(int(row[layout.frozen_at]) == word and row[1] == 2.5 and row[-1] == 7 for row in rows)
+    assert all(
+        int(row[layout.frozen_at]) == word and row[1] == 2.5 and row[-1] == 7 for row in rows
+    )
 
 
 @pytest.mark.parametrize("words", [[1, 2], [1, 2, 3, 4]])

@@ -14,12 +14,19 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool,
 
 def tensors(sizes: list[tuple[int, int]]) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
-    return [torch.randint(0, 2, (size,), generator=generator).to(DTYPES[kind % len(DTYPES)]) for size, kind in sizes]
+    return [
+        torch.randint(0, 2, (size,), generator=generator).to(DTYPES[kind % len(DTYPES)])
+        for size, kind in sizes
+    ]
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 5)), min_size=1, max_size=5), st.data())
-def test_one_flipped_bit_changes_exactly_one_slice(sizes: list[tuple[int, int]], data: st.DataObject) -> None:
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(0, 5)), min_size=1, max_size=5), st.data()
+)
+def test_one_flipped_bit_changes_exactly_one_slice(
+    sizes: list[tuple[int, int]], data: st.DataObject
+) -> None:
     """So every byte is in one slice, and only in one."""
     found = tensors(sizes)
     parts = data.draw(st.integers(1, 9))
@@ -55,7 +62,10 @@ def test_nothing_at_all_has_a_checksum_that_is_not_zero() -> None:
 def test_results_differ_as_soon_as_one_digest_does() -> None:
     results = Results()
     assert results.note("node0.0", "aa") == results.note("node1.0", "aa") == ""
-    assert "ranks ended with different weights (node0.0 aa, node1.0 aa, node2.0 bb)" in results.note("node2.0", "bb")
+    assert (
+        "ranks ended with different weights (node0.0 aa, node1.0 aa, node2.0 bb)"
+        in results.note("node2.0", "bb")
+    )
 
 
 def test_results_of_who_took_another_batch_and_left_do_not_count() -> None:

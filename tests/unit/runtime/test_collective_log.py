@@ -30,7 +30,9 @@ class Rank:
         self.course = GenerationCourse(name, Generation)
         self.course.calls.close(0)  # nothing is called before the first transaction
         self.entered: Generation | None = None
-        self.met: tuple[Generation, int] | None = None  # in which all have come to the call of that number
+        self.met: tuple[Generation, int] | None = (
+            None  # in which all have come to the call of that number
+        )
         self.seen: dict[tuple[int, int], bytes] = {}  # by step and number
 
     @property
@@ -84,7 +86,9 @@ class History:
         for _ in range(joining):
             self.ranks.append(Rank(f"worker{self.count}"))
             self.count += 1
-        members = tuple(Member(number, rank.name, "", NOWHERE, ()) for number, rank in enumerate(self.ranks))
+        members = tuple(
+            Member(number, rank.name, "", NOWHERE, ()) for number, rank in enumerate(self.ranks)
+        )
         plan = Plan(self.generation, members, abort=True)
         for rank in self.ranks:
             rank.course.offer(plan)
@@ -118,7 +122,9 @@ class History:
         elif (known := calls.replay(step)) is not None:
             self.show(rank, (step, calls.made(step) - 1), known)
         elif rank.settles(calling=True) and calls.made(step) == len(calls.results(step)):
-            assert rank.generation.gone_on(step) is None, "no rank is refused that calls what others call"
+            assert rank.generation.gone_on(step) is None, (
+                "no rank is refused that calls what others call"
+            )
             self.come(rank, calls.made(step))
 
     def come(self, rank: Rank, number: int) -> None:
@@ -136,7 +142,9 @@ class History:
         if number == CALLS:
             rank.course.step += 1
         else:
-            rank.course.calls.record(rank.course.step, f"of generation {generation.plan.generation}".encode())
+            rank.course.calls.record(
+                rank.course.step, f"of generation {generation.plan.generation}".encode()
+            )
         rank.course.end_step_change()
 
     def show(self, rank: Rank, key: tuple[int, int], result: bytes) -> None:

@@ -32,7 +32,9 @@ def made(calls: list[Call], world: int | None = None) -> Any:
 
 def sum_of_shards(world: int, shards: int) -> Tensor:
     """The sum over shards in a world of so many ranks."""
-    found = made([collectives.all_reduce(lambda shard: PARTS[shard], "sum", shards) for _ in range(world)])
+    found = made(
+        [collectives.all_reduce(lambda shard: PARTS[shard], "sum", shards) for _ in range(world)]
+    )
     assert isinstance(found, Tensor)
     return found
 
@@ -66,12 +68,19 @@ def test_numbers_of_ranks(op: str, values: list[float], expected: float) -> None
     assert (found, type(found)) == (expected, type(expected))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8])
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.uint8]
+)
 @pytest.mark.parametrize("shape", [(), (3,), (2, 0), (2, 3)])
 def test_a_tensor_comes_back_as_it_was(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     """Of one rank, bit for bit, and as a tensor of its own."""
     sent = torch.arange(math.prod(shape)).to(dtype).reshape(shape)
-    found = made([collectives.broadcast(sent, 1), collectives.broadcast(sent.t() if sent.dim() == 2 else sent, 1)])
+    found = made(
+        [
+            collectives.broadcast(sent, 1),
+            collectives.broadcast(sent.t() if sent.dim() == 2 else sent, 1),
+        ]
+    )
     expected = sent.t() if sent.dim() == 2 else sent
     assert found.dtype == dtype
     assert torch.equal(found, expected)
@@ -79,12 +88,21 @@ def test_a_tensor_comes_back_as_it_was(dtype: torch.dtype, shape: tuple[int, ...
 
 
 def test_a_mean_of_integers_is_a_mean() -> None:
-    found = made([collectives.all_reduce(torch.tensor([value, 4]), "mean", None) for value in (1, 2)])
+    found = made(
+        [collectives.all_reduce(torch.tensor([value, 4]), "mean", None) for value in (1, 2)]
+    )
     assert torch.equal(found, torch.tensor([1.5, 4.0], dtype=torch.float64))
 
 
 def test_a_number_that_is_not_finite_is_a_result() -> None:
-    assert math.isnan(made([collectives.all_reduce(math.nan, "max", None), collectives.all_reduce(1.0, "max", None)]))
+    assert math.isnan(
+        made(
+            [
+                collectives.all_reduce(math.nan, "max", None),
+                collectives.all_reduce(1.0, "max", None),
+            ]
+        )
+    )
 
 
 def test_only_the_source_calls_a_function() -> None:
@@ -95,7 +113,9 @@ def test_only_the_source_calls_a_function() -> None:
         called.append(rank)
         return 0.5
 
-    assert made([collectives.broadcast(lambda rank=rank: value(rank), 1) for rank in range(3)]) == 0.5
+    assert (
+        made([collectives.broadcast(lambda rank=rank: value(rank), 1) for rank in range(3)]) == 0.5
+    )
     assert called == [1]
 
 
@@ -156,7 +176,9 @@ def test_ranks_of_a_sharded_model_call_a_function_equally_often(shards: int, wor
     ids=lambda value: type(value).__name__,
 )
 def test_what_cannot_be_reduced_is_refused(value: Any) -> None:
-    with pytest.raises(BadInput, match=r"a float, an int of 64 bits or a CPU tensor; .* with shards=N"):
+    with pytest.raises(
+        BadInput, match=r"a float, an int of 64 bits or a CPU tensor; .* with shards=N"
+    ):
         collectives.all_reduce(value, "sum", None)
 
 
@@ -184,7 +206,10 @@ def test_arguments_that_make_no_sense_are_refused(call: Any, match: str) -> None
 @pytest.mark.parametrize(
     ("other", "match"),
     [
-        (collectives.barrier(), r"rank 0 trainer.all_reduce\(op='sum'\).* rank 1 trainer.barrier\(\), its call 0"),
+        (
+            collectives.barrier(),
+            r"rank 0 trainer.all_reduce\(op='sum'\).* rank 1 trainer.barrier\(\), its call 0",
+        ),
         (collectives.all_reduce(1.0, "max", None), "op='max'"),
         (collectives.all_reduce(1, "sum", None), "one type and shape"),
         (collectives.all_reduce(torch.zeros(()), "sum", None), "one type and shape"),
@@ -211,7 +236,10 @@ def test_ranks_that_have_made_other_calls_before_are_refused() -> None:
 def test_a_rank_that_is_given_the_result_of_another_call_is_refused() -> None:
     call = collectives.barrier()
     result = call.conclude([call.row(3, 0, 0, 1)])
-    with pytest.raises(BadInput, match=r"calls trainer.broadcast\(source=0\) where others have called trainer.barrier"):
+    with pytest.raises(
+        BadInput,
+        match=r"calls trainer.broadcast\(source=0\) where others have called trainer.barrier",
+    ):
         collectives.broadcast(1.0, 0).read(result)
 
 

@@ -35,7 +35,9 @@ from chaoskit.wire.messages import Endpoint, Member, Message, Plan
 
 ME = Member(0, "node0.0", "node0", Endpoint("", "", 0, os.getpid(), -1), (0,))
 FORMATION = Formation(Plan(1, (ME,), abort=False), ME)
-LEASES_S = pytest.mark.parametrize(("lease_s", "outcome"), [(-1.0, LeaseOver), (60.0, GenerationSuperseded)])
+LEASES_S = pytest.mark.parametrize(
+    ("lease_s", "outcome"), [(-1.0, LeaseOver), (60.0, GenerationSuperseded)]
+)
 
 
 @pytest.fixture
@@ -105,7 +107,9 @@ def test_of_a_piece(worker: WorkerContext, lease_s: float, outcome: type[Excepti
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_a_rank_that_waits_for_a_copy_is_not_to_blame(worker: WorkerContext, tmp_path: Path, answers: bool) -> None:
+def test_a_rank_that_waits_for_a_copy_is_not_to_blame(
+    worker: WorkerContext, tmp_path: Path, answers: bool
+) -> None:
     """It may wait for as long as a phase of its own work may last. A keeper that never answers is written down."""
     model = nn.Linear(2, 1)
     state = Replica(model, torch.optim.SGD(model.parameters(), lr=0.1), None, shared=False)
@@ -127,5 +131,7 @@ def test_a_rank_that_waits_for_a_copy_is_not_to_blame(worker: WorkerContext, tmp
         committer.skip(FORMATION, AuditResult("batch", (), (0,)), [0])
     assert shown == {Phase.REDUCE}
     assert board.phase is Phase.OPTIMIZER
-    failed = [record["step"] for record in read_journals(tmp_path) if record.event == Event.COPY_FAILED]
+    failed = [
+        record["step"] for record in read_journals(tmp_path) if record.event == Event.COPY_FAILED
+    ]
     assert failed == ([] if answers else [1])

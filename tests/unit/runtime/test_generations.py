@@ -29,11 +29,18 @@ NOWHERE = Endpoint("host", "", 0, 0, 0)
 
 
 def plan(
-    generation: int, *, abort: bool = False, leaves: bool = False, world: int = 2, restore: tuple[Snapshot, ...] = ()
+    generation: int,
+    *,
+    abort: bool = False,
+    leaves: bool = False,
+    world: int = 2,
+    restore: tuple[Snapshot, ...] = (),
 ) -> Plan:
     """A plan with this worker as its first rank, or as one that is to leave."""
     names = [f"node{number}.0" for number in range(leaves, world + leaves)]
-    members = tuple(Member(rank, name, name.split(".")[0], NOWHERE, (rank,)) for rank, name in enumerate(names))
+    members = tuple(
+        Member(rank, name, name.split(".")[0], NOWHERE, (rank,)) for rank, name in enumerate(names)
+    )
     return Plan(generation, members, abort=abort, restore=restore, leavers=(ME,) if leaves else ())
 
 
@@ -51,7 +58,9 @@ def begun(change: GenerationChange[Generation] | None) -> Generation:
     return change.begun
 
 
-def with_standings(standings: Sequence[tuple[int, bool]], restore: tuple[Snapshot, ...] = ()) -> Generation:
+def with_standings(
+    standings: Sequence[tuple[int, bool]], restore: tuple[Snapshot, ...] = ()
+) -> Generation:
     """A generation whose members have said this, of step and end."""
     made = plan(3, world=len(standings), restore=restore)
     generation = Generation(made, made.members[0])
@@ -251,7 +260,9 @@ def test_a_generation_that_broke_is_told_nothing() -> None:
         ([(-1, False), (-1, False)], [7, 8], -1, FirstMove.HEAL),
     ],
 )
-def test_first_move(standings: list[tuple[int, bool]], copies: list[int], step: int, move: FirstMove) -> None:
+def test_first_move(
+    standings: list[tuple[int, bool]], copies: list[int], step: int, move: FirstMove
+) -> None:
     """A rank heals while a member or a copy is ahead of it, and ends where one that has its step is at the end."""
     assert with_standings(standings, tuple(map(copy_of, copies))).first_move(step) is move
 
@@ -273,13 +284,17 @@ def test_all_members_come_to_one_step(standings: list[tuple[int, bool]], copies:
         assert (generation.first_move(step) is FirstMove.HEAL) == (step < goal)
     if goal >= 0:
         found = sources(generation)
-        assert {one.snapshot.step if one.snapshot else standings[one.rank][0] for one in found} == {goal}
+        assert {one.snapshot.step if one.snapshot else standings[one.rank][0] for one in found} == {
+            goal
+        }
 
 
 @given(st.integers(0, 2**40), st.integers(-1, 2**60), st.booleans())
 def test_a_standing_survives_its_encoding(rank: int, step: int, done: bool) -> None:
     """What a member says of itself is what the others read."""
-    assert MemberProgress.decode(rank, MemberProgress(rank, step, done).encode()) == MemberProgress(rank, step, done)
+    assert MemberProgress.decode(rank, MemberProgress(rank, step, done).encode()) == MemberProgress(
+        rank, step, done
+    )
 
 
 # -- limits -------------------------------------------------------------------------------------------------------

@@ -20,7 +20,9 @@ def gradients(shard: int, step: int = 0) -> list[torch.Tensor | None]:
     """Numbers of very different sizes; shard 2 does not use a parameter, and shard 3 has a zero of either sign."""
     noise = np.random.default_rng([shard, step])
     found: list[torch.Tensor | None] = [
-        torch.tensor(noise.standard_normal(shape) * 10.0 ** noise.integers(-4, 4, shape), dtype=torch.float32)
+        torch.tensor(
+            noise.standard_normal(shape) * 10.0 ** noise.integers(-4, 4, shape), dtype=torch.float32
+        )
         for shape in SHAPES
     ]
     if shard == 2:
@@ -32,7 +34,9 @@ def gradients(shard: int, step: int = 0) -> list[torch.Tensor | None]:
 
 def add_one_bucket(local: LocalGradients, shard: int, bucket: int) -> None:
     values = gradients(shard)
-    local.add_bucket(shard, bucket, [values[number] for number in local.layout.buckets[bucket].parameters])
+    local.add_bucket(
+        shard, bucket, [values[number] for number in local.layout.buckets[bucket].parameters]
+    )
 
 
 def flat_sum(nodes: list[list[int]]) -> bytes:
@@ -42,7 +46,10 @@ def flat_sum(nodes: list[list[int]]) -> bytes:
         values = [LocalGradients(layout(), 8, buffers=1) for _ in shards]
         for local, shard in zip(values, shards, strict=True):
             local.add(shard, gradients(shard))
-        flats = [local.sums(0)[Subtree(shard, shard + 1)].numpy() for local, shard in zip(values, shards, strict=True)]
+        flats = [
+            local.sums(0)[Subtree(shard, shard + 1)].numpy()
+            for local, shard in zip(values, shards, strict=True)
+        ]
         groups.append(sum(flats[1:], flats[0]))
     return np.asarray(sum(groups[1:], groups[0])).tobytes()
 
@@ -50,8 +57,12 @@ def flat_sum(nodes: list[list[int]]) -> bytes:
 def test_layout_is_the_same_whatever_the_buckets() -> None:
     one, three = layout(1), layout(3)
     assert [len(bucket.parameters) for bucket in three.buckets] == [3, 3, 1]
-    assert [number for bucket in three.buckets for number in bucket.parameters] == list(range(len(SHAPES)))[::-1]
-    assert [bucket.stop for bucket in three.buckets] == [bucket.start for bucket in three.buckets[1:]] + [one.numel]
+    assert [number for bucket in three.buckets for number in bucket.parameters] == list(
+        range(len(SHAPES))
+    )[::-1]
+    assert [bucket.stop for bucket in three.buckets] == [
+        bucket.start for bucket in three.buckets[1:]
+    ] + [one.numel]
     flat = torch.arange(one.numel, dtype=torch.float32)
     for left, right in zip(one.views(flat), three.views(flat), strict=True):
         assert torch.equal(left, right)
@@ -73,7 +84,9 @@ def test_local_sums_survive_changes_and_repeat_their_bits(buckets: int) -> None:
         local.add(4, gradients(4)[::-1])
     for shard in (2, 4, 1, 0):
         local.add(shard, gradients(shard))
-    whole = b"".join(local.sums(bucket)[Subtree(0, 5)].numpy().tobytes() for bucket in range(buckets))
+    whole = b"".join(
+        local.sums(bucket)[Subtree(0, 5)].numpy().tobytes() for bucket in range(buckets)
+    )
     four = np.frombuffer(flat_sum([[0, 1], [2, 3]]), np.float32)
     assert whole == (four + np.frombuffer(flat_sum([[4]]), np.float32)).tobytes()
 

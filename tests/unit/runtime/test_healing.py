@@ -76,7 +76,12 @@ def test_a_rank_that_cannot_be_healed_keeps_its_state_for_the_next_plan(tmp_path
         return Group(HashStore(), 0, 1, torch.device("cpu"), address=HOST, timeout_s=LIMIT_S)
 
     regrouper = Regrouper(
-        "node0.0", journal, Rendezvous, build, lambda generation: None, lambda generation, detail: None
+        "node0.0",
+        journal,
+        Rendezvous,
+        build,
+        lambda generation: None,
+        lambda generation, detail: None,
     )
     worker = WorkerContext(
         "node0.0",
@@ -100,7 +105,10 @@ def test_a_rank_that_cannot_be_healed_keeps_its_state_for_the_next_plan(tmp_path
         regrouper.offer(Plan(1, (me, Member(1, "node1.0", "node1", endpoint, ())), abort=True))
         thread = threading.Thread(target=train, args=(trainer, raised), daemon=True)
         thread.start()
-        wait_until(lambda: raised or any(isinstance(one, GroupBroken) for one in said), "the rank to give up")
+        wait_until(
+            lambda: raised or any(isinstance(one, GroupBroken) for one in said),
+            "the rank to give up",
+        )
     assert not raised
     assert trainer.step == 0
     regrouper.offer(Plan(2, (me,), abort=True))
@@ -121,9 +129,16 @@ def test_a_rank_that_is_told_to_go_before_its_step_boundary_has_left(tmp_path: P
         raise RuntimeError("the test is over")
 
     regrouper = Regrouper(
-        "node0.0", journal, Rendezvous, build, lambda generation: None, lambda generation, detail: None
+        "node0.0",
+        journal,
+        Rendezvous,
+        build,
+        lambda generation: None,
+        lambda generation, detail: None,
     )
-    me, other = (Member(rank, f"node{rank}.0", f"node{rank}", NOWHERE, (rank,)) for rank in range(2))
+    me, other = (
+        Member(rank, f"node{rank}.0", f"node{rank}", NOWHERE, (rank,)) for rank in range(2)
+    )
     regrouper.offer(Plan(1, (me, other), abort=True))
     regrouper.offer(Plan(2, (other,), abort=False, leavers=("node0.0",)))
     regrouper.note_left()  # it may be a member again before it comes to the boundary
@@ -156,7 +171,12 @@ def test_a_group_that_is_built_too_late_is_closed(tmp_path: Path) -> None:
         return group
 
     regrouper = Regrouper(
-        "node0.0", journal, Rendezvous, build, lambda generation: None, lambda generation, detail: None
+        "node0.0",
+        journal,
+        Rendezvous,
+        build,
+        lambda generation: None,
+        lambda generation, detail: None,
     )
     regrouper.offer(Plan(1, (me, Member(1, "node1.0", "node1", NOWHERE, ())), abort=True))
     wait_until(closed.is_set, "the end of the group")
@@ -172,7 +192,12 @@ def test_a_group_that_cannot_be_built_is_reported_whatever_the_reason(tmp_path: 
         raise ValueError("a group of no ranks")
 
     regrouper = Regrouper(
-        "node0.0", journal, Rendezvous, build, lambda generation: None, lambda *reason: failed.append(reason)
+        "node0.0",
+        journal,
+        Rendezvous,
+        build,
+        lambda generation: None,
+        lambda *reason: failed.append(reason),
     )
     regrouper.offer(Plan(1, (me,), abort=True))
     formation = regrouper.membership()

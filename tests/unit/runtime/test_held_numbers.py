@@ -30,11 +30,17 @@ def halved(step: int) -> float:
 class Bench:
     """An optimizer with a scheduler, and what was held when all was remembered."""
 
-    def __init__(self, scheduler: Callable[[Any], Any] | None = lambda optimizer: LambdaLR(optimizer, halved)) -> None:
+    def __init__(
+        self, scheduler: Callable[[Any], Any] | None = lambda optimizer: LambdaLR(optimizer, halved)
+    ) -> None:
         self.model = nn.Linear(2, 2)
-        self.optimizer = AdamW([{"params": [self.model.weight]}, {"params": [self.model.bias], "lr": 0.5}], lr=0.1)
+        self.optimizer = AdamW(
+            [{"params": [self.model.weight]}, {"params": [self.model.bias], "lr": 0.5}], lr=0.1
+        )
         self.scheduler = scheduler(self.optimizer) if scheduler is not None else None
-        self.numbers = HeldNumbers([self.optimizer], [] if self.scheduler is None else [self.scheduler])
+        self.numbers = HeldNumbers(
+            [self.optimizer], [] if self.scheduler is None else [self.scheduler]
+        )
         self.numbers.remember()
 
     @property
@@ -69,18 +75,28 @@ CHANGES: dict[str, Callable[[Bench], object]] = {
     "a rate": lambda bench: bench.group.update(lr=0.25),
     "a new key": lambda bench: bench.group.update(note="x"),
     "a key less": lambda bench: bench.group.pop("eps"),
-    "another group": lambda bench: bench.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]}),
+    "another group": lambda bench: bench.optimizer.add_param_group(
+        {"params": [nn.Parameter(torch.zeros(2))]}
+    ),
     "an attribute": lambda bench: setattr(bench.scheduler, "last_epoch", 7),
     "an item of a list": lambda bench: bench.scheduler.base_lrs.__setitem__(0, 0.75),
     "a list for a list": lambda bench: setattr(bench.scheduler, "base_lrs", [0.75, 0.5]),
     "a tuple": lambda bench: bench.group.update(betas=(0.5, 0.75)),
-    "a key that is renamed": lambda bench: bench.group.update(renamed=bench.group.pop([*bench.group][-1])),
-    "groups that are loaded": lambda bench: bench.optimizer.load_state_dict(with_rate(bench.optimizer, 0.25)),
-    "other groups": lambda bench: setattr(bench.optimizer, "param_groups", [*bench.optimizer.param_groups]),
+    "a key that is renamed": lambda bench: bench.group.update(
+        renamed=bench.group.pop([*bench.group][-1])
+    ),
+    "groups that are loaded": lambda bench: bench.optimizer.load_state_dict(
+        with_rate(bench.optimizer, 0.25)
+    ),
+    "other groups": lambda bench: setattr(
+        bench.optimizer, "param_groups", [*bench.optimizer.param_groups]
+    ),
     "a scheduler that is loaded": lambda bench: bench.scheduler.load_state_dict(
         bench.scheduler.state_dict() | {"last_epoch": 9}
     ),
-    "a number in the state": lambda bench: bench.optimizer.state[bench.model.weight].update(extra=3),
+    "a number in the state": lambda bench: bench.optimizer.state[bench.model.weight].update(
+        extra=3
+    ),
 }
 
 

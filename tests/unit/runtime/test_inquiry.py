@@ -61,15 +61,26 @@ def test_who_cannot_read_all_complaints_accuses_only_whom_two_name(
     )
     model = nn.Linear(2, 1)
     replica = Replica(model, torch.optim.SGD(model.parameters(), lr=0.1), None, shared=False)
-    inquiry = Inquiry(context, replica, NonFiniteGuard(config), Integrity(replica, config, ScriptWrites()))
+    inquiry = Inquiry(
+        context, replica, NonFiniteGuard(config), Integrity(replica, config, ScriptWrites())
+    )
     endpoint = Endpoint("", "", 0, 0, -1)
-    members = tuple(Member(rank, f"w{rank}", f"node{rank}", endpoint, (rank,)) for rank in range(WORLD))
-    seals = [Seal() if rank in unread else Seal(complaint=1 + named) for rank, named in enumerate(complaints)]
+    members = tuple(
+        Member(rank, f"w{rank}", f"node{rank}", endpoint, (rank,)) for rank in range(WORLD)
+    )
+    seals = [
+        Seal() if rank in unread else Seal(complaint=1 + named)
+        for rank, named in enumerate(complaints)
+    ]
     damaged = CorruptSegment(unread or (2,), torch.zeros(WORLD, 1, dtype=torch.float64), unread)
     inquiry.received(Formation(Plan(1, members, abort=False), members[ME]), damaged, seals)
     journal.close()
-    assert [message.accused for message in said if isinstance(message, Accuse)] == ([tuple(accused)] if accused else [])
-    assert [record["worker"] for record in read_journals(tmp_path) if record.event == Event.CORRUPT] == [f"w{ME}"]
+    assert [message.accused for message in said if isinstance(message, Accuse)] == (
+        [tuple(accused)] if accused else []
+    )
+    assert [
+        record["worker"] for record in read_journals(tmp_path) if record.event == Event.CORRUPT
+    ] == [f"w{ME}"]
 
 
 class _Unused:

@@ -79,11 +79,18 @@ def test_results_are_handed_over_when_a_generation_begins(tmp_path: Path) -> Non
         raise RuntimeError("the test is over")
 
     names = [f"node{rank}.0" for rank in range(3)]
-    members = tuple(Member(rank, name, name.split(".")[0], NOWHERE, (rank,)) for rank, name in enumerate(names))
+    members = tuple(
+        Member(rank, name, name.split(".")[0], NOWHERE, (rank,)) for rank, name in enumerate(names)
+    )
     journals = [Journal(tmp_path, name) for name in names]
     ranks = [
         Regrouper(
-            name, journal, lambda: StoreClient(store), build, lambda generation: None, lambda generation, detail: None
+            name,
+            journal,
+            lambda: StoreClient(store),
+            build,
+            lambda generation: None,
+            lambda generation, detail: None,
         )
         for name, journal in zip(names, journals, strict=True)
     ]
@@ -101,7 +108,9 @@ def test_results_are_handed_over_when_a_generation_begins(tmp_path: Path) -> Non
         ranks[1].calls.record(3, b"one")
     begin(2, 3)
     met = [rank.membership() for rank in ranks]
-    assert [rank.results(formation) for rank, formation in zip(ranks, met, strict=True)] == [(b"one",)] * 3
+    assert [rank.results(formation) for rank, formation in zip(ranks, met, strict=True)] == [
+        (b"one",)
+    ] * 3
     begin(3, 3)
     with pytest.raises(GenerationSuperseded):
         ranks[0].results(met[0])

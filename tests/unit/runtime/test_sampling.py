@@ -32,7 +32,9 @@ def samplers(draw: st.DrawFn) -> Sampler:
 
 
 def batch(sampler: Sampler, step: int) -> list[int]:
-    return [sample for shard in range(sampler.shard_count) for sample in sampler.samples(step, shard)]
+    return [
+        sample for shard in range(sampler.shard_count) for sample in sampler.samples(step, shard)
+    ]
 
 
 @settings(max_examples=examples(150), deadline=None, database=None)
@@ -43,18 +45,28 @@ def test_every_sample_comes_once_an_epoch(sampler: Sampler, epochs: int) -> None
     dealt = [sample for step in range(steps) for sample in batch(sampler, step)]
     assert len(dealt) == steps * sampler.batch_size
     for epoch in range(epochs):
-        assert sorted(dealt[epoch * sampler.size : (epoch + 1) * sampler.size]) == list(range(sampler.size))
+        assert sorted(dealt[epoch * sampler.size : (epoch + 1) * sampler.size]) == list(
+            range(sampler.size)
+        )
     rest = Counter(dealt[epochs * sampler.size :])
     assert all(count == 1 and sample < sampler.size for sample, count in rest.items())
 
 
 @settings(max_examples=80, deadline=None, database=None)
 @given(samplers(), st.data())
-def test_a_shard_is_the_same_for_whoever_asks_in_whatever_order(sampler: Sampler, data: st.DataObject) -> None:
+def test_a_shard_is_the_same_for_whoever_asks_in_whatever_order(
+    sampler: Sampler, data: st.DataObject
+) -> None:
     """A rank that jumps between steps and shards gets what one gets that goes through them in order."""
     steps = range(-(-2 * sampler.size // sampler.batch_size))
-    expected = {(step, shard): sampler.samples(step, shard) for step in steps for shard in range(sampler.shard_count)}
-    assert {len(samples) for samples in expected.values()} == {sampler.batch_size // sampler.shard_count}
+    expected = {
+        (step, shard): sampler.samples(step, shard)
+        for step in steps
+        for shard in range(sampler.shard_count)
+    }
+    assert {len(samples) for samples in expected.values()} == {
+        sampler.batch_size // sampler.shard_count
+    }
     other = Sampler(sampler.size, sampler.batch_size, sampler.shard_count, sampler.seed)
     for step, shard in data.draw(st.permutations(sorted(expected)))[:20]:
         assert other.samples(step, shard) == expected[step, shard]
@@ -65,7 +77,9 @@ def test_epochs_and_seeds_shuffle_differently() -> None:
 
     def order(seed: int, epoch: int) -> tuple[int, ...]:
         sampler = Sampler(64, 16, 4, seed)
-        return tuple(sample for step in range(4 * epoch, 4 * epoch + 4) for sample in batch(sampler, step))
+        return tuple(
+            sample for step in range(4 * epoch, 4 * epoch + 4) for sample in batch(sampler, step)
+        )
 
     orders = [order(seed, epoch) for seed in range(3) for epoch in range(3)]
     assert len(set(orders)) == 9
@@ -116,7 +130,12 @@ def test_each_part_of_the_key_changes_all_generators() -> None:
 
 @settings(max_examples=examples(300), deadline=None, database=None)
 @given(
-    st.lists(st.lists(st.integers(0, 2**63), min_size=1, max_size=3).map(tuple), min_size=2, max_size=30, unique=True)
+    st.lists(
+        st.lists(st.integers(0, 2**63), min_size=1, max_size=3).map(tuple),
+        min_size=2,
+        max_size=30,
+        unique=True,
+    )
 )
 def test_different_keys_have_different_seeds(keys: list[tuple[int, ...]]) -> None:
     """Neighbouring steps, swapped parts and numbers that only look alike when written together do not collide."""
@@ -160,7 +179,9 @@ def equal(first: Any, second: Any) -> bool:
     if isinstance(first, torch.Tensor):
         return torch.equal(first, second) and first.dtype == second.dtype
     if isinstance(first, dict):
-        return first.keys() == second.keys() and all(equal(first[key], second[key]) for key in first)
+        return first.keys() == second.keys() and all(
+            equal(first[key], second[key]) for key in first
+        )
     if isinstance(first, (list, tuple)):
         return len(first) == len(second) and all(map(equal, first, second))
     return bool(first == second)
@@ -175,7 +196,10 @@ X, Y = torch.tensor([[7, 7], [2, 2]]), torch.tensor([7, 2])
         (lambda x, y: x, X),
         (lambda x, y: (x, y), [X, Y]),
         (lambda x, y: {"x": x, "y": y}, {"x": X, "y": Y}),
-        (lambda x, y: {"x": [x, {"deep": y}], "name": str(y)}, {"x": [X, {"deep": Y}], "name": ["7", "2"]}),
+        (
+            lambda x, y: {"x": [x, {"deep": y}], "name": str(y)},
+            {"x": [X, {"deep": Y}], "name": ["7", "2"]},
+        ),
         (Pair, Pair(X, Y)),
         (lambda x, y: y, Y),
     ],
@@ -213,7 +237,9 @@ def test_a_dataset_that_gives_several_samples_is_collated() -> None:
     whole = TensorDataset(torch.arange(20).view(10, 2), torch.arange(10))
     part = Subset(whole, [9, 8, 7, 6])
     assert equal(fetch(part, [0, 3], CPU), fetch(whole, [9, 6], CPU))
-    assert equal(fetch(part, [0, 3], CPU), [torch.tensor([[18, 19], [12, 13]]), torch.tensor([9, 6])])
+    assert equal(
+        fetch(part, [0, 3], CPU), [torch.tensor([[18, 19], [12, 13]]), torch.tensor([9, 6])]
+    )
 
 
 def test_every_tensor_of_a_batch_is_moved() -> None:

@@ -24,7 +24,9 @@ BATCHES = st.integers(8, 2048)
 HISTORIES = st.lists(st.tuples(st.integers(0, 20), BATCHES), max_size=6)
 
 
-def history(name: str, changes: list[tuple[int, int]], warmup_steps: int) -> tuple[BatchScaler, int]:
+def history(
+    name: str, changes: list[tuple[int, int]], warmup_steps: int
+) -> tuple[BatchScaler, int]:
     scaling, step = BatchScaler(name, BASES[name], warmup_steps=warmup_steps), 0
     for stride, batch in changes:
         step += stride
@@ -43,7 +45,9 @@ def test_two_changes_are_one_by_the_product(name: str, first: float, second: flo
     between = rule.adjust(base, first)
     lr = base.lr * rule.rate(first)
     twice = scaled(
-        name, Hyperparameters(lr=lr, batch=1, betas=between.betas, eps=between.eps, decay=between.decay), second
+        name,
+        Hyperparameters(lr=lr, batch=1, betas=between.betas, eps=between.eps, decay=between.decay),
+        second,
     )
     assert twice == pytest.approx(scaled(name, base, first * second), rel=1e-9)
 
@@ -63,7 +67,9 @@ def test_linear_keeps_what_a_sample_does() -> None:
 
 
 @given(NAMES, HISTORIES, st.integers(0, 30))
-def test_return_to_the_base_is_exact(name: str, changes: list[tuple[int, int]], warmup_steps: int) -> None:
+def test_return_to_the_base_is_exact(
+    name: str, changes: list[tuple[int, int]], warmup_steps: int
+) -> None:
     scaling, step = history(name, changes, warmup_steps)
     scaling.change(step, scaling.base.batch)
     effective = scaling.at(step + warmup_steps)
@@ -107,7 +113,9 @@ def test_a_rate_rises_on_a_line_and_falls_at_once(
 
 
 @given(NAMES, HISTORIES, st.integers(0, 30))
-def test_a_run_that_goes_on_has_the_same_rates(name: str, changes: list[tuple[int, int]], warmup_steps: int) -> None:
+def test_a_run_that_goes_on_has_the_same_rates(
+    name: str, changes: list[tuple[int, int]], warmup_steps: int
+) -> None:
     scaling, step = history(name, changes, warmup_steps)
     again = BatchScaler(name, scaling.base, warmup_steps=warmup_steps, changes=scaling.changes)
     steps = range(step + warmup_steps + 2)
@@ -123,9 +131,13 @@ def parameter() -> torch.nn.Parameter:
 
 def test_a_users_schedule_is_multiplied_and_stays_its_own() -> None:
     weights = parameter()
-    optimizer = torch.optim.AdamW([{"params": [weights]}], lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1)
+    optimizer = torch.optim.AdamW(
+        [{"params": [weights]}], lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1
+    )
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
-    twin = torch.optim.lr_scheduler.CosineAnnealingLR(torch.optim.AdamW([parameter()], lr=3e-4), T_max=10)
+    twin = torch.optim.lr_scheduler.CosineAnnealingLR(
+        torch.optim.AdamW([parameter()], lr=3e-4), T_max=10
+    )
     scaling = BatchScaler("square-root", ADAM)
     scaling.change(2, 64)
     scaling.change(6, 256)
@@ -135,7 +147,9 @@ def test_a_users_schedule_is_multiplied_and_stays_its_own() -> None:
         with scaling.apply(optimizer, step):
             with scaling.apply(optimizer, step):
                 assert group["lr"] == own * (0.5 if 2 <= step < 6 else 1.0)
-            assert group["betas"] == ((1 - 0.25 * (1 - 0.9), 1 - 0.25 * (1 - 0.95)) if 2 <= step < 6 else (0.9, 0.95))
+            assert group["betas"] == (
+                (1 - 0.25 * (1 - 0.9), 1 - 0.25 * (1 - 0.95)) if 2 <= step < 6 else (0.9, 0.95)
+            )
             assert group["eps"] == (2e-8 if 2 <= step < 6 else 1e-8)
             assert group["weight_decay"] == (0.05 if 2 <= step < 6 else 0.1)
             weights.grad = torch.ones(3)
@@ -164,10 +178,16 @@ def test_a_failed_step_leaves_the_users_values() -> None:
 
 
 def test_each_group_follows_with_its_own_values() -> None:
-    groups = [{"params": [parameter()], "lr": 0.1}, {"params": [parameter()], "lr": 0.01, "weight_decay": 0.5}]
+    groups = [
+        {"params": [parameter()], "lr": 0.1},
+        {"params": [parameter()], "lr": 0.01, "weight_decay": 0.5},
+    ]
     optimizer = torch.optim.SGD(groups)
     with BatchScaler("linear", SGD, changes=[(0, 512)]).apply(optimizer, 3):
-        assert [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups] == [(0.2, 0), (0.02, 0.5)]
+        assert [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups] == [
+            (0.2, 0),
+            (0.02, 0.5),
+        ]
 
 
 def test_the_same_bits_as_without_it_at_the_base() -> None:
@@ -231,7 +251,9 @@ def test_a_refused_batch_changes_nothing() -> None:
         ("dampening", torch.optim.SGD([parameter()], momentum=0.9, dampening=0.1)),
     ],
 )
-def test_optimizers_that_the_rule_does_not_cover(field: str, optimizer: torch.optim.Optimizer) -> None:
+def test_optimizers_that_the_rule_does_not_cover(
+    field: str, optimizer: torch.optim.Optimizer
+) -> None:
     with pytest.raises(BadInput) as refused, BatchScaler("square-root", ADAM).apply(optimizer, 0):
         pass
     assert refused.value.field == field
@@ -263,7 +285,11 @@ def test_square_root_keeps_the_distribution_of_the_weights() -> None:
     for name, rate in (("square-root", 2.0), ("linear", 4.0), ("none", 1.0)):
         rest = RULES["square-root"].adjust(base, 4.0) if name == "square-root" else base
         four = Hyperparameters(lr=base.lr * rate, batch=4, betas=rest.betas, eps=rest.eps)
-        found = final_spread(four, steps // 4, noise / 2)  # as many samples, of half the noise each step
-        distances[name] = abs(found[1] / reference[1] - 1) + abs(found[0] - reference[0]) / reference[1]
+        found = final_spread(
+            four, steps // 4, noise / 2
+        )  # as many samples, of half the noise each step
+        distances[name] = (
+            abs(found[1] / reference[1] - 1) + abs(found[0] - reference[0]) / reference[1]
+        )
     assert distances["square-root"] < 0.1
     assert min(distances["linear"], distances["none"]) > 0.25

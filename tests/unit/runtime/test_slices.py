@@ -19,7 +19,11 @@ from chaoskit.wire.messages import Endpoint, Member, Plan
 PARTS = 16
 WORLD = 3
 NOWHERE = Endpoint("host", "", 0, 0, 0)
-PLAN = Plan(1, tuple(Member(rank, f"node{rank}.0", f"node{rank}", NOWHERE, (rank,)) for rank in range(WORLD)), True)
+PLAN = Plan(
+    1,
+    tuple(Member(rank, f"node{rank}.0", f"node{rank}", NOWHERE, (rank,)) for rank in range(WORLD)),
+    True,
+)
 
 
 def replica(*, aside: bool = False) -> Replica:
@@ -91,9 +95,13 @@ def test_slices_follow_the_layout() -> None:
 
 
 def test_arenas_that_are_laid_out_alike_have_the_same_slices() -> None:
-    first, second = (ArenaSlices(made.arena, PARTS) for made in (replica(), replica()) if made.arena is not None)
+    first, second = (
+        ArenaSlices(made.arena, PARTS) for made in (replica(), replica()) if made.arena is not None
+    )
     assert first.layout == second.layout
-    assert [first.digest(part) for part in range(PARTS)] == [second.digest(part) for part in range(PARTS)]
+    assert [first.digest(part) for part in range(PARTS)] == [
+        second.digest(part) for part in range(PARTS)
+    ]
 
 
 @pytest.mark.parametrize("aside", [False, True])
@@ -111,7 +119,9 @@ def test_equal_states_are_equal_however_they_are_laid_out(aside: bool) -> None:
 
 
 @pytest.mark.parametrize("aside", [False, True])
-def test_a_flipped_bit_convicts_its_rank_within_as_many_steps_as_there_are_slices(aside: bool) -> None:
+def test_a_flipped_bit_convicts_its_rank_within_as_many_steps_as_there_are_slices(
+    aside: bool,
+) -> None:
     replicas = [replica(), replica(), replica(aside=aside)]
     ranks = [rank(one) for one in replicas]
     for _ in range(2):

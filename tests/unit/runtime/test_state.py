@@ -85,7 +85,9 @@ class Restless(Optimizer):
                 if parameter.grad is None:
                     continue
                 state = self.state[parameter]
-                state["mean"] = 0.9 * state.get("mean", torch.zeros_like(parameter)) + parameter.grad
+                state["mean"] = (
+                    0.9 * state.get("mean", torch.zeros_like(parameter)) + parameter.grad
+                )
                 state["steps"] = state.get("steps", 0) + 1
                 parameter.sub_(group["lr"] / state["steps"] * state["mean"])
 
@@ -111,7 +113,10 @@ class Nested(Optimizer):
                 if not state:
                     state["norms"] = np.float32(0)
                     state["history"] = [torch.zeros_like(parameter) for _ in range(2)]
-                    state["late"] = {"pair": (torch.ones(1), 3), 5: {"a.b/c": torch.zeros_like(parameter)}}
+                    state["late"] = {
+                        "pair": (torch.ones(1), 3),
+                        5: {"a.b/c": torch.zeros_like(parameter)},
+                    }
                     state["mean"] = torch.zeros_like(parameter)
                 state["history"] = [state["history"][1], parameter.grad.clone()]
                 state["late"][5]["a.b/c"].mul_(0.5).add_(sum(state["history"]))
@@ -120,7 +125,9 @@ class Nested(Optimizer):
                 state["norms"] = state["norms"] * np.float32(0.9) + np.float32(parameter.grad.sum())
                 state["mean"].lerp_(state["late"][5]["a.b/c"] * float(pair), 0.1)
                 scale = 1 + 0.01 * (self.steps + self.state["calls"]) + sum(self.rates)  # type: ignore[index]
-                parameter.sub_(float(group["lr"] / (count + state["norms"] ** 2)) * scale * state["mean"])
+                parameter.sub_(
+                    float(group["lr"] / (count + state["norms"] ** 2)) * scale * state["mean"]
+                )
 
 
 Objects = tuple[Small, Optimizer, LambdaLR | None]
@@ -133,7 +140,9 @@ OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
     "replaces its tensors": lambda groups: Restless(groups, lr=0.1),
     "nested": lambda groups: Nested(groups, lr=0.1),
     "nested, lr of NumPy": lambda groups: Nested(groups, lr=np.float32(0.1)),
-    "AdamW, lr of NumPy": lambda groups: AdamW(groups, lr=np.float64(1e-2), betas=(np.float64(0.8), np.float64(0.9))),
+    "AdamW, lr of NumPy": lambda groups: AdamW(
+        groups, lr=np.float64(1e-2), betas=(np.float64(0.8), np.float64(0.9))
+    ),
 }
 optimizers = pytest.mark.parametrize("optimizer", OPTIMIZERS)
 schedules = pytest.mark.parametrize("scheduled", [True, False], ids=["scheduled", "unscheduled"])
@@ -203,12 +212,19 @@ def everything(model: Small, optimizer: Optimizer, scheduler: Any) -> dict[str, 
     return {
         "model": {name: bits(value) for name, value in model.state_dict().items()},
         "optimizer": {
-            names.get(id(parameter), parameter): dict(sorted(bits(state))) if isinstance(state, dict) else state
+            names.get(id(parameter), parameter): dict(sorted(bits(state)))
+            if isinstance(state, dict)
+            else state
             for parameter, state in optimizer.state.items()
         },
-        "own": {name: bits(vars(optimizer)[name]) for name in ("steps", "rates") if name in vars(optimizer)},
+        "own": {
+            name: bits(vars(optimizer)[name])
+            for name in ("steps", "rates")
+            if name in vars(optimizer)
+        },
         "groups": [
-            {key: bits(value) for key, value in group.items() if key != "params"} for group in optimizer.param_groups
+            {key: bits(value) for key, value in group.items() if key != "params"}
+            for group in optimizer.param_groups
         ],
         "scheduler": scheduler and bits(scheduler.state_dict()),
     }
@@ -259,7 +275,10 @@ def test_a_step_is_published_in_one_piece() -> None:
         train(replica, 1)
         assert replica.sequence == before + 2, "a reader could have come between"
         assert replica.arena.step == step
-        paths = [slot.path for slot in decode_index(replica.arena.index_bytes(), replica.arena.size_bytes)]
+        paths = [
+            slot.path
+            for slot in decode_index(replica.arena.index_bytes(), replica.arena.size_bytes)
+        ]
         assert paths == [path for path, _ in replica.tensors()]
         assert any(path.endswith("exp_avg") for path in paths)
 
@@ -323,7 +342,9 @@ def test_what_is_replaced_between_two_steps_is_followed() -> None:
         state["exp_avg"] = state["exp_avg"].clone()
 
     def reload() -> None:
-        optimizer.load_state_dict(optimizer.state_dict() | {"state": deepcopy(optimizer.state_dict()["state"])})
+        optimizer.load_state_dict(
+            optimizer.state_dict() | {"state": deepcopy(optimizer.state_dict()["state"])}
+        )
 
     for replace in (replace_buffer, replace_memory, replace_tensor, reload):
         train(replica, 3)
@@ -343,7 +364,11 @@ def test_a_rehearsed_step_leaves_no_trace(optimizer: str, scheduled: bool, train
     replica, twin = Replica(*objects), Replica(*build(optimizer, scheduled))
     train(replica, trained)
     train(twin, trained)
-    before, digest, weights = deepcopy(everything_of(replica)), replica.state_digest(), replica.weights_digest()
+    before, digest, weights = (
+        deepcopy(everything_of(replica)),
+        replica.state_digest(),
+        replica.weights_digest(),
+    )
     model = objects[0]
     for _ in range(2):
         backward(model, 99)
@@ -365,7 +390,10 @@ def test_digests_see_every_bit_and_every_name() -> None:
     train(replica, 1)
     model, weights, state = replica.model, replica.weights_digest(), replica.state_digest()
     assert isinstance(model, Small)
-    assert Replica(*build("AdamW", seed=0)).weights_digest() != Replica(*build("AdamW", seed=1)).weights_digest()
+    assert (
+        Replica(*build("AdamW", seed=0)).weights_digest()
+        != Replica(*build("AdamW", seed=1)).weights_digest()
+    )
     with torch.no_grad():
         for tensor in (model.scale, model.frozen.bias, model.seen):
             flat = tensor.view(-1)
@@ -398,9 +426,13 @@ def test_models_that_cannot_be_elastic_are_refused() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4))
     refused("model", "use BatchNorm", model, SGD(model.parameters(), 0.1), None)
     lazy = nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(4))
-    refused("model", "run one batch through the model first", lazy, SGD(lazy[0].parameters(), 0.1), None)
+    refused(
+        "model", "run one batch through the model first", lazy, SGD(lazy[0].parameters(), 0.1), None
+    )
     complex_one = nn.ParameterList([nn.Parameter(torch.zeros(2, dtype=torch.complex64))])
-    refused("model", "real floating-point type", complex_one, SGD(complex_one.parameters(), 0.1), None)
+    refused(
+        "model", "real floating-point type", complex_one, SGD(complex_one.parameters(), 0.1), None
+    )
     wrapped = nn.DataParallel(nn.Linear(4, 4))
     refused("model", "register the model itself", wrapped, SGD(wrapped.parameters(), 0.1), None)
     still = nn.Linear(4, 4).requires_grad_(False)
@@ -411,7 +443,11 @@ def test_an_optimizer_of_other_parameters_is_refused() -> None:
     """An optimizer that was built from another model, or before the parameters were replaced, trains nothing."""
     model = nn.Linear(4, 4)
     refused(
-        "optimizer", "from the parameters of the registered model", model, AdamW(nn.Linear(4, 4).parameters()), None
+        "optimizer",
+        "from the parameters of the registered model",
+        model,
+        AdamW(nn.Linear(4, 4).parameters()),
+        None,
     )
     assert Replica(model, AdamW(model.parameters()), None).step == 0
     more = [*model.parameters(), nn.Parameter(torch.zeros(3))]
@@ -643,7 +679,9 @@ def test_a_pulled_state_is_the_peers_and_trains_on_like_it(
         assert describe(replica) == one.ask("train", 1)
     train(replica, 1)
     assert describe(replica) != one.ask("describe")
-    pull(replica, one.endpoint, TOKEN, transport)  # the layouts are the same now: one block is copied
+    pull(
+        replica, one.endpoint, TOKEN, transport
+    )  # the layouts are the same now: one block is copied
     assert describe(replica) == one.ask("describe")
     train(replica, 2)
     assert describe(replica) == one.ask("train", 2)
@@ -660,7 +698,9 @@ def test_a_pulled_state_can_be_pulled_on(start: Start) -> None:
     here = [host_id(), "127.0.0.1", server.port, os.getpid(), replica.arena.fd]
     assert last.ask("pull", here) == expected
     train(replica, 1)
-    assert last.ask("pull", ["another host", *here[1:]]) == describe(replica) == first.ask("train", 1)
+    assert (
+        last.ask("pull", ["another host", *here[1:]]) == describe(replica) == first.ask("train", 1)
+    )
 
 
 def test_a_peer_that_offers_nonsense_is_lost() -> None:
@@ -671,7 +711,9 @@ def test_a_peer_that_offers_nonsense_is_lost() -> None:
         with connection:
             accept(connection, TOKEN)
             connection.sendall(struct.pack("!q", 3) + b"abc")
-            while connection.recv(100):  # a socket that is closed with something unread in it takes back what it sent
+            while connection.recv(
+                100
+            ):  # a socket that is closed with something unread in it takes back what it sent
                 pass
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -686,7 +728,9 @@ def test_a_peer_that_offers_nonsense_is_lost() -> None:
 
 
 @pytest.mark.parametrize(("mine", "theirs"), [(True, False), (False, True), (False, False)])
-def test_replicas_with_and_without_shared_memory_understand_each_other(start: Start, mine: bool, theirs: bool) -> None:
+def test_replicas_with_and_without_shared_memory_understand_each_other(
+    start: Start, mine: bool, theirs: bool
+) -> None:
     """A replica whose tensors cannot be shared is packed and unpacked, to the same bits."""
     one = start(shared=theirs)
     expected = one.ask("train", 3)
@@ -704,7 +748,9 @@ WIDE = 1280  # 26 MB with the optimizer's tensors: several parts, and more than 
 
 @ways
 @pytest.mark.parametrize("parts", [1, 3])
-def test_a_pull_that_overlaps_a_commit_is_repeated(start: Start, transport: str, way: str, parts: int) -> None:
+def test_a_pull_that_overlaps_a_commit_is_repeated(
+    start: Start, transport: str, way: str, parts: int
+) -> None:
     """A commit of the peer in the middle of a pull leads to a second one, and to no mixture of two states."""
     one = start(width=WIDE)
     one.ask("train", 1)
@@ -727,7 +773,9 @@ def test_a_pull_that_overlaps_a_commit_is_repeated(start: Start, transport: str,
 
 
 @pytest.mark.parametrize(("transport", "width"), [("auto", 900), ("tcp", 300)])
-def test_a_pull_from_a_peer_that_trains_gives_a_committed_state(start: Start, transport: str, width: int) -> None:
+def test_a_pull_from_a_peer_that_trains_gives_a_committed_state(
+    start: Start, transport: str, width: int
+) -> None:
     """Whatever a peer commits meanwhile, every copy is one of the states that it committed, with its step."""
     one = start(width=width)
     replica = Replica(*build("AdamW", width=width, seed=7))
@@ -831,9 +879,14 @@ def is_read_by_this_process(endpoint: Endpoint, transport: str) -> bool:
     """Whether a pull has opened the state of a peer: its shared memory, or a connection to it."""
     if transport == "tcp":
         connections = psutil.Process().net_connections("tcp")
-        return any(one.raddr and one.raddr.port == endpoint.port and one.status == "ESTABLISHED" for one in connections)
+        return any(
+            one.raddr and one.raddr.port == endpoint.port and one.status == "ESTABLISHED"
+            for one in connections
+        )
     inode = Path(f"/proc/{endpoint.pid}/fd/{endpoint.arena_fd}").stat().st_ino
-    return any(line.split()[4] == str(inode) for line in Path("/proc/self/maps").read_text().splitlines())
+    return any(
+        line.split()[4] == str(inode) for line in Path("/proc/self/maps").read_text().splitlines()
+    )
 
 
 @ways
@@ -872,7 +925,9 @@ def test_a_wrong_token_cannot_read_the_state(start: Start) -> None:
     with pytest.raises(PeerLost):
         pull(replica, one.endpoint, "another token", "tcp")
     assert describe(replica) == before
-    with socket.create_connection((one.endpoint.address, one.endpoint.port), timeout=LIMIT_S) as connection:
+    with socket.create_connection(
+        (one.endpoint.address, one.endpoint.port), timeout=LIMIT_S
+    ) as connection:
         assert isinstance(frames.receive(connection), messages.Challenge)
         frames.send(connection, messages.Proof(bytes(32), bytes(32)))
         assert connection.recv(4096) == b""
@@ -895,10 +950,16 @@ class Doubled(Small):
 @ways
 @pytest.mark.parametrize(
     ("make", "odd"),
-    [(Renamed, "model/other"), (lambda: Small(12), "model/embedding.weight"), (Doubled, "model/scale")],
+    [
+        (Renamed, "model/other"),
+        (lambda: Small(12), "model/embedding.weight"),
+        (Doubled, "model/scale"),
+    ],
     ids=["other name", "other shape", "other type"],
 )
-def test_another_model_is_refused(start: Start, transport: str, way: str, make: Callable[[], Small], odd: str) -> None:
+def test_another_model_is_refused(
+    start: Start, transport: str, way: str, make: Callable[[], Small], odd: str
+) -> None:
     """A peer whose tensors differ in name, shape or type is bad input; the weights stay as they were."""
     one = start()
     model = make()

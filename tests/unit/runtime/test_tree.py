@@ -42,13 +42,17 @@ def arrivals(draw: st.DrawFn) -> tuple[np.ndarray, list[list[int]]]:
     owners = draw(st.lists(st.integers(0, world - 1), min_size=count, max_size=count))
     order = draw(st.permutations(range(count)))
     noise = np.random.default_rng(draw(st.integers(0, 2**32)))
-    values = (noise.standard_normal((count, 8)) * 10.0 ** noise.integers(-6, 6, (count, 8))).astype(np.float32)
+    values = (noise.standard_normal((count, 8)) * 10.0 ** noise.integers(-6, 6, (count, 8))).astype(
+        np.float32
+    )
     return values, [[shard for shard in order if owners[shard] == rank] for rank in range(world)]
 
 
 @given(arrivals())
 @settings(deadline=None, max_examples=150)
-def test_any_ownership_and_arrival_gives_the_reference_bits(case: tuple[np.ndarray, list[list[int]]]) -> None:
+def test_any_ownership_and_arrival_gives_the_reference_bits(
+    case: tuple[np.ndarray, list[list[int]]],
+) -> None:
     values, ranks = case
     sums: dict[Subtree, np.ndarray] = {}
     for shards in ranks:
@@ -76,7 +80,9 @@ def test_in_order_arrival_keeps_few_sums(count: int) -> None:
 def test_clipped_nodes_pass_the_left_half_through() -> None:
     assert maximal_subtrees([4, 5, 6], 7) == (Subtree(4, 7),)
     assert maximal_subtrees([1, 2, 4], 5) == (Subtree(1, 2), Subtree(2, 3), Subtree(4, 5))
-    assert [merge.parent for merge in merge_order((*maximal_subtrees([0, 1], 3), Subtree(2, 3)), 3)] == [(0, 3)]
+    assert [
+        merge.parent for merge in merge_order((*maximal_subtrees([0, 1], 3), Subtree(2, 3)), 3)
+    ] == [(0, 3)]
 
 
 def test_impossible_sums_are_refused() -> None:

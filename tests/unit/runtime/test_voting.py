@@ -6,7 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chaoskit.runtime.integrity.mistakes import Mistakes
-from chaoskit.runtime.integrity.voting import Seal, Suspicion, audit_at, blamed, examine, judge, outvoted, panel
+from chaoskit.runtime.integrity.voting import (
+    Seal,
+    Suspicion,
+    audit_at,
+    blamed,
+    examine,
+    judge,
+    outvoted,
+    panel,
+)
 
 WORDS = st.integers(1, 2**62)
 WORLDS = st.integers(2, 9)
@@ -46,20 +55,31 @@ def test_a_tie_is_broken_only_by_who_contradicts_himself(world: int, data: st.Da
     suspicion = examine(seals)
     assert suspicion is not None
     honest = {seal.state for seal in seals if not seal.torn}
-    assert suspicion.ranks == (tuple(rank for rank in range(world) if torn[rank]) if len(honest) == 1 else ())
+    assert suspicion.ranks == (
+        tuple(rank for rank in range(world) if torn[rank]) if len(honest) == 1 else ()
+    )
 
 
 @given(st.integers(4, 9), st.data())
-def test_copies_of_a_corrupt_state_do_not_outvote_those_who_have_their_own(world: int, data: st.DataObject) -> None:
+def test_copies_of_a_corrupt_state_do_not_outvote_those_who_have_their_own(
+    world: int, data: st.DataObject
+) -> None:
     """One state was corrupt; any number of newcomers copied it, and were found to agree with it."""
     witnesses = data.draw(st.integers(3, world))
-    states = [data.draw(st.sampled_from([1, 2])) if rank >= witnesses else 1 + (rank == 0) for rank in range(world)]
-    suspicion = examine([Seal(state=state, heir=int(rank >= witnesses)) for rank, state in enumerate(states)])
+    states = [
+        data.draw(st.sampled_from([1, 2])) if rank >= witnesses else 1 + (rank == 0)
+        for rank in range(world)
+    ]
+    suspicion = examine(
+        [Seal(state=state, heir=int(rank >= witnesses)) for rank, state in enumerate(states)]
+    )
     assert suspicion is not None
     assert suspicion.ranks == tuple(rank for rank, state in enumerate(states) if state == 2)
 
 
-def test_of_three_with_one_heir_nobody_guesses_but_a_lone_survivor_is_outvoted_by_its_copies() -> None:
+def test_of_three_with_one_heir_nobody_guesses_but_a_lone_survivor_is_outvoted_by_its_copies() -> (
+    None
+):
     heir = Seal(state=2, heir=1)
     assert examine([Seal(state=1), Seal(state=2), heir]) == Suspicion(STATE, (), (0, 1, 2))
     assert examine([Seal(state=1), heir, heir]) == Suspicion(STATE, (0,), (0,))
@@ -68,17 +88,28 @@ def test_of_three_with_one_heir_nobody_guesses_but_a_lone_survivor_is_outvoted_b
 @given(WORLDS, WORDS, WORDS)
 def test_who_has_nothing_to_compare_is_not_outvoted(world: int, state: int, gradient: int) -> None:
     """A rank that took the state from a peer did not compute the last gradient."""
-    assert examine([Seal(state=state, gradient=gradient * (rank != 1)) for rank in range(world)]) is None
+    assert (
+        examine([Seal(state=state, gradient=gradient * (rank != 1)) for rank in range(world)])
+        is None
+    )
 
 
-@given(st.lists(st.integers(0, 3), min_size=3, max_size=4).filter(lambda words: len({*words} - {0}) > 1))
+@given(
+    st.lists(st.integers(0, 3), min_size=3, max_size=4).filter(
+        lambda words: len({*words} - {0}) > 1
+    )
+)
 def test_gradients_are_put_to_the_vote(words: list[int]) -> None:
     suspicion = examine([Seal(state=7, gradient=word) for word in words])
     assert suspicion is not None
     assert suspicion.ranks == outvoted(words)
 
 
-@given(WORLDS.flatmap(lambda world: st.lists(st.integers(-1, world - 1), min_size=world, max_size=world)))
+@given(
+    WORLDS.flatmap(
+        lambda world: st.lists(st.integers(-1, world - 1), min_size=world, max_size=world)
+    )
+)
 def test_complaints_never_convict_everybody_nor_whom_nobody_named(complaints: list[int]) -> None:
     guilty = blamed(complaints)
     assert len(guilty) < len(complaints)
@@ -107,20 +138,25 @@ COMPLAINTS = st.integers(2, 9).flatmap(
 
 
 @given(COMPLAINTS)
-def test_where_a_complaint_is_not_known_only_two_accusers_convict(drawn: tuple[list[int], set[int]]) -> None:
+def test_where_a_complaint_is_not_known_only_two_accusers_convict(
+    drawn: tuple[list[int], set[int]],
+) -> None:
     """Neither whom one rank names, nor who seems to complain alone; and everybody who knows more agrees."""
     complaints, unread = drawn
     guilty = blamed(complaints, unread)
     read = {rank: accused for rank, accused in enumerate(complaints) if rank not in unread}
     accusers = {
-        one: [rank for rank, accused in read.items() if accused == one != rank] for one in range(len(complaints))
+        one: [rank for rank, accused in read.items() if accused == one != rank]
+        for one in range(len(complaints))
     }
     assert guilty == tuple(rank for rank, found in accusers.items() if len(found) > 1)
     assert {*guilty} <= {*blamed(complaints)}
 
 
 @given(st.integers(4, 9), st.data())
-def test_whom_all_others_name_is_convicted_though_one_of_them_is_not_read(world: int, data: st.DataObject) -> None:
+def test_whom_all_others_name_is_convicted_though_one_of_them_is_not_read(
+    world: int, data: st.DataObject
+) -> None:
     rank, other = data.draw(st.permutations(range(world)))[:2]
     complaints = [rank] * world
     complaints[rank] = data.draw(st.integers(-1, world - 1))
@@ -148,7 +184,9 @@ def test_mistakes_far_apart_do_not_add_up(memory_steps: int, gaps: list[int]) ->
 
 
 @given(st.integers(0, 500), st.integers(1, 7), st.integers(2, 6), st.integers(0, 4))
-def test_an_audit_has_two_ranks_and_a_referee_beside_them(step: int, every: int, world: int, more: int) -> None:
+def test_an_audit_has_two_ranks_and_a_referee_beside_them(
+    step: int, every: int, world: int, more: int
+) -> None:
     ownership = [list(range(rank, world + more, world)) for rank in range(world)]
     pair = audit_at(step, every, ownership)
     assert (pair is None) == (step % every != 0)
@@ -170,7 +208,11 @@ def test_audits_come_round_to_every_shard_and_every_pair() -> None:
 RIGHT = 7
 
 
-@given(st.sampled_from(["owner", "auditor", "referee"]), st.lists(WORDS, min_size=2, max_size=2), st.booleans())
+@given(
+    st.sampled_from(["owner", "auditor", "referee"]),
+    st.lists(WORDS, min_size=2, max_size=2),
+    st.booleans(),
+)
 def test_with_three_ranks_one_bad_rank_is_always_the_one_that_is_named(
     bad: str, wrong: list[int], transient: bool
 ) -> None:
@@ -190,7 +232,9 @@ def test_with_three_ranks_one_bad_rank_is_always_the_one_that_is_named(
 
 
 @given(WORDS, WORDS, WORDS, WORDS)
-def test_two_ranks_convict_only_who_contradicts_himself(one: int, other: int, again: int, other_again: int) -> None:
+def test_two_ranks_convict_only_who_contradicts_himself(
+    one: int, other: int, again: int, other_again: int
+) -> None:
     if one == other:
         return
     verdict, guilty = judge({0: one, 1: other}, {0: again, 1: other_again})

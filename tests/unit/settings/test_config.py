@@ -92,12 +92,18 @@ def test_a_number_below_its_minimum_is_refused(job_file: Path, field: str) -> No
             "collective_timeout_s",
             "before a lost node is noticed",
         ),
-        ({"heartbeat_ms": 1000, "lease_beats": 60}, "coordinator_outage_s", "away for less than a lease"),
+        (
+            {"heartbeat_ms": 1000, "lease_beats": 60},
+            "coordinator_outage_s",
+            "away for less than a lease",
+        ),
         ({"hang_floor_ms": 180_000}, "collective_timeout_s", "before a hang is found"),
         ({"outside_limit_s": 180.5}, "collective_timeout_s", "between two transactions"),
     ],
 )
-def test_limits_in_the_wrong_order_are_refused(job_file: Path, fields: dict[str, Any], field: str, remedy: str) -> None:
+def test_limits_in_the_wrong_order_are_refused(
+    job_file: Path, fields: dict[str, Any], field: str, remedy: str
+) -> None:
     """What waits for a failure must have more time than what looks for it."""
     with pytest.raises(BadInput) as caught:
         validate(config(job_file, **fields))
@@ -135,7 +141,10 @@ def test_a_mesh_in_a_helper_makes_a_sharded_job(tmp_path: Path) -> None:
     helper = "\ndef shard(trainer, model):\n    return trainer.mesh()\n"
     path.write_text(JOB + helper)
     assert not resolve_job(str(path)).sharded, "train does not call it"
-    path.write_text(JOB.replace("    trainer.register(", "    shard(trainer, None)\n    trainer.register(") + helper)
+    path.write_text(
+        JOB.replace("    trainer.register(", "    shard(trainer, None)\n    trainer.register(")
+        + helper
+    )
     assert resolve_job(str(path)).sharded
     assert not resolve_job(f"{path}:train_small").sharded
 
@@ -181,7 +190,9 @@ def test_unknown_fields_are_refused_when_a_config_arrives(job_file: Path) -> Non
 def test_exactly_the_configurations_that_cannot_work_are_refused(fields: dict[str, int]) -> None:
     """Whatever numbers meet, they pass if every rule holds, else one of those that break a rule is named."""
     made = RunConfig(job=resolve_job("gpt"), **fields)  # type: ignore[arg-type]
-    broken = {name for name, (_, remedy) in BELOW.items() if getattr(made, name) < int(remedy.split()[0])}
+    broken = {
+        name for name, (_, remedy) in BELOW.items() if getattr(made, name) < int(remedy.split()[0])
+    }
     broken |= {"min_world"} if made.min_world > made.nodes else set()
     broken |= {"shards"} if 0 < made.shards < made.nodes else set()
     if not broken:
@@ -219,7 +230,12 @@ def test_a_job_is_found_by_file(
     monkeypatch.chdir(job_file.parent)
     job = resolve_job("train.py", {"steps": 5})
     assert job == resolve_job(str(job_file), {"steps": 5})
-    assert (Path(job.path), job.module, job.function, job.name) == (job_file.resolve(), "", "train", "train")
+    assert (Path(job.path), job.module, job.function, job.name) == (
+        job_file.resolve(),
+        "",
+        "train",
+        "train",
+    )
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
     validate(RunConfig(job=job))
 
@@ -235,7 +251,12 @@ def test_an_unknown_name_is_refused(target: str) -> None:
     """A name that is no reference job says how jobs are named."""
     with pytest.raises(BadInput) as caught:
         resolve_job(target)
-    check(caught.value, "job", target, "name a reference job such as 'gpt', or a file such as 'train.py'")
+    check(
+        caught.value,
+        "job",
+        target,
+        "name a reference job such as 'gpt', or a file such as 'train.py'",
+    )
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
@@ -248,10 +269,22 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 
 REFUSED_JOBS = {
-    "missing function": ("def other(trainer): trainer.x.backward()", "define a function train(trainer, ...)"),
-    "no argument": ("def train(): x.backward()", "let train take the trainer as its first argument"),
-    "syntax error": ("x = 1\ndef train(trainer)\n    x.backward()", "mend the syntax error in line 2"),
-    "no loss": ("def train(trainer):\n    trainer.register(model=None)", "call step.backward(loss)"),
+    "missing function": (
+        "def other(trainer): trainer.x.backward()",
+        "define a function train(trainer, ...)",
+    ),
+    "no argument": (
+        "def train(): x.backward()",
+        "let train take the trainer as its first argument",
+    ),
+    "syntax error": (
+        "x = 1\ndef train(trainer)\n    x.backward()",
+        "mend the syntax error in line 2",
+    ),
+    "no loss": (
+        "def train(trainer):\n    trainer.register(model=None)",
+        "call step.backward(loss)",
+    ),
     "not text": ("\udcff\udcfe", "name a Python file that can be read"),
 }
 
@@ -261,7 +294,9 @@ def test_a_file_that_cannot_be_a_job_is_refused(tmp_path: Path, case: str) -> No
     """Each way in which a file is no job is told apart, without running it."""
     source, remedy = REFUSED_JOBS[case]
     path = tmp_path / "job.py"
-    path.write_bytes((source + f"\nopen({str(tmp_path / 'ran')!r}, 'w')\n").encode(errors="surrogateescape"))
+    path.write_bytes(
+        (source + f"\nopen({str(tmp_path / 'ran')!r}, 'w')\n").encode(errors="surrogateescape")
+    )
     with pytest.raises(BadInput) as caught:
         resolve_job(str(path))
     check(caught.value, "job", str(path), remedy)
@@ -316,7 +351,10 @@ def test_an_option_that_is_not_json_is_refused(job_file: Path) -> None:
 
 def test_a_missing_option_is_refused(job_file: Path) -> None:
     """An argument without a default needs a value, which only the options can give."""
-    for source in ("def train(trainer, lr): trainer.run(trainer)", "def train(trainer, *, lr): trainer.run(trainer)"):
+    for source in (
+        "def train(trainer, lr): trainer.run(trainer)",
+        "def train(trainer, *, lr): trainer.run(trainer)",
+    ):
         job_file.write_text(source)
         with pytest.raises(BadInput) as caught:
             resolve_job(str(job_file))
@@ -335,7 +373,9 @@ def test_a_missing_option_is_refused(job_file: Path) -> None:
         ("int | None", None, 1.5),
     ],
 )
-def test_an_option_of_the_wrong_type_is_refused(job_file: Path, annotation: str, good: Any, bad: Any) -> None:
+def test_an_option_of_the_wrong_type_is_refused(
+    job_file: Path, annotation: str, good: Any, bad: Any
+) -> None:
     """A plain annotation is kept, so that a slip of the pen does not fail on every rank instead."""
     job_file.write_text(f"def train(trainer, x: {annotation} = None): trainer.run(trainer)")
     assert resolve_job(str(job_file), {"x": good}).options == {"x": good}

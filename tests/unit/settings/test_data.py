@@ -31,7 +31,10 @@ def test_a_permutation_has_everything_once(size: int, key: list[int]) -> None:
 @given(size=st.integers(2**33, 2**62), key=st.integers(0, 2**63))
 def test_places_of_a_huge_one_are_computed_alone(size: int, key: int) -> None:
     """Nobody can look at all of it: these places have values of their own, within the range, whoever asks."""
-    order, places = Permutation(size, key), np.unique(np.linspace(0, size - 1, 1000).astype(np.int64) % size)
+    order, places = (
+        Permutation(size, key),
+        np.unique(np.linspace(0, size - 1, 1000).astype(np.int64) % size),
+    )
     values = order(places)
     assert len(np.unique(values)) == len(places)
     assert values.min() >= 0
@@ -75,7 +78,12 @@ GOLDEN = [576, 116, 897, 677, 229]
 @pytest.mark.slow
 @pytest.mark.promise("Which samples belong to a step is computed")
 @settings(max_examples=examples(100), deadline=None, database=None)
-@given(part=st.integers(1, 4), world=st.integers(1, 4), more=st.integers(0, 50), seed=st.integers(0, 2**63))
+@given(
+    part=st.integers(1, 4),
+    world=st.integers(1, 4),
+    more=st.integers(0, 50),
+    seed=st.integers(0, 2**63),
+)
 def test_a_batch_does_not_depend_on_the_world(part: int, world: int, more: int, seed: int) -> None:
     """Ranks take equal parts; three epochs deal every sample three times, whoever asks for which step first."""
     batch_size = part * world

@@ -65,7 +65,9 @@ def test_a_job_and_its_options_that_do_not_fit(
 
 
 def test_a_job_of_chaoskit_cannot_be_given_a_parameter() -> None:
-    with pytest.raises(BadInput, match=r"^options\.nosuch=1: train takes [\w, ]+: leave nosuch out$"):
+    with pytest.raises(
+        BadInput, match=r"^options\.nosuch=1: train takes [\w, ]+: leave nosuch out$"
+    ):
         resolve_job("gpt", {"nosuch": 1})
 
 

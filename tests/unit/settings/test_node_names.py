@@ -111,18 +111,23 @@ def test_the_control_api_refuses_it(listening: Door, act: str) -> None:
     assert GRAMMAR in said["remedy"]
 
 
-@pytest.mark.parametrize(("key", "name"), [("../a", "../a"), ("a", "b")], ids=["no name", "two names"])
+@pytest.mark.parametrize(
+    ("key", "name"), [("../a", "../a"), ("a", "b")], ids=["no name", "two names"]
+)
 def test_a_list_with_another_name_is_damaged(tmp_path: Path, key: str, name: str) -> None:
     """A list that was written by hand lets no node in under a name that no node can have."""
     entry = {"node": name, "reason": "why", "since": "now", "by": "me"}
-    Quarantine(tmp_path).path.write_bytes(msgspec.json.encode({"version": 1, "entries": {key: entry}}))
+    Quarantine(tmp_path).path.write_bytes(
+        msgspec.json.encode({"version": 1, "entries": {key: entry}})
+    )
     with pytest.raises(BadInput, match="mend or remove this file") as refused:
         Quarantine(tmp_path).kept_out()
     assert refused.value.field == "quarantine"
 
 
 @pytest.mark.parametrize(
-    ("host", "name"), [("gpu-17", "gpu-17"), ("GPU-17.example.org", "gpu-17"), ("gpu_17", None), ("", None)]
+    ("host", "name"),
+    [("gpu-17", "gpu-17"), ("GPU-17.example.org", "gpu-17"), ("gpu_17", None), ("", None)],
 )
 def test_a_machine_has_the_first_label_of_its_host(
     monkeypatch: pytest.MonkeyPatch, host: str, name: str | None

@@ -26,7 +26,12 @@ _RULE = "name: {name}\nlogPattern: x\n"
 #: Place that reads settings -> (reader, name of the file, its text with one key twice, the key).
 _TWICE: dict[str, tuple[Callable[[Path], Any], str, str, str]] = {
     "rules": (read_rules, "r.yaml", "- name: a\n  logPattern: x\n  logPattern: y\n", "logPattern"),
-    "rules in JSON": (read_rules, "r.json", '[{"name": "a", "logPattern": "x", "name": "b"}]', "name"),
+    "rules in JSON": (
+        read_rules,
+        "r.json",
+        '[{"name": "a", "logPattern": "x", "name": "b"}]',
+        "name",
+    ),
     "rules in TOML": (read_rules, "r.toml", "a = 1\na = 2\n", "Cannot overwrite"),
     "SLAs": (promises.load, "s.yaml", "version: 1\nslas: []\nslas: []\n", "slas"),
     "night": (nightly.load, "n.yaml", "version: 1\nname: a\nname: b\ntests: [a]\n", "name"),
@@ -36,15 +41,30 @@ _TWICE: dict[str, tuple[Callable[[Path], Any], str, str, str]] = {
         "elasticPolicy:\n  minReplicas: 1\n  maxReplicas: 2\n  minReplicas: 2\n",
         "minReplicas",
     ),
-    "pod template": (lambda path: template.read(str(path)), "t.yaml", "spec:\n  containers: []\nspec: {}\n", "spec"),
+    "pod template": (
+        lambda path: template.read(str(path)),
+        "t.yaml",
+        "spec:\n  containers: []\nspec: {}\n",
+        "spec",
+    ),
     "levers": (
         lambda path: machine_commands.read(str(path)),
         "l.yaml",
         "cut: {do: [a], undo: [b]}\ncut: {do: [c], undo: [d]}\n",
         "cut",
     ),
-    "plan": (planfile.load, "p.json", '{"version": 2, "job": "gpt", "steps": 3, "steps": 30}', "steps"),
-    "trace": (read_trace, "c.json", '{"metadata": {"gap_seconds": 1}, "data": [1], "data": [2]}', "data"),
+    "plan": (
+        planfile.load,
+        "p.json",
+        '{"version": 2, "job": "gpt", "steps": 3, "steps": 30}',
+        "steps",
+    ),
+    "trace": (
+        read_trace,
+        "c.json",
+        '{"metadata": {"gap_seconds": 1}, "data": [1], "data": [2]}',
+        "data",
+    ),
 }
 
 
@@ -95,7 +115,9 @@ def test_a_separator_inside_a_text_separates_nothing(tmp_path: Path) -> None:
 
 
 def test_anchors_and_merged_keys_are_no_repetition() -> None:
-    text = "base: &base {a: 1, b: 2}\nmore: &more\n  <<: *base\n  b: 3\nmost:\n  <<: *more\n  a: 4\n"
+    text = (
+        "base: &base {a: 1, b: 2}\nmore: &more\n  <<: *base\n  b: 3\nmost:\n  <<: *more\n  a: 4\n"
+    )
     (document,) = parse_yaml(text)
     assert document["most"] == {"a": 4, "b": 3}
 
@@ -118,7 +140,9 @@ def test_what_is_no_settings_file_is_a_value_error(text: str, problem: str) -> N
         parse_yaml(text)
 
 
-@pytest.mark.parametrize("text", ['{"a": {"b": 1, "b": 1}}', "[NaN]", "[" * 100_000, '{"a": ', b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "text", ['{"a": {"b": 1, "b": 1}}', "[NaN]", "[" * 100_000, '{"a": ', b"\xff\xfe"]
+)
 def test_what_is_no_json_is_a_value_error(text: str | bytes) -> None:
     with pytest.raises(ValueError):
         parse_json(text)

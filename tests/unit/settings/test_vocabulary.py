@@ -22,7 +22,9 @@ def test_the_worse_of_two_verdicts_wins(better: int, worse: int) -> None:
 
 
 @given(verdicts, verdicts)
-def test_verdicts_can_be_merged_in_any_grouping(first: list[Verdict], second: list[Verdict]) -> None:
+def test_verdicts_can_be_merged_in_any_grouping(
+    first: list[Verdict], second: list[Verdict]
+) -> None:
     """Order and grouping do not matter, and nothing but passed verdicts gives passed."""
     merged = Verdict.worst(first + second)
     assert merged is Verdict.worst(second + first)
@@ -44,7 +46,11 @@ def test_exit_codes_tell_verdicts_apart_from_each_other_and_from_pytest() -> Non
     assert codes[Verdict.FAILED] == pytest.ExitCode.TESTS_FAILED
     assert EXIT_BAD_INPUT == 2
     assert not {EXIT_BAD_INPUT, 3, 4, 5} & set(codes.values())
-    own = {pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED}
+    own = {
+        pytest.ExitCode.INTERNAL_ERROR,
+        pytest.ExitCode.USAGE_ERROR,
+        pytest.ExitCode.NO_TESTS_COLLECTED,
+    }
     assert own == {3, 4, 5}
     assert all(0 <= code < 126 for code in codes.values()), "126 and more are the shell's"
 

@@ -45,7 +45,14 @@ from chaoskit import (
     launch,
     read_outcomes,
 )
-from chaoskit.checkpoint import DiskTier, RemoteTier, Retention, SnapshotReader, SnapshotWriter, restore
+from chaoskit.checkpoint import (
+    DiskTier,
+    RemoteTier,
+    Retention,
+    SnapshotReader,
+    SnapshotWriter,
+    restore,
+)
 from chaoskit.data import Permutation, Positions
 from chaoskit.elastic.client import DOOR, Door, open_door
 from chaoskit.experiment.plan.command_plan import plan_command
@@ -74,10 +81,64 @@ _ENDLESS: list[Any] = []
 _ENDLESS.append(_ENDLESS)
 
 _ODD: list[Any] = [
-    *(None, True, False, 0, 1, -1, 1.5, "", "x", "1", "1.5", "1M", "nan", b"x", bytearray(b"1"), 1j),
-    *(10**30, -(10**30), 2**64, -(2**63) - 1, 10**400, 10**5000, math.nan, math.inf, -math.inf, "\0", "\ud800", "a\nb"),
-    *([], [1], ["x"], [None], (), {}, {"a": 1}, {1: 2}, {"a": math.nan}, {"a": {"b": 10**30}}, set(), _ENDLESS),
-    *(object(), _Silent(), int, Kill, len, Kill(rank=1, at_step=1), Path("x"), Path("a\0b"), range(3), ...),
+    *(
+        None,
+        True,
+        False,
+        0,
+        1,
+        -1,
+        1.5,
+        "",
+        "x",
+        "1",
+        "1.5",
+        "1M",
+        "nan",
+        b"x",
+        bytearray(b"1"),
+        1j,
+    ),
+    *(
+        10**30,
+        -(10**30),
+        2**64,
+        -(2**63) - 1,
+        10**400,
+        10**5000,
+        math.nan,
+        math.inf,
+        -math.inf,
+        "\0",
+        "\ud800",
+        "a\nb",
+    ),
+    *(
+        [],
+        [1],
+        ["x"],
+        [None],
+        (),
+        {},
+        {"a": 1},
+        {1: 2},
+        {"a": math.nan},
+        {"a": {"b": 10**30}},
+        set(),
+        _ENDLESS,
+    ),
+    *(
+        object(),
+        _Silent(),
+        int,
+        Kill,
+        len,
+        Kill(rank=1, at_step=1),
+        Path("x"),
+        Path("a\0b"),
+        range(3),
+        ...,
+    ),
     *(np.arange(3), np.float32(math.nan), LogPatterns(step=r"(\d+)"), types, iter([])),
 ]
 _plain_values = st.one_of(
@@ -113,15 +174,21 @@ def _fits(hint: Any, value: Any) -> bool:
         is_float = isinstance(value, float | np.floating) and math.isfinite(value)
         return is_float or (type(value) is int and -(2**63) <= value < 2**64)
     if hint in (str, Path):
-        is_text = isinstance(value, str) or (hint is Path and isinstance(value, Path) and "\0" not in str(value))
+        is_text = isinstance(value, str) or (
+            hint is Path and isinstance(value, Path) and "\0" not in str(value)
+        )
         return is_text and "\ud800" not in str(value)
     if origin in (list, tuple, collections.abc.Sequence, collections.abc.Collection):
         is_list = isinstance(value, collections.abc.Collection) and not isinstance(
             value, str | bytes | bytearray | dict
         )
         return is_list and value is not _ENDLESS and all(_fits(parts[0], item) for item in value)
-    if origin in (dict, collections.abc.Mapping) or (isinstance(hint, type) and issubclass(hint, msgspec.Struct)):
-        return isinstance(value, dict) and all(type(key) is str and _is_plain(item) for key, item in value.items())
+    if origin in (dict, collections.abc.Mapping) or (
+        isinstance(hint, type) and issubclass(hint, msgspec.Struct)
+    ):
+        return isinstance(value, dict) and all(
+            type(key) is str and _is_plain(item) for key, item in value.items()
+        )
     if origin is collections.abc.Callable:
         return callable(value)
     is_checked = isinstance(hint, type) and not getattr(hint, "_is_protocol", False)
@@ -131,7 +198,9 @@ def _fits(hint: Any, value: Any) -> bool:
 def _is_plain(value: Any) -> bool:
     if isinstance(value, dict):
         return all(map(_is_plain, value.values()))
-    return not isinstance(value, int | float) or (math.isfinite(value) and -(2**63) <= value < 2**64)
+    return not isinstance(value, int | float) or (
+        math.isfinite(value) and -(2**63) <= value < 2**64
+    )
 
 
 # -- entries ------------------------------------------------------------------------------------------------------
@@ -153,14 +222,29 @@ class Entry:
         else:
             function = self.call.__init__ if isinstance(self.call, type) else self.call  # type: ignore[misc]
             names = {"Fault": Fault, "Outcome": Outcome, "Harness": Harness, "pytest": pytest}
-            hints = typing.get_type_hints(inspect.unwrap(function), localns=names, include_extras=True)
-            kinds = {name: parameter.kind for name, parameter in inspect.signature(function).parameters.items()}
-            hints = {name: hint for name, hint in hints.items() if kinds.get(name, 2) != inspect.Parameter.VAR_KEYWORD}
+            hints = typing.get_type_hints(
+                inspect.unwrap(function), localns=names, include_extras=True
+            )
+            kinds = {
+                name: parameter.kind
+                for name, parameter in inspect.signature(function).parameters.items()
+            }
+            hints = {
+                name: hint
+                for name, hint in hints.items()
+                if kinds.get(name, 2) != inspect.Parameter.VAR_KEYWORD
+            }
         hints.pop("return", None)
-        return {name: hint for name, hint in (hints | self.more).items() if name not in self.without}
+        return {
+            name: hint for name, hint in (hints | self.more).items() if name not in self.without
+        }
 
 
-_SETTINGS = {item.name: item.type for item in msgspec.structs.fields(RunConfig) if item.name not in ("job", "rules")}
+_SETTINGS = {
+    item.name: item.type
+    for item in msgspec.structs.fields(RunConfig)
+    if item.name not in ("job", "rules")
+}
 _PLAN = {
     "name": str,
     "steps": int | None,
@@ -224,11 +308,17 @@ def _entries(chaos: Chaos, place: Path) -> list[Entry]:
         Entry(chaos.run, job, _PLAN | _SETTINGS, without=("command", "watch")),
         Entry(chaos.run, {"command": ["true"], "watch": _WATCH}, _COMMAND, without=("job",)),
         Entry(chaos.harness.run, job, _PLAN | _SETTINGS, without=("command",)),
-        Entry(chaos.harness.run, {"command": ["true"], "watch": _WATCH}, _COMMAND, without=("job",)),
+        Entry(
+            chaos.harness.run, {"command": ["true"], "watch": _WATCH}, _COMMAND, without=("job",)
+        ),
         Entry(chaos.harness.run_planned, {"experiment": plan_experiment("gpt", steps=5)}),
         Entry(chaos.harness.twin, {"experiment": plan_experiment("gpt", steps=5)}),
         Entry(Harness, {"directory": place / "runs"}),
-        Entry(launch, {"job": "gpt", "report": place / "launch"}, _SETTINGS | _LAUNCH | {"rules": _PLAN["rules"]}),
+        Entry(
+            launch,
+            {"job": "gpt", "report": place / "launch"},
+            _SETTINGS | _LAUNCH | {"rules": _PLAN["rules"]},
+        ),
         Entry(resolve_job, {"target": "gpt"}),
         Entry(RunClient, {"directory": place}),
         Entry(client.scale, {"size": 2}),
@@ -236,7 +326,9 @@ def _entries(chaos: Chaos, place: Path) -> list[Entry]:
         Entry(client.cancel_drain, {"node": "node1"}),
         Entry(client.lend, {"nodes": 1, "job": "other", "grace_s": 1.0}),
         Entry(client.return_nodes, {"job": "other"}),
-        Entry(check_log_rules, {"rules": [LogRule(name="a", pattern="x")], "log": place / "log.txt"}),
+        Entry(
+            check_log_rules, {"rules": [LogRule(name="a", pattern="x")], "log": place / "log.txt"}
+        ),
         Entry(judge_directory, {"directory": place}),
         Entry(read_outcomes, {"directory": place}),
         Entry(LogPatterns, {"step": r"(\d+)"}),
@@ -253,7 +345,11 @@ def _entries(chaos: Chaos, place: Path) -> list[Entry]:
         Entry(Permutation, {"size": 9}, without=("key",)),
         Entry(_within(chaos, "disk", CheckpointTier), {"target": disk}, _struct(CheckpointTier)),
         Entry(_within(chaos, "follow", BatchScaling), {"rule": "linear"}, _struct(BatchScaling)),
-        Entry(_within(chaos, "elastic", ElasticPolicy), {"min_replicas": 1, "max_replicas": 4}, _struct(ElasticPolicy)),
+        Entry(
+            _within(chaos, "elastic", ElasticPolicy),
+            {"min_replicas": 1, "max_replicas": 4},
+            _struct(ElasticPolicy),
+        ),
         Entry(_within(chaos, "rules", LogRule), {"name": "a", "pattern": "x"}, _struct(LogRule)),
     ]
     for kind in CATALOGUE:
@@ -310,7 +406,9 @@ def chaos_here(place: Path, request: pytest.FixtureRequest) -> Iterator[Chaos]:
 def entries(chaos_here: Chaos, place: Path) -> list[tuple[Entry, str, Any]]:
     """Every entry with each of its parameters and the annotation of the parameter."""
     found = _entries(chaos_here, place)
-    return [(entry, name, hint) for entry in found for name, hint in sorted(entry.parameters().items())]
+    return [
+        (entry, name, hint) for entry in found for name, hint in sorted(entry.parameters().items())
+    ]
 
 
 # -- tests --------------------------------------------------------------------------------------------------------
@@ -323,9 +421,13 @@ def test_a_wrong_call_is_bad_input_and_starts_nothing(
 ) -> None:
     entry, name, hint = entries[data.draw(st.integers(0, len(entries) - 1))]
     odd = [number for number, value in enumerate(_ODD) if not _fits(hint, value)]
-    number = data.draw(st.sampled_from([*odd, len(_ODD)]))  # the values themselves have no text that can be shown
+    number = data.draw(
+        st.sampled_from([*odd, len(_ODD)])
+    )  # the values themselves have no text that can be shown
     value = (
-        _ODD[number] if number < len(_ODD) else data.draw(_plain_values.filter(lambda value: not _fits(hint, value)))
+        _ODD[number]
+        if number < len(_ODD)
+        else data.draw(_plain_values.filter(lambda value: not _fits(hint, value)))
     )
     with pytest.raises(BadInput) as refused:
         entry.call(**entry.valid | {name: value})
@@ -339,34 +441,79 @@ def test_a_wrong_call_is_bad_input_and_starts_nothing(
 #: Calls of ``chaos.run("gpt", ...)``, and what the line says.
 _REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "text for a number": ({"steps": "x"}, "steps='x': use a value of type int or None"),
-    "huge number": ({"steps": 10**30}, "steps=1000000000000000000000000000000: use a number that has 64 bits"),
+    "huge number": (
+        {"steps": 10**30},
+        "steps=1000000000000000000000000000000: use a number that has 64 bits",
+    ),
     "huge setting": ({"nodes": 10**30}, "use a number that has 64 bits at most"),
     "huge number for a float": ({"startup_s": 10**400}, "startup_s=1000"),
-    "number of 5000 digits": ({"steps": 10**5000}, "steps=<int>: use a number that has 64 bits at most"),
+    "number of 5000 digits": (
+        {"steps": 10**5000},
+        "steps=<int>: use a number that has 64 bits at most",
+    ),
     "no options": ({"options": 5}, "options=5: use a value of type dict or None"),
     "NaN in options": ({"options": {"size": math.nan}}, "options.size=nan: use a finite number"),
-    "options in themselves": ({"options": {"size": _ENDLESS}}, "use a value that does not contain itself"),
+    "options in themselves": (
+        {"options": {"size": _ENDLESS}},
+        "use a value that does not contain itself",
+    ),
     "no list": ({"faults": Kill(rank=1, at_step=1)}, "write a list: [Kill(...)]"),
     "class for an instance": ({"faults": [Kill]}, "kill.Kill'>: give an instance: Kill(...)"),
-    "fraction of a rank": ({"faults": [Kill(rank=1.5, at_step=1)]}, "rank=1.5: use a value of type int or str"),
-    "bool for a rank": ({"faults": [Kill(rank=True, at_step=1)]}, "rank=True: use a value of type int or str"),
-    "no rank": ({"faults": [Kill(rank=None, at_step=1)]}, "rank=None: use a value of type int or str"),
-    "text for a step": ({"faults": [Kill(rank=1, at_step="1")]}, "at_step='1': use a value of type int or None"),
-    "number for a text": ({"faults": [Raise(rank=1, at_step=1, message=5)]}, "message=5: use a value of type str"),
-    "endless time": ({"faults": [Kill(rank=1, after_s=math.inf)]}, "after_s=inf: use a finite number"),
-    "ranks that are none": ({"faults": [Cut(rank=1, at_step=1, side=["a"])]}, "side[0]='a': use a value of type int"),
-    "text for a deadline": ({"deadline_s": "x"}, "deadline_s='x': use a value of type float or None"),
+    "fraction of a rank": (
+        {"faults": [Kill(rank=1.5, at_step=1)]},
+        "rank=1.5: use a value of type int or str",
+    ),
+    "bool for a rank": (
+        {"faults": [Kill(rank=True, at_step=1)]},
+        "rank=True: use a value of type int or str",
+    ),
+    "no rank": (
+        {"faults": [Kill(rank=None, at_step=1)]},
+        "rank=None: use a value of type int or str",
+    ),
+    "text for a step": (
+        {"faults": [Kill(rank=1, at_step="1")]},
+        "at_step='1': use a value of type int or None",
+    ),
+    "number for a text": (
+        {"faults": [Raise(rank=1, at_step=1, message=5)]},
+        "message=5: use a value of type str",
+    ),
+    "endless time": (
+        {"faults": [Kill(rank=1, after_s=math.inf)]},
+        "after_s=inf: use a finite number",
+    ),
+    "ranks that are none": (
+        {"faults": [Cut(rank=1, at_step=1, side=["a"])]},
+        "side[0]='a': use a value of type int",
+    ),
+    "text for a deadline": (
+        {"deadline_s": "x"},
+        "deadline_s='x': use a value of type float or None",
+    ),
     "number for a name": ({"name": 5}, "name=5: use a value of type str"),
-    "number for rules": ({"rules": 5}, "rules=5: use a value of type str, Path, list of object or None"),
-    "text for lost steps": ({"max_lost_steps": "x"}, "max_lost_steps='x': use a value of type int or None"),
+    "number for rules": (
+        {"rules": 5},
+        "rules=5: use a value of type str, Path, list of object or None",
+    ),
+    "text for lost steps": (
+        {"max_lost_steps": "x"},
+        "max_lost_steps='x': use a value of type int or None",
+    ),
     "no bool": ({"twin": 1}, "twin=1: use a value of type bool"),
     "no bool for check": ({"check": "no"}, "check='no': use a value of type bool"),
-    "part of a tier": ({"disk": CheckpointTier(target=5)}, "disk.target=5: use a value of type str"),  # type: ignore[arg-type]
+    "part of a tier": (
+        {"disk": CheckpointTier(target=5)},
+        "disk.target=5: use a value of type str",
+    ),  # type: ignore[arg-type]
     "part of a policy": (
         {"elastic": ElasticPolicy(min_replicas="1", max_replicas=4)},  # type: ignore[arg-type]
         "elastic.minReplicas='1': use a value of type int",
     ),
-    "text that no file can hold": ({"name": "\ud800"}, "name='\\ud800': use a text of valid Unicode"),
+    "text that no file can hold": (
+        {"name": "\ud800"},
+        "name='\\ud800': use a text of valid Unicode",
+    ),
     "path with NUL": ({"disk": CheckpointTier(target="/tmp/a\0b")}, "use a path without NUL"),
     "job with NUL": ({"job": "a\0.py"}, "job='a\\x00.py': name a Python file that exists"),
     "pattern that overflows": (
@@ -377,7 +524,9 @@ _REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", _REFUSED)
-def test_the_line_names_field_value_and_remedy(chaos_here: Chaos, no_process: list[str], case: str) -> None:
+def test_the_line_names_field_value_and_remedy(
+    chaos_here: Chaos, no_process: list[str], case: str
+) -> None:
     arguments, line = _REFUSED[case]
     with pytest.raises(BadInput) as refused:
         chaos_here.run(**{"job": "gpt", "steps": 5} | arguments)
@@ -414,7 +563,9 @@ def test_a_path_that_no_file_system_takes_is_refused() -> None:
         lambda: judge_directory("a/" * 3000),
         lambda: read_outcomes(name),
     ):
-        with pytest.raises(BadInput, match="use a path of up to 4095 bytes, with names of up to 255"):
+        with pytest.raises(
+            BadInput, match="use a path of up to 4095 bytes, with names of up to 255"
+        ):
             call()
 
 
@@ -443,7 +594,9 @@ def test_fields_keep_the_kinds_of_containers_that_are_declared() -> None:
 
 
 def test_a_missing_argument_is_told_as_python_does() -> None:
-    with pytest.raises(TypeError, match=r"plan_experiment\(\) missing 1 required positional argument: 'job'"):
+    with pytest.raises(
+        TypeError, match=r"plan_experiment\(\) missing 1 required positional argument: 'job'"
+    ):
         plan_experiment(steps=5)  # type: ignore[call-arg]
 
 
@@ -479,7 +632,10 @@ def test_other_forms_of_right_values_stay_right(tmp_path: Path) -> None:
         elastic={"minReplicas": 2, "maxReplicas": 4},
         disk=CheckpointTier(target=str(disk)),
         options={"size": "tiny"},
-        rules=[LogRule(name="a", pattern="x"), {"name": "b", "logPattern": "y", "metricEvaluationDataPoints": "2"}],
+        rules=[
+            LogRule(name="a", pattern="x"),
+            {"name": "b", "logPattern": "y", "metricEvaluationDataPoints": "2"},
+        ],
     )
     config = planned.config
     assert (planned.steps, planned.deadline_s) == (9, math.inf)
@@ -491,7 +647,9 @@ def test_other_forms_of_right_values_stay_right(tmp_path: Path) -> None:
     assert repr(cut) == repr(Cut(rank=1, at_step=3, side=(1, 2), apart_from=(0,), heal_after_s=1))
     assert isinstance(kill, Kill)
     assert kill.signum is signal.SIGTERM
-    assert plan_experiment("gpt", steps=9, faults=[Hang(rank=1, at_step=3)]).faults == (Hang(rank=1, at_step=3),)
+    assert plan_experiment("gpt", steps=9, faults=[Hang(rank=1, at_step=3)]).faults == (
+        Hang(rank=1, at_step=3),
+    )
 
 
 def test_a_place_may_be_a_text_or_a_path(tmp_path: Path) -> None:

@@ -49,7 +49,12 @@ def test_of_a_lost_worker_only_the_loss_is_told_again() -> None:
 def test_of_a_worker_that_was_stopped_by_order_nothing_is_told_again() -> None:
     """Its loss was decided by a coordinator and nobody reports it: its words would pass for those of the living."""
     facts = Facts()
-    said = (StartWorker("a.0"), Formed("a.0", 1), StopWorker("a.0", "hung"), Healed("a.0", 1))  # before it was killed
+    said = (
+        StartWorker("a.0"),
+        Formed("a.0", 1),
+        StopWorker("a.0", "hung"),
+        Healed("a.0", 1),
+    )  # before it was killed
     for message in said:
         facts.note(message)
     assert list(facts.tell()) == []
@@ -86,7 +91,11 @@ def test_after_any_number_of_workers_nothing_is_left() -> None:
         facts.note(Formed(worker, number))
         if number % 2:
             facts.close(worker)
-        for message in (WorkerFailed(worker, "error", fatal=False), lost, StopWorker(worker, "killed")):
+        for message in (
+            WorkerFailed(worker, "error", fatal=False),
+            lost,
+            StopWorker(worker, "killed"),
+        ):
             facts.note(message)
         if not number % 2:
             facts.close(worker)

@@ -16,14 +16,26 @@ from support.waiting import LIMIT_S
 from chaoskit.experiment.injection.channel import InjectionChannel
 from chaoskit.process.linux import await_readable
 from chaoskit.wire.injection_line import dial
-from chaoskit.wire.messages import ArmTriggers, AskThread, DaemonAct, InjectionAct, ThreadAnswered, Trigger
+from chaoskit.wire.messages import (
+    ArmTriggers,
+    AskThread,
+    DaemonAct,
+    InjectionAct,
+    ThreadAnswered,
+    Trigger,
+)
 
 
 @contextlib.contextmanager
-def channel(directory: Path, heard: list[Any]) -> Iterator[tuple[InjectionChannel, Callable[..., None]]]:
+def channel(
+    directory: Path, heard: list[Any]
+) -> Iterator[tuple[InjectionChannel, Callable[..., None]]]:
     """A channel that listens, and what lets it, until a condition holds."""
     planned = (Trigger("fault0", 1, 5, "reduce"),)
-    with asyncio.Runner() as runner, contextlib.closing(InjectionChannel(directory, planned)) as opened:
+    with (
+        asyncio.Runner() as runner,
+        contextlib.closing(InjectionChannel(directory, planned)) as opened,
+    ):
 
         async def until(condition: Callable[[], object]) -> None:
             deadline_s = time.monotonic() + LIMIT_S
@@ -52,7 +64,11 @@ def test_a_line_is_armed_heard_and_told(tmp_path: Path) -> None:
         line.send(ThreadAnswered("node1.0", 3))
         let(lambda: heard)
         assert heard == [ThreadAnswered("node1.0", 3)]
-        let(lambda: opened.tell("node2", DaemonAct("fault0", InjectionAct("break", {"place": "write"}))))
+        let(
+            lambda: opened.tell(
+                "node2", DaemonAct("fault0", InjectionAct("break", {"place": "write"}))
+            )
+        )
         order = other.receive()
         assert isinstance(order, DaemonAct)
         assert not opened.tell("node1", AskThread(1), "node1.9"), "there is no such worker"
@@ -80,7 +96,10 @@ def test_a_line_without_the_token_is_not_heard(tmp_path: Path) -> None:
 def test_a_plan_of_a_thousand_triggers_arrives_whole(tmp_path: Path) -> None:
     """In several messages, of which the last one says that it is."""
     planned = tuple(Trigger(f"fault{number}", 1, number, "reduce") for number in range(1000))
-    with asyncio.Runner() as runner, contextlib.closing(InjectionChannel(tmp_path, planned)) as opened:
+    with (
+        asyncio.Runner() as runner,
+        contextlib.closing(InjectionChannel(tmp_path, planned)) as opened,
+    ):
 
         async def armed() -> list[ArmTriggers]:
             opened.open(lambda report: None)

@@ -20,7 +20,9 @@ TICK_S = 0.02
 
 def run(leases: Leases, beats: dict[str, list[float]], ticks: list[float]) -> dict[str, float]:
     """Play beats and ticks in the order of time, a beat before a tick of the same moment; when each node was lost."""
-    events = [(at_s, 0, node) for node, times in beats.items() for at_s in times] + [(at_s, 1, "") for at_s in ticks]
+    events = [(at_s, 0, node) for node, times in beats.items() for at_s in times] + [
+        (at_s, 1, "") for at_s in ticks
+    ]
     lost: dict[str, float] = {}
     for at_s, is_tick, node in sorted(events):
         if is_tick:
@@ -94,7 +96,14 @@ def test_deafness_of_the_coordinator_costs_nobody_the_lease() -> None:
         assert run(leases, {"a": every(INTERVAL_S, 0, 1)}, every(TICK_S, 0, 1)) == {}
         wake_s = 1 + deaf_s
         assert leases.expired(wake_s) == []
-        assert run(leases, {"a": every(INTERVAL_S, wake_s, wake_s + 1)}, every(TICK_S, wake_s, wake_s + 1)) == {}
+        assert (
+            run(
+                leases,
+                {"a": every(INTERVAL_S, wake_s, wake_s + 1)},
+                every(TICK_S, wake_s, wake_s + 1),
+            )
+            == {}
+        )
 
 
 def test_a_node_that_stays_silent_after_the_deafness_is_lost_in_one_lease() -> None:
@@ -162,7 +171,9 @@ class Kernels:
         for at_s in ticks:
             answered = [one for one in self._owed if one[0] <= at_s]
             self._owed = [one for one in self._owed if one not in answered]
-            self._leases.acknowledge([node for answer_s, node in answered if answer_s <= self._live_until_s])
+            self._leases.acknowledge(
+                [node for answer_s, node in answered if answer_s <= self._live_until_s]
+            )
             self.lost |= dict.fromkeys(self._leases.expired(at_s), at_s)
             asked = self._leases.ask(at_s)
             self._owed += [(at_s + ANSWER_S, node) for node in asked]
@@ -262,7 +273,9 @@ def test_it_is_known_when_the_next_question_is_due() -> None:
     st.lists(st.one_of(st.floats(0.001, 0.02), st.floats(0.02, 5.0)), min_size=1, max_size=60),
     st.sampled_from([0.0, 1e-6]),
 )
-def test_a_node_that_beats_is_never_lost(gaps_s: list[float], pauses_s: list[float], late_s: float) -> None:
+def test_a_node_that_beats_is_never_lost(
+    gaps_s: list[float], pauses_s: list[float], late_s: float
+) -> None:
     """However the ticks fall, a node whose beats are read on waking up, just before or after, keeps its lease."""
     ticks, beats = [0.0], [0.0]
     for pause_s in pauses_s:
@@ -271,12 +284,17 @@ def test_a_node_that_beats_is_never_lost(gaps_s: list[float], pauses_s: list[flo
         if beats[-1] > ticks[-1]:
             break
         beats.append(beats[-1] + gaps_s[number % len(gaps_s)])
-    heard = [next((at_s for at_s in ticks if at_s >= beat_s), beat_s) + late_s for beat_s in beats]  # read when awake
+    heard = [
+        next((at_s for at_s in ticks if at_s >= beat_s), beat_s) + late_s for beat_s in beats
+    ]  # read when awake
     assert run(Leases(INTERVAL_S, BEATS), {"a": heard}, ticks) == {}
 
 
 @settings(max_examples=examples(200), deadline=None, database=None)
-@given(st.lists(st.one_of(st.floats(0.001, 0.02), st.floats(0.02, 5.0)), min_size=1, max_size=40), st.data())
+@given(
+    st.lists(st.one_of(st.floats(0.001, 0.02), st.floats(0.02, 5.0)), min_size=1, max_size=40),
+    st.data(),
+)
 def test_a_dead_node_is_always_lost(pauses_s: list[float], data: st.DataObject) -> None:
     """However the ticks fall before, a node that died is lost within a lease of ordinary ticks."""
     leases = Leases(INTERVAL_S, BEATS)

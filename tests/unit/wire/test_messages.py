@@ -56,7 +56,13 @@ def _values(kind: Any) -> st.SearchStrategy[Any]:
     if origin in (types.UnionType, Union):
         return st.one_of(*map(_values, arguments))
     if origin is dict:
-        leaves = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text()
+        leaves = (
+            st.none()
+            | st.booleans()
+            | st.integers(-(2**63), 2**64 - 1)
+            | st.floats(allow_nan=False)
+            | st.text()
+        )
         return st.dictionaries(st.text(), leaves | st.lists(leaves, max_size=2), max_size=3)
     simple: dict[Any, st.SearchStrategy[Any]] = {
         bool: st.booleans(),
@@ -75,7 +81,9 @@ any_message = st.sampled_from(KINDS).flatmap(_values)
 
 @settings(max_examples=examples(150), deadline=None, database=None)
 @given(st.lists(any_message, min_size=1, max_size=4), st.data())
-def test_messages_survive_any_cut_of_the_stream(sent: list[messages.Message], data: st.DataObject) -> None:
+def test_messages_survive_any_cut_of_the_stream(
+    sent: list[messages.Message], data: st.DataObject
+) -> None:
     """Whatever pieces a stream arrives in, the messages in it come out once, whole and in order."""
     stream = b"".join(map(frames.encode, sent))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8), label="cuts"))
@@ -90,35 +98,55 @@ def test_messages_survive_any_cut_of_the_stream(sent: list[messages.Message], da
 def test_a_message_comes_out_with_its_last_byte_and_not_before() -> None:
     """Fed byte by byte, a frame gives nothing until it is complete, and then its message at once."""
     sent = [Formed("a", 1), Put(3, "key", b"\x00\xff" * 300), Healed("b", 2)]
-    ends = [sum(len(frames.encode(message)) for message in sent[: count + 1]) for count in range(len(sent))]
+    ends = [
+        sum(len(frames.encode(message)) for message in sent[: count + 1])
+        for count in range(len(sent))
+    ]
     stream = b"".join(map(frames.encode, sent))
     splitter = Splitter()
-    seen = {number + 1: found for number in range(len(stream)) if (found := splitter.feed(stream[number : number + 1]))}
+    seen = {
+        number + 1: found
+        for number in range(len(stream))
+        if (found := splitter.feed(stream[number : number + 1]))
+    }
     assert seen == {end: [message] for end, message in zip(ends, sent, strict=True)}
 
 
 def test_every_kind_of_message_has_a_tag_of_its_own() -> None:
     """The name of the class is what stands on the wire, so no two kinds can be taken for each other."""
-    subclasses = {kind for kind in messages.Message.__subclasses__() if kind.__module__.startswith(messages.__name__)}
-    assert set(KINDS) == subclasses, "a message that AnyMessage leaves out can be sent but never received"
+    subclasses = {
+        kind
+        for kind in messages.Message.__subclasses__()
+        if kind.__module__.startswith(messages.__name__)
+    }
+    assert set(KINDS) == subclasses, (
+        "a message that AnyMessage leaves out can be sent but never received"
+    )
     assert len({kind.__struct_config__.tag for kind in KINDS}) == len(KINDS)
 
 
 _DEEP = b"\x84\xa4type\xa7Welcome\xa6config\x81\xa3job\x81\xa7options\x81\xa1k"
 _PLACE = msgspec.to_builtins(Endpoint("host", "", 0, 1, -1))
 REFUSED_BODIES = {
-    "unknown field": msgspec.msgpack.encode({"type": "Formed", "worker": "w", "generation": 1, "more": 1}),
+    "unknown field": msgspec.msgpack.encode(
+        {"type": "Formed", "worker": "w", "generation": 1, "more": 1}
+    ),
     "unknown field inside": msgspec.msgpack.encode(
         {"type": "WorkerReady", "worker": "w", "node": "n", "endpoint": _PLACE | {"more": 1}}
     ),
     "missing field": msgspec.msgpack.encode({"type": "Formed", "worker": "w"}),
-    "wrong type of a field": msgspec.msgpack.encode({"type": "Formed", "worker": "w", "generation": "one"}),
+    "wrong type of a field": msgspec.msgpack.encode(
+        {"type": "Formed", "worker": "w", "generation": "one"}
+    ),
     "unknown type": msgspec.msgpack.encode({"type": "Shell", "command": "rm -rf /"}),
     "no type": msgspec.msgpack.encode({"worker": "w", "generation": 1}),
     "not a map": msgspec.msgpack.encode([1, 2, 3]),
     "JSON": b'{"type": "Formed", "worker": "w", "generation": 1}',
     "HTTP": b"GET / HTTP/1.1\r\n\r\n",
-    "two messages in one frame": msgspec.msgpack.encode({"type": "Formed", "worker": "w", "generation": 1}) * 2,
+    "two messages in one frame": msgspec.msgpack.encode(
+        {"type": "Formed", "worker": "w", "generation": 1}
+    )
+    * 2,
     "cut off": msgspec.msgpack.encode({"type": "Formed", "worker": "w", "generation": 1})[:-1],
     "not UTF-8": b"\x83\xa4type\xa6Formed\xa6worker\xa2\xff\xfe\xaageneration\x01",
     "nested too deep": _DEEP + b"\x91" * 100_000 + b"\x01",
@@ -149,7 +177,9 @@ def test_garbage_is_a_message_or_refused(body: bytes) -> None:
 
 @settings(max_examples=examples(300), deadline=None, database=None)
 @given(any_message, st.data())
-def test_a_damaged_message_is_a_message_or_refused(message: messages.Message, data: st.DataObject) -> None:
+def test_a_damaged_message_is_a_message_or_refused(
+    message: messages.Message, data: st.DataObject
+) -> None:
     """Changed bytes in a valid message lead to another valid message or to Refused, to nothing else."""
     body = bytearray(frames.encode(message)[4:])
     for _ in range(data.draw(st.integers(1, 3))):
@@ -179,7 +209,9 @@ def test_pickles_are_refused_and_not_run(tmp_path: Path) -> None:
             frames.decode(data)
         with pytest.raises(Refused):
             Splitter().feed(data)
-        assert frames.decode(frames.encode(Put(1, "k", data))[4:]) == Put(1, "k", data), "bytes stay bytes"
+        assert frames.decode(frames.encode(Put(1, "k", data))[4:]) == Put(1, "k", data), (
+            "bytes stay bytes"
+        )
     assert not sprung.exists()
     pickle.loads(data).close()  # noqa: S301  # the trap works
     assert sprung.exists()
@@ -298,8 +330,14 @@ def _call_async(address: Address, token: str) -> Any:
     return asyncio.run(asyncio.wait_for(call(), WAIT_S))
 
 
-SERVERS: dict[str, Callable[[socket.socket, str], Any]] = {"accept": _serve_blocking, "accept_async": _serve_async}
-CLIENTS: dict[str, Callable[[Address, str], Any]] = {"connect": _call_blocking, "connect_async": _call_async}
+SERVERS: dict[str, Callable[[socket.socket, str], Any]] = {
+    "accept": _serve_blocking,
+    "accept_async": _serve_async,
+}
+CLIENTS: dict[str, Callable[[Address, str], Any]] = {
+    "connect": _call_blocking,
+    "connect_async": _call_async,
+}
 servers = pytest.mark.parametrize("serve", SERVERS.values(), ids=SERVERS.keys())
 clients = pytest.mark.parametrize("call", CLIENTS.values(), ids=CLIENTS.keys())
 
@@ -324,7 +362,9 @@ def _listening(serve: Callable[[socket.socket], Any]) -> Iterator[tuple[Address,
 
 @servers
 @clients
-def test_both_sides_that_know_the_token_can_talk(serve: Callable[..., Any], call: Callable[..., Any]) -> None:
+def test_both_sides_that_know_the_token_can_talk(
+    serve: Callable[..., Any], call: Callable[..., Any]
+) -> None:
     """After the handshake messages pass, for every pair of blocking and asyncio ends, without a time limit left."""
     with _listening(lambda connection: serve(connection, TOKEN)) as (address, served):
         assert call(address, TOKEN) == Healed("w", 42)
@@ -375,7 +415,9 @@ def test_a_server_that_does_not_know_the_token_is_refused(
     with _listening(_rogue(answer)) as (address, served):
         with pytest.raises(Refused, match="does not know the token") as caught:
             call(address, TOKEN)
-        assert served.result(WAIT_S) == b"", "the client must close, although its caller still holds the error"
+        assert served.result(WAIT_S) == b"", (
+            "the client must close, although its caller still holds the error"
+        )
         del caught
 
 
@@ -391,7 +433,10 @@ def test_a_server_that_speaks_first_of_something_else_is_refused(call: Callable[
 def test_a_client_that_skips_the_proof_is_refused(serve: Callable[..., Any]) -> None:
     """Any message in the place of the proof, even a harmless one, ends the connection."""
     serving = _listening(lambda connection: serve(connection, TOKEN))
-    with serving as (address, served), socket.create_connection(address, timeout=WAIT_S) as connection:
+    with (
+        serving as (address, served),
+        socket.create_connection(address, timeout=WAIT_S) as connection,
+    ):
         frames.receive(connection)
         frames.send(connection, StopWorker("w", "lost"))
         assert isinstance(served.exception(WAIT_S), Refused)
@@ -414,7 +459,9 @@ class _Tap:
         server = socket.create_connection(self._target, timeout=WAIT_S)
         client.settimeout(WAIT_S)
         with client, server:
-            back = threading.Thread(target=self._pass_on, args=(server, client, self.to_client), daemon=True)
+            back = threading.Thread(
+                target=self._pass_on, args=(server, client, self.to_client), daemon=True
+            )
             back.start()
             self._pass_on(client, server, self.to_server)
             back.join(WAIT_S)
@@ -437,7 +484,9 @@ class _Tap:
         return bytes(self.to_server), bytes(self.to_client)
 
 
-def _tapped(serve: Callable[..., Any], call: Callable[..., Any], server_token: str = TOKEN) -> tuple[bytes, bytes]:
+def _tapped(
+    serve: Callable[..., Any], call: Callable[..., Any], server_token: str = TOKEN
+) -> tuple[bytes, bytes]:
     with _listening(lambda connection: serve(connection, server_token)) as (address, served):
         tap = _Tap(address)
         try:
@@ -461,7 +510,9 @@ def test_nothing_of_the_token_is_on_the_wire(
     token = TOKEN.encode()
     pieces = [token[start : start + 5] for start in range(len(token) - 4)]
     encoded = [token.hex().encode(), base64.b64encode(token), token[::-1]]
-    hashes = [getattr(hashlib, name)(token).digest() for name in ("md5", "sha1", "sha256", "sha512")]
+    hashes = [
+        getattr(hashlib, name)(token).digest() for name in ("md5", "sha1", "sha256", "sha512")
+    ]
     for secret in (*pieces, *encoded, *hashes):
         assert secret not in frames
 
@@ -490,7 +541,10 @@ def test_a_replayed_server_is_refused(call: Callable[..., Any]) -> None:
         connection.sendall(to_client)
         frames.receive(connection)
 
-    with _listening(replay) as (address, _), pytest.raises(Refused, match="does not know the token"):
+    with (
+        _listening(replay) as (address, _),
+        pytest.raises(Refused, match="does not know the token"),
+    ):
         call(address, TOKEN)
 
 

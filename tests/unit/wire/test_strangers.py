@@ -81,7 +81,10 @@ def copies() -> Iterator[Door]:
         server.close()
 
 
-@pytest.fixture(params=[pair_tests, states, copies, "coordinator"], ids=["pair", "states", "copies", "coordinator"])
+@pytest.fixture(
+    params=[pair_tests, states, copies, "coordinator"],
+    ids=["pair", "states", "copies", "coordinator"],
+)
 def door(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Door]:
     with contextlib.ExitStack() as stack:
         if request.param == "coordinator":
@@ -125,14 +128,18 @@ def test_silent_strangers_are_sent_away_and_keep_no_client_waiting(door: Door) -
         client()
 
 
-@pytest.mark.parametrize("door", [pair_tests, states, copies], ids=["pair", "states", "copies"], indirect=True)
+@pytest.mark.parametrize(
+    "door", [pair_tests, states, copies], ids=["pair", "states", "copies"], indirect=True
+)
 def test_a_stranger_costs_no_thread(door: Door) -> None:
     address, client = door
     before = threading.active_count()
     with contextlib.ExitStack() as stack:
         strangers = [stack.enter_context(stranger(address)) for _ in range(20)]
         for one in strangers:
-            assert isinstance(frames.receive(one), Challenge), "it was let in, and has to prove itself"
+            assert isinstance(frames.receive(one), Challenge), (
+                "it was let in, and has to prove itself"
+            )
         assert threading.active_count() <= before
         client()
 
@@ -147,7 +154,9 @@ def test_a_frame_that_is_too_long_for_a_proof_ends_the_connection(door: Door) ->
     client()
 
 
-def test_a_flood_costs_a_line_and_is_counted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_flood_costs_a_line_and_is_counted(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """The first refusal is written down at once; what follows within a minute is told when the run ends."""
     with serving(tmp_path) as coordinator:
         for _ in range(MANY):
@@ -169,7 +178,9 @@ def test_a_refusal_that_cannot_be_written_down_ends_no_coordinator(
     with serving(tmp_path) as coordinator, coordinator.connect(ObserverHello()) as observer:
         assert isinstance(frames.receive(observer), Welcome)
         size_bytes = (tmp_path / "journal" / "coordinator.jsonl").stat().st_size
-        resource.prlimit(coordinator.pid, resource.RLIMIT_FSIZE, (size_bytes, resource.RLIM_INFINITY))
+        resource.prlimit(
+            coordinator.pid, resource.RLIMIT_FSIZE, (size_bytes, resource.RLIM_INFINITY)
+        )
         send_long_frame(coordinator.address)
         with coordinator.connect(ObserverHello()) as other:
             assert isinstance(frames.receive(other), Welcome)
@@ -191,7 +202,9 @@ def send_long_frame(address: Address) -> None:
 
 def count(directory: Path) -> int:
     """Return how many refused connections a coordinator has written down."""
-    return sum(record["count"] for record in read_events(directory / "journal", Event.CONNECTIONS_REFUSED))
+    return sum(
+        record["count"] for record in read_events(directory / "journal", Event.CONNECTIONS_REFUSED)
+    )
 
 
 def test_refusals_are_summed_up_once_a_minute() -> None:
@@ -227,7 +240,10 @@ def test_a_server_that_does_not_know_the_token_cannot_send_a_long_frame() -> Non
 
 def test_who_proves_itself_ever_so_slowly_has_a_limit_for_all_of_it() -> None:
     """A byte now and then is no proof."""
-    with PairServer(TOKEN, socket.create_server((HOST, 0)), silent_s=0.5) as server, stranger(server.address) as slow:
+    with (
+        PairServer(TOKEN, socket.create_server((HOST, 0)), silent_s=0.5) as server,
+        stranger(server.address) as slow,
+    ):
         frame: list[Any] = [*frames.encode(AgentHello("x" * 900, "host", 1))]
 
         def is_sent_away() -> bool:

@@ -42,7 +42,14 @@ class NamespaceLease:
     """
 
     def __init__(
-        self, api: KubernetesApi, name: str, holder: str, *, what: str, job: str = "", lasts_s: int = LEASE_S
+        self,
+        api: KubernetesApi,
+        name: str,
+        holder: str,
+        *,
+        what: str,
+        job: str = "",
+        lasts_s: int = LEASE_S,
     ) -> None:
         self._api, self._name, self._what, self._lasts_s = api, name, what, lasts_s
         self._holder, self._job = holder, job
@@ -60,7 +67,9 @@ class NamespaceLease:
         while True:
             found = self._api.create(self._manifest())  # the one that is there, where there is one
             before = str(found["spec"].get("holderIdentity", ""))
-            is_free = before in (self._holder, "") or (bool(self._job) and _job_of(found) == self._job)
+            is_free = before in (self._holder, "") or (
+                bool(self._job) and _job_of(found) == self._job
+            )
             if is_free or self._is_silent(found["spec"], tell):
                 break
         began_s = time.monotonic()
@@ -77,7 +86,9 @@ class NamespaceLease:
         """
         lasts_s = float(spec.get("leaseDurationSeconds") or self._lasts_s)
         holder, until_s = spec.get("holderIdentity"), time.monotonic() + lasts_s
-        tell(f"{self._what} of {holder} has this namespace; waiting for a sign of it, {lasts_s:g} s at most")
+        tell(
+            f"{self._what} of {holder} has this namespace; waiting for a sign of it, {lasts_s:g} s at most"
+        )
         while time.monotonic() < until_s:
             time.sleep(_LOOK_S)
             try:
@@ -93,17 +104,24 @@ class NamespaceLease:
     def _write(self, found: dict[str, Any]) -> str:
         """Write our name and the time over what was found, unless another holder was faster. Gives the holder."""
         ours = self._manifest()
-        metadata = {"resourceVersion": found["metadata"]["resourceVersion"], "labels": ours["metadata"]["labels"]}
+        metadata = {
+            "resourceVersion": found["metadata"]["resourceVersion"],
+            "labels": ours["metadata"]["labels"],
+        }
         try:
             now = self._api.patch("Lease", self._name, {"metadata": metadata, "spec": ours["spec"]})
         except ApiError as error:
             if error.status != HTTPStatus.CONFLICT:
                 raise
-            now = self._api.get("Lease", self._name)  # ours, where the answer to our own write was lost
+            now = self._api.get(
+                "Lease", self._name
+            )  # ours, where the answer to our own write was lost
         return str(now["spec"].get("holderIdentity"))
 
     def _refuse(self, holder: str) -> None:
-        raise BadInput("namespace", self._api.namespace, f"wait: {self._what} of {holder} runs there")
+        raise BadInput(
+            "namespace", self._api.namespace, f"wait: {self._what} of {holder} runs there"
+        )
 
     @contextmanager
     def renewed(self, every_s: float = RENEW_S) -> Iterator[None]:
@@ -137,7 +155,9 @@ class NamespaceLease:
             if error.status == HTTPStatus.NOT_FOUND:
                 self.trouble = f"the Lease {self._name} of namespace {self._api.namespace} is gone"
             elif time.monotonic() - self._renewed_s > GIVE_UP_S:
-                self.trouble = f"the Lease {self._name} could not be renewed for {GIVE_UP_S:g} s: {error}"
+                self.trouble = (
+                    f"the Lease {self._name} could not be renewed for {GIVE_UP_S:g} s: {error}"
+                )
             return
         if other == self._holder:
             self._renewed_s = began_s

@@ -63,7 +63,10 @@ class ApiError(HarnessError):
     @property
     def is_refusal(self) -> bool:
         """Return whether the same request would be refused again: the server has answered, and is not overloaded."""
-        return HTTPStatus.BAD_REQUEST <= self.status < HTTPStatus.INTERNAL_SERVER_ERROR and self.status not in _AGAIN
+        return (
+            HTTPStatus.BAD_REQUEST <= self.status < HTTPStatus.INTERNAL_SERVER_ERROR
+            and self.status not in _AGAIN
+        )
 
     @property
     def is_silence(self) -> bool:
@@ -99,13 +102,21 @@ class KubernetesApi:
         settings = client.Configuration()
         settings.retries = False  # they would add up behind a limit of ours
         # as it is now: the client looked when it was imported
-        file = kubeconfig or os.environ.get("KUBECONFIG") or str(Path(config.KUBE_CONFIG_DEFAULT_LOCATION).expanduser())
-        file = os.pathsep.join(str(Path(one).absolute()) for one in file.split(os.pathsep))  # a guard is elsewhere
+        file = (
+            kubeconfig
+            or os.environ.get("KUBECONFIG")
+            or str(Path(config.KUBE_CONFIG_DEFAULT_LOCATION).expanduser())
+        )
+        file = os.pathsep.join(
+            str(Path(one).absolute()) for one in file.split(os.pathsep)
+        )  # a guard is elsewhere
         try:
             if Path(file).is_file():
                 msgspec.yaml.decode(Path(file).read_bytes(), type=dict)
             try:
-                config.load_kube_config(file, context=context or None, client_configuration=settings)
+                config.load_kube_config(
+                    file, context=context or None, client_configuration=settings
+                )
                 context, found = _context_of(config, file, context)
             except ConfigException:
                 if context:
@@ -153,9 +164,9 @@ class KubernetesApi:
 
     def pods_on(self, machine: str) -> list[dict[str, Any]]:
         """Pods on a machine, of all namespaces. Raises ApiError."""
-        found: list[dict[str, Any]] = self._ask("GET", "/api/v1/pods", [("fieldSelector", f"spec.nodeName={machine}")])[
-            "items"
-        ]
+        found: list[dict[str, Any]] = self._ask(
+            "GET", "/api/v1/pods", [("fieldSelector", f"spec.nodeName={machine}")]
+        )["items"]
         return found
 
     def events_about(self, pod: str, reason: str = "") -> list[dict[str, Any]]:
@@ -173,7 +184,9 @@ class KubernetesApi:
             return error.status != 0
         return True
 
-    def delete(self, kind: str, name: str, *, grace_s: int | None = None, last: bool = False) -> bool:
+    def delete(
+        self, kind: str, name: str, *, grace_s: int | None = None, last: bool = False
+    ) -> bool:
         """Delete an object and what it owns. Return whether there was one. Raises ApiError.
 
         ``last``: whether the object stays until its controller's pods are gone; else these go in the background.
@@ -192,9 +205,16 @@ class KubernetesApi:
     def evict(self, pod: str, grace_s: int) -> None:
         """Have a pod evicted. Raises EvictionRefused where a PodDisruptionBudget forbids it, and ApiError."""
         options = {"gracePeriodSeconds": grace_s}
-        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}, "deleteOptions": options}
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": pod},
+            "deleteOptions": options,
+        }
         try:
-            self._raw("POST", f"{self._path('Pod')}/{pod}/eviction", body=body, again=_AGAIN_UNLESS_MANY)
+            self._raw(
+                "POST", f"{self._path('Pod')}/{pod}/eviction", body=body, again=_AGAIN_UNLESS_MANY
+            )
         except ApiError as error:
             if _BUDGET in error.causes:
                 raise EvictionRefused(str(error), error.status, error.causes) from None
@@ -204,7 +224,11 @@ class KubernetesApi:
         """The end of what the node in a pod has printed; "" if it cannot be had."""
         query = [("container", CONTAINER), ("tailLines", str(lines))]
         try:
-            return self._raw("GET", f"{self._path('Pod')}/{pod}/log", query).decode(errors="replace").strip()
+            return (
+                self._raw("GET", f"{self._path('Pod')}/{pod}/log", query)
+                .decode(errors="replace")
+                .strip()
+            )
         except ApiError:
             return ""
 
@@ -216,10 +240,18 @@ class KubernetesApi:
         """Whether the server would let us do this in the namespace, or in the whole cluster. Raises ApiError."""
         name, _, part = resource.partition("/")
         where = "" if everywhere else self.namespace
-        wanted = {"namespace": where, "verb": verb, "group": group, "resource": name, "subresource": part}
+        wanted = {
+            "namespace": where,
+            "verb": verb,
+            "group": group,
+            "resource": name,
+            "subresource": part,
+        }
         kind = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
         asked = {**kind, "spec": {"resourceAttributes": wanted}}
-        answer = self._ask("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body=asked)
+        answer = self._ask(
+            "POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body=asked
+        )
         return bool(answer["status"]["allowed"])
 
     def forward(self, pod: str, port: int) -> Any:
@@ -230,15 +262,23 @@ class KubernetesApi:
         setdefaulttimeout(ANSWER_S)  # until the stream is there
         headers: dict[str, str] = {}
         self._client.update_params_for_auth(headers, [], ["BearerToken"])
-        headers = {name.lower(): value for name, value in headers.items()} | {"sec-websocket-protocol": _PORT_FORWARD}
+        headers = {name.lower(): value for name, value in headers.items()} | {
+            "sec-websocket-protocol": _PORT_FORWARD
+        }
         url = f"{self.server}{self._path('Pod')}/{pod}/portforward"
         try:
-            return create_websocket(self._client.configuration, get_websocket_url(url, [("ports", port)]), headers)
+            return create_websocket(
+                self._client.configuration, get_websocket_url(url, [("ports", port)]), headers
+            )
         except (WebSocketException, OSError) as error:
             status, body = getattr(error, "status_code", 0), getattr(error, "resp_body", b"") or b""
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # the server's own words, where it gave any
+            with contextlib.suppress(
+                ValueError, KeyError, TypeError
+            ):  # the server's own words, where it gave any
                 raise ApiError(_line(json.loads(body)["message"]), status) from None
-            raise ApiError(f"no stream to port {port} of {pod}: {_line(str(error))}", status) from None
+            raise ApiError(
+                f"no stream to port {port} of {pod}: {_line(str(error))}", status
+            ) from None
 
     def close(self) -> None:
         """Let go of connections."""
@@ -246,10 +286,18 @@ class KubernetesApi:
 
     def _path(self, kind: str) -> str:
         base, plural = _PLACES[kind]
-        return f"{base}/{plural}" if kind in _OF_NO_NAMESPACE else f"{base}/namespaces/{self.namespace}/{plural}"
+        return (
+            f"{base}/{plural}"
+            if kind in _OF_NO_NAMESPACE
+            else f"{base}/namespaces/{self.namespace}/{plural}"
+        )
 
     def _ask(
-        self, method: str, path: str, query: list[tuple[str, str]] | None = None, body: Mapping[str, Any] | None = None
+        self,
+        method: str,
+        path: str,
+        query: list[tuple[str, str]] | None = None,
+        body: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
         answer = self._raw(method, path, query, body)
         try:
@@ -306,8 +354,12 @@ class KubernetesApi:
             raise ApiError(*_refusal(error)) from None
         except (HTTPError, OSError) as error:
             raise ApiError(f"the API server {self.server} does not answer: {error}") from None
-        except AttributeError as error:  # of the client, which reads the body of an answer that did not come
-            raise ApiError(f"the API server {self.server} does not answer: {_line(str(error.__context__))}") from None
+        except (
+            AttributeError
+        ) as error:  # of the client, which reads the body of an answer that did not come
+            raise ApiError(
+                f"the API server {self.server} does not answer: {_line(str(error.__context__))}"
+            ) from None
         return data
 
 
@@ -317,7 +369,11 @@ def _refusal(error: Any) -> tuple[str, int, frozenset[str]]:
     try:
         answer = json.loads(error.body)
         causes = (answer.get("details") or {}).get("causes") or ()
-        return with_remedy(_line(answer["message"])), status, frozenset(str(cause.get("reason")) for cause in causes)
+        return (
+            with_remedy(_line(answer["message"])),
+            status,
+            frozenset(str(cause.get("reason")) for cause in causes),
+        )
     except (TypeError, ValueError, KeyError, AttributeError):
         return f"{status} {error.reason}", status, frozenset()
 
@@ -330,5 +386,7 @@ def _line(text: str) -> str:
 def _context_of(config: Any, file: str, context: str) -> tuple[str, str]:
     """The name of a context, and its namespace."""
     contexts, current = config.list_kube_config_contexts(file)
-    chosen = next((one for one in contexts if one["name"] == context), current) if context else current
+    chosen = (
+        next((one for one in contexts if one["name"] == context), current) if context else current
+    )
     return str(chosen["name"]), str(chosen["context"].get("namespace") or "")

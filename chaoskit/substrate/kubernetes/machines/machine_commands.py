@@ -45,9 +45,15 @@ def read(path: str) -> Mapping[str, Lever]:
         raise BadInput("levers", path, remedy) from None
     for name, lever in found.items():
         if name in MARKS:
-            raise BadInput("levers", f"{path}: {name}", "use another name: this is what the API server does")
+            raise BadInput(
+                "levers", f"{path}: {name}", "use another name: this is what the API server does"
+            )
         if not lever.do or not lever.undo:
-            raise BadInput("levers", f"{path}: {name}", "give it both, do and undo: a command and its arguments")
+            raise BadInput(
+                "levers",
+                f"{path}: {name}",
+                "give it both, do and undo: a command and its arguments",
+            )
     return found
 
 
@@ -91,7 +97,9 @@ def _filled(words: tuple[str, ...], machine: str) -> list[str]:
 
 def _run(what: str, command: list[str]) -> None:
     try:
-        ended = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_COMMAND_S, check=False)
+        ended = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_COMMAND_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise HarnessError(f"{what}: {error}") from error
     if ended.returncode:

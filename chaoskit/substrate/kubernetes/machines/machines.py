@@ -53,7 +53,9 @@ class Machines:
         session: whose pods may be.
     """
 
-    def __init__(self, api: KubernetesApi, session: str, options: KubernetesOptions, undo: UndoLog) -> None:
+    def __init__(
+        self, api: KubernetesApi, session: str, options: KubernetesOptions, undo: UndoLog
+    ) -> None:
         self._api, self._session, self._options, self._undo = api, session, options, undo
         self._broken: set[str] = set()
         self._lock = threading.Lock()
@@ -65,17 +67,27 @@ class Machines:
             HarnessError: if that fails, or the machine may not be broken.
         """
         if name in marks.MARKS:
-            return self._break(machine, name, lambda: marks.mark(self._api, name, machine, self._undo))
-        lever = machine_commands.read(self._options.levers).get(name) if self._options.levers else None
+            return self._break(
+                machine, name, lambda: marks.mark(self._api, name, machine, self._undo)
+            )
+        lever = (
+            machine_commands.read(self._options.levers).get(name) if self._options.levers else None
+        )
         if lever is None:
-            raise HarnessError(f"there is no lever {name}: name one in the file of the option levers")
+            raise HarnessError(
+                f"there is no lever {name}: name one in the file of the option levers"
+            )
         if lever.is_for_machines is not bool(machine):
-            raise HarnessError(f"lever {name} is {'' if lever.is_for_machines else 'not '}for machines")
+            raise HarnessError(
+                f"lever {name} is {'' if lever.is_for_machines else 'not '}for machines"
+            )
         if not machine:
             return machine_commands.pull(name, lever, "", self._undo)
         return self._break(machine, name, lambda: self._take(name, lever, machine))
 
-    def _break(self, machine: str, how: str, act: Callable[[], Callable[[], None]]) -> Callable[[], None]:
+    def _break(
+        self, machine: str, how: str, act: Callable[[], Callable[[], None]]
+    ) -> Callable[[], None]:
         """Break a machine, if none is broken."""
         with self._lock:
             self._require_breakable(machine, how)
@@ -110,7 +122,9 @@ class Machines:
             entry.done()
 
         try:
-            _annotate(self._api, machine, BrokenMachine(f"{self._api.namespace}/{self._session}", how))
+            _annotate(
+                self._api, machine, BrokenMachine(f"{self._api.namespace}/{self._session}", how)
+            )
         except ApiError:
             forget()
             raise
@@ -132,7 +146,9 @@ class Machines:
             ):
                 before = before or heard
                 if time.monotonic() > until_s:
-                    raise HarnessError(f"{machine} was put back, and is not heard after {_BACK_S:g} s")
+                    raise HarnessError(
+                        f"{machine} was put back, and is not heard after {_BACK_S:g} s"
+                    )
                 time.sleep(_LOOK_S)
 
         return done
@@ -161,20 +177,30 @@ class Machines:
         if machine not in self._options.breakable:
             raise HarnessError(f"{machine} may not be broken: name it in the option machines")
         if others := self._broken - {machine}:
-            raise HarnessError(f"{machine} is left alone: {', '.join(sorted(others))} is broken still")
+            raise HarnessError(
+                f"{machine} is left alone: {', '.join(sorted(others))} is broken still"
+            )
         if machine == self._options.own_machine:
-            raise HarnessError(f"{machine} is left alone: the process that would have to put it back runs there")
+            raise HarnessError(
+                f"{machine} is left alone: the process that would have to put it back runs there"
+            )
         try:
             node = self._api.get("Node", machine)
             pods = [] if self._options.strangers == "allow" else self._api.pods_on(machine)
         except ApiError as error:
-            raise HarnessError(f"whether {machine} may be broken cannot be told: {error}") from error
+            raise HarnessError(
+                f"whether {machine} may be broken cannot be told: {error}"
+            ) from error
         if reason := why_not_breakable(node, how, pods, self._api.namespace, self._session):
             raise HarnessError(reason)
 
 
 def why_not_breakable(
-    node: Mapping[str, Any], how: str, pods: Iterable[Mapping[str, Any]], namespace: str, session: str
+    node: Mapping[str, Any],
+    how: str,
+    pods: Iterable[Mapping[str, Any]],
+    namespace: str,
+    session: str,
 ) -> str:
     """Return why a machine is left alone by a session; "" if it may be broken.
 
@@ -229,9 +255,14 @@ def put_back_left(api: KubernetesApi, options: KubernetesOptions) -> Iterator[Le
                 continue
             _put_back(api, options, machine, broken.how)
             _annotate(api, machine, None)
-            yield LeftMachine(f"{machine}, which session {broken.session} has broken: {broken.how}", is_back=True)
+            yield LeftMachine(
+                f"{machine}, which session {broken.session} has broken: {broken.how}", is_back=True
+            )
         except ChaoskitError as error:
-            yield LeftMachine(f"{machine}, or whether a session has broken it cannot be told: {error}", is_back=False)
+            yield LeftMachine(
+                f"{machine}, or whether a session has broken it cannot be told: {error}",
+                is_back=False,
+            )
 
 
 def _put_back(api: KubernetesApi, options: KubernetesOptions, machine: str, how: str) -> None:

@@ -89,7 +89,9 @@ def _patch(node: dict[str, Any], name: str, *, on: bool) -> dict[str, Any]:
         return {"spec": {"unschedulable": True if on else None}}
     others = [one for one in node.get("spec", {}).get("taints", ()) if one["key"] != _KEY]
     ours = [{"key": _KEY, "value": "chaoskit", "effect": "NoExecute"}] if on else []
-    version = {"resourceVersion": node["metadata"]["resourceVersion"]}  # a list is replaced as a whole
+    version = {
+        "resourceVersion": node["metadata"]["resourceVersion"]
+    }  # a list is replaced as a whole
     return {"metadata": version, "spec": {"taints": others + ours}}
 
 

@@ -76,7 +76,9 @@ class ApiServerStop(Action, frozen=True):
     lasts_s: float
 
 
-MACHINE_ACTIONS: frozenset[type[Action]] = frozenset({MachineLoss, MachineDrain, MachineTaint, ApiServerStop})
+MACHINE_ACTIONS: frozenset[type[Action]] = frozenset(
+    {MachineLoss, MachineDrain, MachineTaint, ApiServerStop}
+)
 POD_ACTIONS: frozenset[type[Action]] = frozenset(
     {PodDeletion, PodEviction, PodPreemption, ContainerCrash, PodHindrance}
 )

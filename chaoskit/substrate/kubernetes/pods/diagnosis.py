@@ -44,7 +44,10 @@ class PodDiagnosis:
         self._api, self._session, self._options = api, session, options
 
     def pending(
-        self, stations: Iterable[str], places: Container[str] | None = None, made: Mapping[str, str] | None = None
+        self,
+        stations: Iterable[str],
+        places: Container[str] | None = None,
+        made: Mapping[str, str] | None = None,
     ) -> list[Pending]:
         """Return why pods do not run yet, as the API server has it; nothing where it does not answer.
 
@@ -64,7 +67,11 @@ class PodDiagnosis:
             if places is None or label.get(manifests.PLACE, "") in places
         ]
         there = {label.get(manifests.PLACE, "") for label in labels}
-        told += [taken_away(station, None) for place, station in (made or {}).items() if place not in there]
+        told += [
+            taken_away(station, None)
+            for place, station in (made or {}).items()
+            if place not in there
+        ]
         return [one for one in told if one is not None and one.station in wanted]
 
     def _reason(self, station: str, pod: manifests.Manifest) -> Pending | None:
@@ -84,7 +91,12 @@ class PodDiagnosis:
         return pull_failure(station, events)
 
     def raise_not_running(
-        self, told: Iterable[Pending], stations: Iterable[str], otherwise: str, *, is_late: bool = True
+        self,
+        told: Iterable[Pending],
+        stations: Iterable[str],
+        otherwise: str,
+        *,
+        is_late: bool = True,
     ) -> NoReturn:
         """Give up.
 
@@ -108,7 +120,12 @@ class PodDiagnosis:
 
 
 def not_running(
-    told: Sequence[Pending], logs: Sequence[str], options: KubernetesOptions, otherwise: str, *, is_late: bool = True
+    told: Sequence[Pending],
+    logs: Sequence[str],
+    options: KubernetesOptions,
+    otherwise: str,
+    *,
+    is_late: bool = True,
 ) -> BadInput | HarnessError:
     """Return the error of pods that do not run, with its remedy where the reason shows one.
 
@@ -119,15 +136,25 @@ def not_running(
     waits = any(one.reason == "Unschedulable" for one in told)
     for match in filter(None, map(_NO_MODULE.search, () if waits else logs)):
         remedy = f"use one with Python, torch and chaoskit[kubernetes], and {VARIABLE}PYTHON for its interpreter"
-        return BadInput(*image, f"{remedy}: {options.python} there has no {match[1].partition('.')[0]}")
+        return BadInput(
+            *image, f"{remedy}: {options.python} there has no {match[1].partition('.')[0]}"
+        )
     reasons = in_words(told) or otherwise
     if any(one.reason in _NOT_STARTED and _NO_PROGRAM.search(one.message) for one in told):
-        return BadInput("python", options.python, f"name the Python of the image ({VARIABLE}PYTHON): {reasons}")
+        return BadInput(
+            "python", options.python, f"name the Python of the image ({VARIABLE}PYTHON): {reasons}"
+        )
     if any(one.reason in ("ErrImagePull", "ImagePullBackOff", "InvalidImageName") for one in told):
         return BadInput(*image, f"name an image that machines can pull: {reasons}")
-    since = "" if not is_late or any(one.is_final for one in told) else f" after {options.startup_s:g} s"
+    since = (
+        ""
+        if not is_late or any(one.is_final for one in told)
+        else f" after {options.startup_s:g} s"
+    )
     if since and waits:
         reasons += f"; ask for less in the template, or raise {VARIABLE}STARTUP_S if machines are made on demand"
     printed = "".join(f"\n{log}" for log in logs[:1] if " ".join(log.split()) not in reasons)
     is_lasting = bool(told) and not any(one.is_passing for one in told)
-    return (PodsBarred if is_lasting else HarnessError)(f"pods do not run{since}: {reasons}{printed}")
+    return (PodsBarred if is_lasting else HarnessError)(
+        f"pods do not run{since}: {reasons}{printed}"
+    )

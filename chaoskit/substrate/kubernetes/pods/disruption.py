@@ -54,7 +54,9 @@ class Disruption:
         return f"{self.cause} ({self.detail})"
 
 
-def disruption_of(pod: Mapping[str, Any] | None, events: Iterable[Mapping[str, Any]] = ()) -> Disruption | None:
+def disruption_of(
+    pod: Mapping[str, Any] | None, events: Iterable[Mapping[str, Any]] = ()
+) -> Disruption | None:
     """Return why a pod goes that its session has not told to go; None if nothing takes it away.
 
     Args:
@@ -65,21 +67,33 @@ def disruption_of(pod: Mapping[str, Any] | None, events: Iterable[Mapping[str, A
     told = _by_event(events)
     if pod is None:
         gone = "the API server has no such pod any more"
-        return Disruption(told.cause, f"{told.detail}; {gone}") if told else Disruption("deleted", gone)
+        return (
+            Disruption(told.cause, f"{told.detail}; {gone}")
+            if told
+            else Disruption("deleted", gone)
+        )
     proof = "; ".join(_deletion(pod))
     for condition in pod.get("status", {}).get("conditions") or ():
         if condition.get("type") == "DisruptionTarget" and condition.get("status") == "True":
             reason = str(condition.get("reason", ""))
             words = _joined(f"DisruptionTarget: {reason}", condition.get("message", ""))
-            return Disruption(_BY_CONDITION.get(reason, "disrupted"), "; ".join(filter(None, (words, proof))))
+            return Disruption(
+                _BY_CONDITION.get(reason, "disrupted"), "; ".join(filter(None, (words, proof)))
+            )
     status = pod.get("status", {})
     if status.get("phase") == "Failed" and status.get("reason") in _BY_STATUS:
-        return Disruption("ended by its machine", _joined(str(status["reason"]), status.get("message", "")))
+        return Disruption(
+            "ended by its machine", _joined(str(status["reason"]), status.get("message", ""))
+        )
     if status.get("reason") == _NODE_LOST:
         words = _joined(_NODE_LOST, status.get("message", ""))
         return Disruption(_LOST_WITH_MACHINE, "; ".join(filter(None, (words, proof))))
     if proof:
-        return Disruption(told.cause, f"{told.detail}; {proof}") if told else Disruption("deleted", proof)
+        return (
+            Disruption(told.cause, f"{told.detail}; {proof}")
+            if told
+            else Disruption("deleted", proof)
+        )
     return _by_readiness(status, events)
 
 
@@ -95,7 +109,9 @@ def loss_of_machine(machine: str, node: Mapping[str, Any] | None) -> Disruption 
     for condition in node.get("status", {}).get("conditions") or ():
         if condition.get("type") == "Ready" and condition.get("status") != "True":
             ready = f"node {machine}: Ready is {condition.get('status')}"
-            words = _joined(_joined(ready, condition.get("reason", "")), condition.get("message", ""))
+            words = _joined(
+                _joined(ready, condition.get("reason", "")), condition.get("message", "")
+            )
             return Disruption(_LOST_WITH_MACHINE, words)
     if proof := "; ".join(_deletion(node)):
         return Disruption(_LOST_WITH_MACHINE, f"node {machine}: {proof}")
@@ -126,7 +142,9 @@ def end_of_session(
         return f"{ended_by} has ended the session with chaoskit cluster end"
     if _goes(job):
         return f"the Job {session} of the session was deleted"
-    for condition in job.get("status", {}).get("conditions") or ():  # before its pod, which is deleted then
+    for condition in (
+        job.get("status", {}).get("conditions") or ()
+    ):  # before its pod, which is deleted then
         if condition.get("type") in _JOB_FAILURES and condition.get("reason") == "DeadlineExceeded":
             return f"the Job of the session has reached its deadline of {job['spec'].get('activeDeadlineSeconds')} s"
     return "" if first_pod is None else f"the pod of the session's Job was {first_pod}"
@@ -140,15 +158,24 @@ def _by_event(events: Iterable[Mapping[str, Any]]) -> Disruption | None:
     return Disruption(_BY_EVENT[reason], _joined(f"event {reason}", known[-1].get("message", "")))
 
 
-def _by_readiness(status: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> Disruption | None:
+def _by_readiness(
+    status: Mapping[str, Any], events: Iterable[Mapping[str, Any]]
+) -> Disruption | None:
     """Return the loss of a pod's machine if an event NodeNotReady shows it and the pod is not ready now; else None."""
-    conditions = {condition.get("type"): condition.get("status") for condition in status.get("conditions") or ()}
-    ended = any("terminated" in one.get("state", {}) for one in status.get("containerStatuses") or ())
+    conditions = {
+        condition.get("type"): condition.get("status")
+        for condition in status.get("conditions") or ()
+    }
+    ended = any(
+        "terminated" in one.get("state", {}) for one in status.get("containerStatuses") or ()
+    )
     if conditions.get("Ready") != "False" or ended or status.get("phase") != "Running":
         return None
     for event in events:
         if event.get("reason") == _NODE_NOT_READY:
-            return Disruption(_LOST_WITH_MACHINE, _joined(f"event {_NODE_NOT_READY}", event.get("message", "")))
+            return Disruption(
+                _LOST_WITH_MACHINE, _joined(f"event {_NODE_NOT_READY}", event.get("message", ""))
+            )
     return None
 
 
@@ -160,7 +187,10 @@ def _deletion(pod: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _goes(found: Mapping[str, Any]) -> bool:
-    return bool(found["metadata"].get("deletionTimestamp")) or found.get("status", {}).get("phase") == "Terminating"
+    return (
+        bool(found["metadata"].get("deletionTimestamp"))
+        or found.get("status", {}).get("phase") == "Terminating"
+    )
 
 
 def _joined(begin: str, message: object) -> str:

@@ -49,7 +49,12 @@ CONTAINER_SECURITY: Manifest = {
 }
 #: Added to the place of a pod: that of its network helper. Also the name of the container.
 HELPER = "chaoskit-network"
-_OF_THE_NODE = ("image", "imagePullPolicy", "env", "volumeMounts")  # what its container has from that of the node
+_OF_THE_NODE = (
+    "image",
+    "imagePullPolicy",
+    "env",
+    "volumeMounts",
+)  # what its container has from that of the node
 #: On which the supervisor of a driver listens, on the loopback of its pod.
 DRIVER_PORT = 7070
 DRIVER_STATION = "driver"
@@ -92,10 +97,16 @@ def world_labels(run: str, ranks: Sequence[int], generation: int) -> dict[str, s
     ``run``: name of the run's directory, which has the name of the test in it.
     """
     there = "_".join(map(str, sorted(ranks))) or None
-    return {RUN: _label_value(run), RANKS: there and _label_value(there), GENERATION: str(generation)}
+    return {
+        RUN: _label_value(run),
+        RANKS: there and _label_value(there),
+        GENERATION: str(generation),
+    }
 
 
-def world_annotations(run: str, test: str, ranks: Sequence[int], generation: int) -> dict[str, str | None]:
+def world_annotations(
+    run: str, test: str, ranks: Sequence[int], generation: int
+) -> dict[str, str | None]:
     """Return the annotations of a pod in a run: what its labels say, not shortened, and the test.
 
     None stands for the ranks of a pod that has none in this generation, and for the test of a run that has none.
@@ -106,7 +117,10 @@ def world_annotations(run: str, test: str, ranks: Sequence[int], generation: int
 
 def _label_value(text: str) -> str:
     """Return a text as a label may have it: letters, digits and ``-_.``, with letters or digits at its ends."""
-    plain = "".join(letter if letter.isascii() and (letter.isalnum() or letter in "-_.") else "-" for letter in text)
+    plain = "".join(
+        letter if letter.isascii() and (letter.isalnum() or letter in "-_.") else "-"
+        for letter in text
+    )
     return plain[:_LABEL_LENGTH].strip("-_.")
 
 
@@ -115,12 +129,16 @@ def selector(session: str) -> str:
     return f"{SESSION}={session}"
 
 
-def job(session: str, pod: Manifest, *, started_by: str, deadline_s: int, parallelism: int = 1) -> Manifest:
+def job(
+    session: str, pod: Manifest, *, started_by: str, deadline_s: int, parallelism: int = 1
+) -> Manifest:
     """The owner of everything else, with a pod in it, the coordinator's or the driver's: when that has ended, all goes.
 
     ``parallelism``: 0 for a job whose pod is to be made later. Its deadline counts; that of a suspended one does not.
     """
-    kept = {name: pod["metadata"][name] for name in ("labels", "annotations") if name in pod["metadata"]}
+    kept = {
+        name: pod["metadata"][name] for name in ("labels", "annotations") if name in pod["metadata"]
+    }
     inside = {"metadata": kept, "spec": pod["spec"]}
     return {
         "apiVersion": "batch/v1",
@@ -145,24 +163,38 @@ def owner(job: str, uid: str) -> Manifest:
     return {"apiVersion": "batch/v1", "kind": "Job", "name": job, "uid": uid}
 
 
-def secret(session: str, token: str, owned_by: Manifest, given: Mapping[str, Any] | None = None) -> Manifest:
+def secret(
+    session: str, token: str, owned_by: Manifest, given: Mapping[str, Any] | None = None
+) -> Manifest:
     """The token with which supervisors authenticate; and what a driver makes pods with: their owner and template."""
-    data = {"token": token, "owner": owned_by["uid"]} | ({"template": json.dumps(given)} if given else {})
+    data = {"token": token, "owner": owned_by["uid"]} | (
+        {"template": json.dumps(given)} if given else {}
+    )
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": {"name": session, "labels": labels(session, "token"), "ownerReferences": [owned_by]},
+        "metadata": {
+            "name": session,
+            "labels": labels(session, "token"),
+            "ownerReferences": [owned_by],
+        },
         "data": {name: base64.b64encode(value.encode()).decode() for name, value in data.items()},
     }
 
 
-def driver_rights(session: str, namespace: str, owned_by: Manifest, *, writes_events: bool = True) -> list[Manifest]:
+def driver_rights(
+    session: str, namespace: str, owned_by: Manifest, *, writes_events: bool = True
+) -> list[Manifest]:
     """The account of a driver, and the role that lets it do what it must (:data:`.rights.DRIVER_RIGHTS`).
 
     ``writes_events``: whether it may write Events, too. A user that may not cannot grant it.
     """
     granted = rights.DRIVER_RIGHTS + (rights.EVENT_RIGHTS if writes_events else ())
-    metadata = {"name": session, "labels": labels(session, DRIVER_STATION), "ownerReferences": [owned_by]}
+    metadata = {
+        "name": session,
+        "labels": labels(session, DRIVER_STATION),
+        "ownerReferences": [owned_by],
+    }
     bound = {"apiVersion": f"{rights.RBAC}/v1", "metadata": metadata}
     return [
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata},
@@ -183,7 +215,11 @@ def network_policy(session: str, runner: str, owned_by: Manifest) -> Manifest:
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": {"name": session, "labels": labels(session, "network"), "ownerReferences": [owned_by]},
+        "metadata": {
+            "name": session,
+            "labels": labels(session, "network"),
+            "ownerReferences": [owned_by],
+        },
         "spec": {
             "podSelector": selected,
             "policyTypes": ["Ingress"],
@@ -235,7 +271,9 @@ def pod(
     dial = ["--dial", runner, "--place", name, *where]
     made, container = _supervised(session, station, name, dial, options, given)
     if options.network_faults == "allow":
-        made["spec"].setdefault("initContainers", []).append(_helper(container, name, dial, options))
+        made["spec"].setdefault("initContainers", []).append(
+            _helper(container, name, dial, options)
+        )
         made["spec"]["volumes"].append({"name": HELPER, "emptyDir": {}})
     if owned_by is not None:
         made["metadata"]["ownerReferences"] = [owned_by]
@@ -249,23 +287,34 @@ def preemptor(like: Manifest, place: str, machine: str, priority_class: str) -> 
     """
     spec = like["spec"]
     node = next(one for one in spec["containers"] if one["name"] == template.CONTAINER)
-    container = {name: node[name] for name in ("name", "image", "imagePullPolicy", "securityContext") if name in node}
+    container = {
+        name: node[name]
+        for name in ("name", "image", "imagePullPolicy", "securityContext")
+        if name in node
+    }
     none = dict.fromkeys(resources.PLAIN, "0")  # what is not named at all, a namespace may set
     container |= {"command": [node["command"][0], "-c", ""], "resources": {"requests": none}}
-    apart = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {PLACE: place}}}
+    apart = {
+        "topologyKey": "kubernetes.io/hostname",
+        "labelSelector": {"matchLabels": {PLACE: place}},
+    }
     made: Manifest = {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
             "name": like["metadata"]["name"],
-            "labels": {name: like["metadata"]["labels"][name] for name in (SESSION, STATION, PLACE)},
+            "labels": {
+                name: like["metadata"]["labels"][name] for name in (SESSION, STATION, PLACE)
+            },
             "ownerReferences": like["metadata"].get("ownerReferences", []),
         },
         "spec": {
             **{name: spec[name] for name in _OF_ANY_POD if name in spec},
             "restartPolicy": "Never",
             "priorityClassName": priority_class,
-            "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}},
+            "affinity": {
+                "podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}
+            },
             "containers": [container],
         },
     }
@@ -281,8 +330,17 @@ def helper_place(place: str) -> str:
 def _helper(node: Manifest, place: str, dial: list[str], options: KubernetesOptions) -> Manifest:
     """A container beside that of the node, which may change the network of the pod. It ends after the node's."""
     dialed = [helper_place(place) if one == place else one for one in dial]
-    command = [options.python, "-m", "chaoskit.substrate.supervisor", "--cold", "--network", *dialed]
-    security = CONTAINER_SECURITY | {"capabilities": {"drop": ["ALL"], "add": ["NET_ADMIN", "NET_RAW"]}}
+    command = [
+        options.python,
+        "-m",
+        "chaoskit.substrate.supervisor",
+        "--cold",
+        "--network",
+        *dialed,
+    ]
+    security = CONTAINER_SECURITY | {
+        "capabilities": {"drop": ["ALL"], "add": ["NET_ADMIN", "NET_RAW"]}
+    }
     kept: Manifest = {name: deepcopy(node[name]) for name in _OF_THE_NODE if name in node}
     own = {
         "XTABLES_LOCKFILE": "/tmp/xtables.lock",  # the usual place cannot be written
@@ -292,7 +350,10 @@ def _helper(node: Manifest, place: str, dial: list[str], options: KubernetesOpti
     mounts = [one for one in kept.get("volumeMounts", ()) if one["name"] not in shared]
     return {
         **kept,
-        "env": [*kept.get("env", ()), *({"name": name, "value": value} for name, value in own.items())],
+        "env": [
+            *kept.get("env", ()),
+            *({"name": name, "value": value} for name, value in own.items()),
+        ],
         "volumeMounts": [*mounts, {"name": HELPER, "mountPath": "/tmp"}],
         "name": HELPER,
         "command": [*command, "--token-file", f"{_TOKEN}/token", "--grace-s", "0"],
@@ -304,14 +365,25 @@ def _helper(node: Manifest, place: str, dial: list[str], options: KubernetesOpti
 def driver(session: str, options: KubernetesOptions, given: Mapping[str, Any]) -> Manifest:
     """The pod of a driver, which makes the others. Its supervisor listens, as the client comes to it."""
     listen = ["--cold", "--listen", str(DRIVER_PORT)]
-    made, container = _supervised(session, DRIVER_STATION, f"{session}-{DRIVER_STATION}", listen, options, given)
-    account = {"serviceAccountName": options.service_account or session, "automountServiceAccountToken": True}
+    made, container = _supervised(
+        session, DRIVER_STATION, f"{session}-{DRIVER_STATION}", listen, options, given
+    )
+    account = {
+        "serviceAccountName": options.service_account or session,
+        "automountServiceAccountToken": True,
+    }
     made["spec"] |= account
     container["env"] = [
         *container["env"],
-        *({"name": name, "value": value} for name, value in options.for_driver(session, _TOKEN).items()),
+        *(
+            {"name": name, "value": value}
+            for name, value in options.for_driver(session, _TOKEN).items()
+        ),
         {"name": f"{VARIABLE}ADDRESS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-        {"name": f"{VARIABLE}OWN_MACHINE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+        {
+            "name": f"{VARIABLE}OWN_MACHINE",
+            "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}},
+        },
     ]
     return made
 
@@ -355,12 +427,19 @@ def _supervised(
     }
     is_node = station not in (COORDINATOR, DRIVER_STATION)
     component = "node" if is_node else station
-    metadata: Manifest = {"name": name, "labels": {**labels(session, component), STATION: station, PLACE: name}}
+    metadata: Manifest = {
+        "name": name,
+        "labels": {**labels(session, component), STATION: station, PLACE: name},
+    }
     if is_node:
         spec["topologySpreadConstraints"] = [_apart(session, component)]
-    made = deepcopy(template.merge({"metadata": metadata, "spec": spec}, template.without_roles(given)))
+    made = deepcopy(
+        template.merge({"metadata": metadata, "spec": spec}, template.without_roles(given))
+    )
     if not is_node:
-        resources.make_small(made["spec"], template.CONTAINER, template.resources_of(given, station))
+        resources.make_small(
+            made["spec"], template.CONTAINER, template.resources_of(given, station)
+        )
     if not is_node or station.startswith(STANDBY):
         placement.rather_not_on(made, options.breakable)
     container = next(one for one in made["spec"]["containers"] if one["name"] == template.CONTAINER)

@@ -20,7 +20,9 @@ from chaoskit.substrate.supervisor.messages import AskEchoes
 from chaoskit.substrate.supervisor.remote_node import AppliedAway, apply_away, why_not
 from chaoskit.substrate.supervisor.stream import watch
 
-_CONNECT_S = 3.0  # a pod that is gone may not answer at all; one lost packet is sent again after a second
+_CONNECT_S = (
+    3.0  # a pod that is gone may not answer at all; one lost packet is sent again after a second
+)
 _LOOK_S = 0.01
 _DONE_BY: dict[type[Action], type[Action]] = {Block: DropReceived, Degrade: HoldReceived}
 _NO_HELPER = f"pods have no helper that may change their network: {VARIABLE}NETWORK_FAULTS=allow"
@@ -81,7 +83,9 @@ class PodNetwork(PlainNetwork):
     def backends(self) -> Sequence[Backend]:
         return () if self._pod(COORDINATOR).helper is None else (PodPackets(self._pod),)
 
-    def round_trips_ms(self, source: str, target: str, count: int, timeout_s: float) -> tuple[float, ...]:
+    def round_trips_ms(
+        self, source: str, target: str, count: int, timeout_s: float
+    ) -> tuple[float, ...]:
         with contextlib.closing(self.probe(source, target, timeout_s)) as probe:
             until_s = time.monotonic() + count * timeout_s
             while len(found := probe.results_ms()[:count]) < count and time.monotonic() < until_s:
@@ -92,7 +96,9 @@ class PodNetwork(PlainNetwork):
         helper = self._pod(source).helper
         if helper is None:
             raise HarnessError(_NO_HELPER)
-        return _EchoesAway(helper, apply_away(helper, source, SendEchoes(self.host(target), timeout_s)))
+        return _EchoesAway(
+            helper, apply_away(helper, source, SendEchoes(self.host(target), timeout_s))
+        )
 
 
 class _EchoesAway:
@@ -105,7 +111,9 @@ class _EchoesAway:
 
     def results_ms(self) -> list[float | None]:
         if not self._is_closed:
-            self._last = self._helper.request(AskEchoes, self._sending.number, value=list[float | None])
+            self._last = self._helper.request(
+                AskEchoes, self._sending.number, value=list[float | None]
+            )
         return self._last
 
     def close(self) -> None:
@@ -137,7 +145,9 @@ class PodPackets:
                     continue
                 if pod.helper is None:
                     raise HarnessError(f"the pod of {target} has no helper")
-                changed.add(pod, apply_away(pod.helper, target, _received(action, tuple(addresses))))
+                changed.add(
+                    pod, apply_away(pod.helper, target, _received(action, tuple(addresses)))
+                )
         except BaseException:
             changed.lift()
             raise
@@ -188,7 +198,9 @@ class _ChangedPods:
         for part, pod in self._pods.items():
             try:
                 is_clean = part.lift() and is_clean
-            except HarnessError:  # the rules go with the pod, and no run has a pod without its helper
+            except (
+                HarnessError
+            ):  # the rules go with the pod, and no run has a pod without its helper
                 is_clean = is_clean and not pod.lives()
                 if pod.helper is not None:
                     pod.helper.close()

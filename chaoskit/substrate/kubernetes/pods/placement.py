@@ -37,21 +37,27 @@ class LostMachines:
 
     def avoided(self, now_s: float) -> tuple[str, ...]:
         """Those that are to be avoided now."""
-        return tuple(sorted(one for one, lost_s in list(self._lost_s.items()) if now_s < lost_s + AVOID_S))
+        return tuple(
+            sorted(one for one, lost_s in list(self._lost_s.items()) if now_s < lost_s + AVOID_S)
+        )
 
 
 def only_on(pod: dict[str, Any], machines: Sequence[str]) -> None:
     """Have a pod go to one of these machines, beside what its own affinity asks for. None: to any."""
     if machines:
         terms = _required_terms(pod)
-        terms[:] = [_with_field(term, _named("In", machine)) for term in terms for machine in machines]
+        terms[:] = [
+            _with_field(term, _named("In", machine)) for term in terms for machine in machines
+        ]
 
 
 def keep_off(pod: dict[str, Any], machines: Sequence[str]) -> None:
     """Have a pod go to other machines than these, beside what its own affinity asks for."""
     if machines:
         terms = _required_terms(pod)
-        terms[:] = [_with_field(term, *(_named("NotIn", machine) for machine in machines)) for term in terms]
+        terms[:] = [
+            _with_field(term, *(_named("NotIn", machine) for machine in machines)) for term in terms
+        ]
 
 
 def rather_not_on(pod: dict[str, Any], machines: Sequence[str]) -> None:
@@ -89,7 +95,11 @@ def why_nowhere(pod: Mapping[str, Any], machines: Iterable[Mapping[str, Any]]) -
     """
     suitable = [machine for machine in machines if suits(pod, machine)]
     reasons = [(machine["metadata"]["name"], _barred(pod, machine)) for machine in suitable]
-    return ", ".join(f"{name} {reason}" for name, reason in reasons) if all(reason for _, reason in reasons) else ""
+    return (
+        ", ".join(f"{name} {reason}" for name, reason in reasons)
+        if all(reason for _, reason in reasons)
+        else ""
+    )
 
 
 def why_too_small(pod: Mapping[str, Any], machines: Iterable[Mapping[str, Any]]) -> str:
@@ -101,14 +111,23 @@ def why_too_small(pod: Mapping[str, Any], machines: Iterable[Mapping[str, Any]])
         ValueError: if an amount is no quantity of Kubernetes.
     """
     suitable = [machine for machine in machines if suits(pod, machine)]
-    asked = {name.removeprefix("requests."): need for name, need in usage(pod).items() if name.startswith("requests.")}
+    asked = {
+        name.removeprefix("requests."): need
+        for name, need in usage(pod).items()
+        if name.startswith("requests.")
+    }
     room = [(machine.get("status", {}).get("allocatable") or {}) for machine in suitable]
-    excess = [[name for name, need in asked.items() if need > amount(each.get(name, "0"))] for each in room]
+    excess = [
+        [name for name, need in asked.items() if need > amount(each.get(name, "0"))]
+        for each in room
+    ]
     if not suitable or not all(excess):
         return ""
     lacking = [name for name in asked if all(name in names for names in excess)]
     if not lacking:
-        return f"no machine has all of {', '.join(_shown(name, need) for name, need in asked.items())}"
+        return (
+            f"no machine has all of {', '.join(_shown(name, need) for name, need in asked.items())}"
+        )
     name = lacking[0]
     most = max(amount(each.get(name, "0")) for each in room)
     return f"no machine has {_shown(name, asked[name])}; the largest has {_shown(name, most)}"
@@ -147,7 +166,9 @@ def suits(pod: Mapping[str, Any], machine: Mapping[str, Any]) -> bool:
         return False
     taints = machine.get("spec", {}).get("taints", ())
     passing = (_CORDONED, *_NOT_READY)
-    lasting = [taint for taint in taints if taint["effect"] in _KEEP_OFF and taint["key"] not in passing]
+    lasting = [
+        taint for taint in taints if taint["effect"] in _KEEP_OFF and taint["key"] not in passing
+    ]
     return all(_is_tolerated(pod, taint) for taint in lasting)
 
 
@@ -180,5 +201,7 @@ def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
         return False
     if toleration.get("key") in (None, ""):
         return toleration.get("operator") == "Exists"
-    has_value = toleration.get("operator") == "Exists" or toleration.get("value", "") == taint.get("value", "")
+    has_value = toleration.get("operator") == "Exists" or toleration.get("value", "") == taint.get(
+        "value", ""
+    )
     return bool(toleration["key"] == taint["key"] and has_value)

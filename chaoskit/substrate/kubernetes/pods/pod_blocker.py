@@ -30,7 +30,9 @@ class Hindrance:
 
     def spoil(self, pod: dict[str, Any]) -> None:
         """Change the object of a pod that is to be made."""
-        container = next(one for one in pod["spec"]["containers"] if one["name"] == template.CONTAINER)
+        container = next(
+            one for one in pod["spec"]["containers"] if one["name"] == template.CONTAINER
+        )
         if self._how == "image":
             container["image"] = _IMAGE
             return

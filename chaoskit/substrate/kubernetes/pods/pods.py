@@ -28,7 +28,13 @@ from chaoskit.substrate.kubernetes.pods.actions import ANSWER_S
 from chaoskit.substrate.kubernetes.pods.diagnosis import PodDiagnosis
 from chaoskit.substrate.kubernetes.pods.disruption import Disruption, disruption_of, loss_of_machine
 from chaoskit.substrate.kubernetes.pods.pod_blocker import Hindrance, How
-from chaoskit.substrate.kubernetes.pods.state import PULL_REASONS, Pending, has_ended, in_words, why_not_preempting
+from chaoskit.substrate.kubernetes.pods.state import (
+    PULL_REASONS,
+    Pending,
+    has_ended,
+    in_words,
+    why_not_preempting,
+)
 from chaoskit.substrate.supervisor.client import SupervisorLink
 from chaoskit.substrate.supervisor.reception import Arrival, Reception
 from chaoskit.substrate.supervisor.remote_node import KernelAway
@@ -86,10 +92,14 @@ class Pod:
     def come(self, place: str, arrival: Arrival) -> None:
         """Its supervisor has dialed, or its helper, which has a place of its own."""
         if place != self.place:
-            self.helper = SupervisorLink(arrival.connection, f"the network helper of {self.station}")
+            self.helper = SupervisorLink(
+                arrival.connection, f"the network helper of {self.station}"
+            )
             return
         self.address, self.machine = arrival.address, arrival.machine
-        self.link = SupervisorLink(arrival.connection, f"the supervisor of {self.station}", self.kernel)
+        self.link = SupervisorLink(
+            arrival.connection, f"the supervisor of {self.station}", self.kernel
+        )
         self.kernel.reach_by(self.link)
 
     def become(self, station: str) -> None:
@@ -114,11 +124,17 @@ class Pod:
     @property
     def role(self) -> str:
         """The role of its processes in a run: ``node``, ``coordinator`` or ``standby``."""
-        return COORDINATOR if self.station == COORDINATOR else "standby" if self.stands_by else "node"
+        return (
+            COORDINATOR if self.station == COORDINATOR else "standby" if self.stands_by else "node"
+        )
 
     def note_end(self) -> None:
         """Note the time if its processes end or have ended. It hears its supervisor: not for another thread."""
-        if not self.first_sign_ns and self.link is not None and (self.link.leaves or not self.link.is_open()):
+        if (
+            not self.first_sign_ns
+            and self.link is not None
+            and (self.link.leaves or not self.link.is_open())
+        ):
             self.first_sign_ns = time.monotonic_ns()
 
     def is_unexplained(self) -> bool:
@@ -158,16 +174,27 @@ class SessionPods:
         background: BackgroundRequests,
     ) -> None:
         self._api, self._session, self._options = api, session, options
-        self._reception, self._runner, self._manifest, self._tell = reception, runner, manifest, tell
+        self._reception, self._runner, self._manifest, self._tell = (
+            reception,
+            runner,
+            manifest,
+            tell,
+        )
         self._background = background
         self.diagnosis = PodDiagnosis(api, session, options)
         self._by_station: dict[str, Pod] = {}
         self._lost, self._returning = placement.LostMachines(), set[str]()
         self._hindrance: Hindrance | None = None
         self._taken: list[Pod] = []  # by something else, and not written down yet
-        self._unproven: dict[Pod, _MachineWatch] = {}  # pods whose end only the loss of their machine may explain
-        self._may_have_others = True  # pods on the cluster that are not known here: of a driver before this one
-        self._tidying = ThreadPoolExecutor(1, thread_name_prefix="ck-tidy")  # deletions, and nothing else
+        self._unproven: dict[
+            Pod, _MachineWatch
+        ] = {}  # pods whose end only the loss of their machine may explain
+        self._may_have_others = (
+            True  # pods on the cluster that are not known here: of a driver before this one
+        )
+        self._tidying = ThreadPoolExecutor(
+            1, thread_name_prefix="ck-tidy"
+        )  # deletions, and nothing else
 
     # -- which there are ------------------------------------------------------------------------------------------
 
@@ -224,7 +251,9 @@ class SessionPods:
         self._hindrance = None
         whole = not self._lost.avoided(time.monotonic())
         for pod in self.all():
-            pod.ends_by_plan = pod.goes or pod.fell_silent  # what was to end it was of the run before
+            pod.ends_by_plan = (
+                pod.goes or pod.fell_silent
+            )  # what was to end it was of the run before
             if not self.serves(pod) or (pod.is_displaced and whole):
                 self._forget(pod)
                 self._may_have_others = pod.ends_by_plan = True
@@ -239,7 +268,9 @@ class SessionPods:
 
     def _delete_others(self) -> None:
         known = {pod.place for pod in self.all()}
-        made = f"{manifests.selector(self._session)},{manifests.STATION}!={manifests.DRIVER_STATION}"
+        made = (
+            f"{manifests.selector(self._session)},{manifests.STATION}!={manifests.DRIVER_STATION}"
+        )
         for one in self._api.find("Pod", made):
             if one["metadata"]["labels"].get(manifests.PLACE) not in known:
                 self._api.delete("Pod", one["metadata"]["name"], grace_s=0)
@@ -260,10 +291,18 @@ class SessionPods:
 
     def find_silent(self) -> None:
         """Have each supervisor give a sign of life that has started. Where none does, this end has no network."""
-        there = [(pod, pod.link) for pod in self.all() if pod.link is not None and pod.link.await_ready(0.0)]
+        there = [
+            (pod, pod.link)
+            for pod in self.all()
+            if pod.link is not None and pod.link.await_ready(0.0)
+        ]
         asked = [(pod, link, link.ask_alive()) for pod, link in there if link.is_open()]
         until_s = time.monotonic() + ANSWER_S
-        silent = [pod for pod, link, before in asked if not link.await_sign(before, until_s - time.monotonic())]
+        silent = [
+            pod
+            for pod, link, before in asked
+            if not link.await_sign(before, until_s - time.monotonic())
+        ]
         for pod in silent:
             if len(silent) < len(asked):
                 pod.ends_by_plan = True  # no run is judged by it
@@ -318,16 +357,24 @@ class SessionPods:
         elif pod.station != COORDINATOR and not pod.stands_by:
             placement.only_on(made, self._options.breakable)
         is_hindered = self._hindrance is not None and not self._hindrance.is_lifted
-        if self._hindrance is not None and is_hindered and pod.station != COORDINATOR:  # the run itself goes on
+        if (
+            self._hindrance is not None and is_hindered and pod.station != COORDINATOR
+        ):  # the run itself goes on
             pod.hindrance = self._hindrance
             pod.hindrance.spoil(made)
         try:
             self._api.create(made)
-        except ApiError as error:  # without the name, which no other attempt has: the same reason is told once
-            raise ApiError(str(error).replace(pod.place, pod.station), error.status, error.causes) from None
+        except (
+            ApiError
+        ) as error:  # without the name, which no other attempt has: the same reason is told once
+            raise ApiError(
+                str(error).replace(pod.place, pod.station), error.status, error.causes
+            ) from None
         pod.is_made = True
 
-    def await_arrivals(self, pods: Sequence[Pod], is_run_over: Callable[[], bool] = lambda: False) -> None:
+    def await_arrivals(
+        self, pods: Sequence[Pod], is_run_over: Callable[[], bool] = lambda: False
+    ) -> None:
         """Wait for supervisors, and say why they do not come. Raises BadInput, HarnessError."""
         missing = {place: pod for pod in pods for place in self._places(pod)}
         until_s, shown = time.monotonic() + self._options.startup_s, ""
@@ -345,7 +392,9 @@ class SessionPods:
             if told and not same_but_ports(text := in_words(told), shown):
                 self._tell(shown := text)
             # an image that a fault has spoilt is waited for: the fault may be lifted
-            is_final = any(one.is_final and not (hindered and one.reason in PULL_REASONS) for one in told)
+            is_final = any(
+                one.is_final and not (hindered and one.reason in PULL_REASONS) for one in told
+            )
             if time.monotonic() > until_s or is_final:
                 if hindered:  # nothing is wrong with what the user gave
                     raise HarnessError(f"pods do not run: {shown}")
@@ -373,7 +422,9 @@ class SessionPods:
             with contextlib.suppress(ApiError):
                 self.examine(pod)
             if pod.disruption is not None:
-                raise HarnessError(f"before the first step the pod of {pod.station} was {pod.disruption}")
+                raise HarnessError(
+                    f"before the first step the pod of {pod.station} was {pod.disruption}"
+                )
 
     # -- while a run goes on --------------------------------------------------------------------------------------
 
@@ -399,7 +450,9 @@ class SessionPods:
             self._forget(former)
             self._tidying.submit(self._drop, former)
         while (standby := self._take_standby()) is not None:
-            if standby.link is not None and standby.link.await_sign(standby.link.ask_alive(), ANSWER_S):
+            if standby.link is not None and standby.link.await_sign(
+                standby.link.ask_alive(), ANSWER_S
+            ):
                 try:
                     prepare(standby.link)
                 except BaseException:
@@ -462,7 +515,10 @@ class SessionPods:
             self._may_have_others = True
 
     def label(
-        self, station: str, labels: Mapping[str, str | None], annotations: Mapping[str, str | None] | None = None
+        self,
+        station: str,
+        labels: Mapping[str, str | None],
+        annotations: Mapping[str, str | None] | None = None,
     ) -> None:
         """Show a pod's part in a run by labels and annotations; None removes one. Nothing waits for the request."""
         if (pod := self.get(station)) is not None:
@@ -474,7 +530,9 @@ class SessionPods:
 
     def delete(self, pod: Pod, grace_s: int) -> None:
         """Delete a pod, and give its processes this time to end. Raises ApiError."""
-        self.examine(pod, at_once=True)  # of one that has ended by itself nothing tells why afterwards
+        self.examine(
+            pod, at_once=True
+        )  # of one that has ended by itself nothing tells why afterwards
         with self._ending(pod):
             self._api.delete("Pod", pod.place, grace_s=grace_s)
 
@@ -490,7 +548,9 @@ class SessionPods:
         try:
             yield
         except ApiError as error:
-            if error.is_refusal or isinstance(error, EvictionRefused):  # else the server may have done it
+            if error.is_refusal or isinstance(
+                error, EvictionRefused
+            ):  # else the server may have done it
                 pod.ends_by_plan = before
             raise
         pod.goes = True
@@ -624,8 +684,12 @@ class SessionPods:
             HarnessError: if that would be no such pod on this cluster; nothing is made then. ApiError.
         """
         name = f"{self._session}-{PREEMPTOR}-{secrets.token_hex(3)}"
-        made = manifests.preemptor(self._manifest(PREEMPTOR, name), pod.place, pod.machine, priority_class)
-        if reason := why_not_preempting(self._api.create(made, dry_run=True), self._api.get("Pod", pod.place)):
+        made = manifests.preemptor(
+            self._manifest(PREEMPTOR, name), pod.place, pod.machine, priority_class
+        )
+        if reason := why_not_preempting(
+            self._api.create(made, dry_run=True), self._api.get("Pod", pod.place)
+        ):
             raise HarnessError(f"no pod is made that preempts that of {pod.station}: {reason}")
         pod.goes = pod.ends_by_plan = True  # it may be preempted later, too: no other run has it
         self._may_have_others = True
@@ -668,7 +732,9 @@ class SessionPods:
         until_s = time.monotonic() + _END_S
         while not self.is_over(pod) and not is_run_over():
             if time.monotonic() > until_s:
-                raise HarnessError(f"the pod of {pod.station} was deleted, and is not gone after {_END_S:g} s")
+                raise HarnessError(
+                    f"the pod of {pod.station} was deleted, and is not gone after {_END_S:g} s"
+                )
             time.sleep(_END_LOOK_S)
 
     def is_over(self, pod: Pod) -> bool:
@@ -679,7 +745,9 @@ class SessionPods:
             return pod.was_over
         pod.asked_s = time.monotonic()
         try:
-            if pod.fell_silent and not pod.goes:  # its deletion failed, and nothing else ends it there
+            if (
+                pod.fell_silent and not pod.goes
+            ):  # its deletion failed, and nothing else ends it there
                 self.delete(pod, 0)
             found = self._api.find("Pod", f"{manifests.PLACE}={pod.place}")
             ended = all(map(has_ended, found))

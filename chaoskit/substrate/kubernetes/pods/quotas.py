@@ -9,7 +9,10 @@ from decimal import Decimal
 from typing import Any
 
 _QUANTITY = re.compile(r"([+-]?[0-9.]+)(?:[eE]([+-]?[0-9]+)|([a-zA-Z]*))")
-_SMALL, _LARGE = {"n": -9, "u": -6, "m": -3, "": 0}, {"k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+_SMALL, _LARGE = (
+    {"n": -9, "u": -6, "m": -3, "": 0},
+    {"k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18},
+)
 _SUFFIXES = {
     **{suffix: Decimal(10) ** power for suffix, power in (_SMALL | _LARGE).items()},
     **{f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", 1)},
@@ -48,7 +51,9 @@ def _effective(spec: Mapping[str, Any], kind: str) -> dict[str, Decimal]:
         if container.get("restartPolicy") == "Always":
             running = _joined(running, _asked(container, kind), operator.add)
         else:
-            starting = _joined(starting, _joined(running, _asked(container, kind), operator.add), max)
+            starting = _joined(
+                starting, _joined(running, _asked(container, kind), operator.add), max
+            )
     for container in spec.get("containers", ()):
         running = _joined(running, _asked(container, kind), operator.add)
     overhead = {name: amount(quantity) for name, quantity in (spec.get("overhead") or {}).items()}
@@ -62,13 +67,20 @@ def _asked(container: Mapping[str, Any], kind: str) -> dict[str, Decimal]:
 
 
 def _joined(
-    first: Mapping[str, Decimal], second: Mapping[str, Decimal], join: Callable[[Decimal, Decimal], Decimal]
+    first: Mapping[str, Decimal],
+    second: Mapping[str, Decimal],
+    join: Callable[[Decimal, Decimal], Decimal],
 ) -> dict[str, Decimal]:
     nothing = Decimal(0)
-    return {name: join(first.get(name, nothing), second.get(name, nothing)) for name in (*first, *second)}
+    return {
+        name: join(first.get(name, nothing), second.get(name, nothing))
+        for name in (*first, *second)
+    }
 
 
-def lacking(quotas: Iterable[Mapping[str, Any]], pods: Iterable[tuple[Mapping[str, Any], int]]) -> str:
+def lacking(
+    quotas: Iterable[Mapping[str, Any]], pods: Iterable[tuple[Mapping[str, Any], int]]
+) -> str:
     """Return why so many pods do not fit into the quotas of their namespace; "" if they fit.
 
     A quota with scopes counts some pods only: it is left to the server, which knows which.
@@ -77,7 +89,9 @@ def lacking(quotas: Iterable[Mapping[str, Any]], pods: Iterable[tuple[Mapping[st
     number = 0
     for pod, count in pods:
         number += count
-        needed = _joined(needed, {name: share * count for name, share in usage(pod).items()}, operator.add)
+        needed = _joined(
+            needed, {name: share * count for name, share in usage(pod).items()}, operator.add
+        )
     return next((reason for quota in quotas for reason in _lacking(quota, needed, number)), "")
 
 

@@ -34,7 +34,10 @@ def _small(of_node: Mapping[str, Any]) -> dict[str, Any]:
     limits = {name: LIMITS[name] for name in PLAIN if name in (of_node.get("limits") or {})}
     if not limits:
         return {"requests": dict(REQUESTS)}
-    requests = {**dict.fromkeys(limits, "0"), **REQUESTS}  # a resource that is only limited is requested, too
+    requests = {
+        **dict.fromkeys(limits, "0"),
+        **REQUESTS,
+    }  # a resource that is only limited is requested, too
     return {"requests": requests, "limits": limits}
 
 

@@ -42,7 +42,9 @@ def in_words(reasons: Iterable[Pending]) -> str:
     stations: dict[Pending, list[str]] = {}
     for reason in reasons:
         stations.setdefault(replace(reason, station=""), []).append(reason.station)
-    return "; ".join(str(replace(reason, station=", ".join(names))) for reason, names in stations.items())
+    return "; ".join(
+        str(replace(reason, station=", ".join(names))) for reason, names in stations.items()
+    )
 
 
 def has_ended(pod: Mapping[str, Any]) -> bool:
@@ -58,7 +60,11 @@ def pending(station: str, pod: Mapping[str, Any]) -> Pending | None:
 def taken_away(station: str, pod: Mapping[str, Any] | None) -> Pending | None:
     """Return that something else takes a pod away; None if nothing does. ``pod``: None if it is gone."""
     why = disruption_of(pod)
-    return None if why is None else Pending(station, why.cause, why.detail, is_final=True, is_passing=True)
+    return (
+        None
+        if why is None
+        else Pending(station, why.cause, why.detail, is_final=True, is_passing=True)
+    )
 
 
 def pull_failure(station: str, events: Sequence[Mapping[str, Any]]) -> Pending | None:
@@ -69,8 +75,12 @@ def pull_failure(station: str, events: Sequence[Mapping[str, Any]]) -> Pending |
     failures = [event for event in events if str(event.get("message", "")).startswith(_NOT_PULLED)]
     if not failures:
         return None
-    pulls = sum(event.get("count") or (event.get("series") or {}).get("count") or 1 for event in failures)
-    return Pending(station, "ErrImagePull", _line(str(failures[-1]["message"])), pulls >= _PULLS_MAX)
+    pulls = sum(
+        event.get("count") or (event.get("series") or {}).get("count") or 1 for event in failures
+    )
+    return Pending(
+        station, "ErrImagePull", _line(str(failures[-1]["message"])), pulls >= _PULLS_MAX
+    )
 
 
 def why_not_preempting(pod: Mapping[str, Any], victim: Mapping[str, Any]) -> str:
@@ -95,14 +105,21 @@ def _reasons(station: str, pod: Mapping[str, Any]) -> Iterator[Pending]:
         yield taken
     if has_ended(pod):
         yield Pending(station, *_how_it_ended(status), is_final=True)
-    for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
+    for container in (
+        *status.get("initContainerStatuses", ()),
+        *status.get("containerStatuses", ()),
+    ):
         waiting = container.get("state", {}).get("waiting")
         if waiting and waiting.get("reason") not in _USUAL:
             reason = waiting.get("reason", "Waiting")
             yield Pending(station, reason, _line(waiting.get("message", "")), reason in _FINAL)
     for condition in status.get("conditions", ()):
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            yield Pending(station, condition.get("reason", "Unschedulable"), _line(condition.get("message", "")))
+            yield Pending(
+                station,
+                condition.get("reason", "Unschedulable"),
+                _line(condition.get("message", "")),
+            )
 
 
 def _how_it_ended(status: Mapping[str, Any]) -> tuple[str, str]:

@@ -23,7 +23,13 @@ from chaoskit.coordinator.detectors.balance import (
     Cost,
 )
 from chaoskit.coordinator.detectors.pace import WINDOW_S, WINDOW_SAMPLES, Pace, Paces, Round
-from chaoskit.coordinator.detectors.stragglers import NETWORK_SCORE, SlowRanks, Straggler, Stragglers, diagnose
+from chaoskit.coordinator.detectors.stragglers import (
+    NETWORK_SCORE,
+    SlowRanks,
+    Straggler,
+    Stragglers,
+    diagnose,
+)
 from chaoskit.vocabulary import Phase
 from chaoskit.wire.messages import Beat, Effort
 
@@ -41,7 +47,10 @@ def slowest_s(costs: Mapping[str, float], shares: Mapping[str, int]) -> float:
 
 
 def even(shard_count: int, world: int = 4) -> dict[str, int]:
-    return split(dict.fromkeys(WORKERS[:world], 1.0), dict(zip(WORKERS, _counts(shard_count, world), strict=False)))
+    return split(
+        dict.fromkeys(WORKERS[:world], 1.0),
+        dict(zip(WORKERS, _counts(shard_count, world), strict=False)),
+    )
 
 
 def _counts(shard_count: int, world: int) -> list[int]:
@@ -49,11 +58,14 @@ def _counts(shard_count: int, world: int) -> list[int]:
     return [least + (rank < extras) for rank in range(world)]
 
 
-def paces_of(costs: Mapping[str, float], shares: Mapping[str, int], *, exchange_s: float = 0.0) -> dict[str, Pace]:
+def paces_of(
+    costs: Mapping[str, float], shares: Mapping[str, int], *, exchange_s: float = 0.0
+) -> dict[str, Pace]:
     """Of ranks that wait for the slowest of them."""
     step_s = slowest_s(costs, shares)
     return {
-        worker: Pace(cost, 0.0, wait_s=step_s - cost * shares[worker] + exchange_s) for worker, cost in costs.items()
+        worker: Pace(cost, 0.0, wait_s=step_s - cost * shares[worker] + exchange_s)
+        for worker, cost in costs.items()
     }
 
 
@@ -67,7 +79,14 @@ class Clockwork:
         self.efforts = dict.fromkeys(workers, Effort())
         self.paces = Paces()
 
-    def step(self, costs_ms: Mapping[str, float], *, shards: int = 4, wait_ms: float = 1.0, steps: int = 1) -> None:
+    def step(
+        self,
+        costs_ms: Mapping[str, float],
+        *,
+        shards: int = 4,
+        wait_ms: float = 1.0,
+        steps: int = 1,
+    ) -> None:
         for worker, cost_ms in costs_ms.items():
             before = self.efforts[worker]
             self.efforts[worker] = Effort(
@@ -81,7 +100,9 @@ class Clockwork:
     def beat(self, *workers: str) -> None:
         for worker in workers or self.efforts:
             effort = self.efforts[worker]
-            self.paces.hear([Beat(worker, 1, 0, effort.steps, Phase.REDUCE, 1.0, 0.0, 0, 0.0, effort=effort)])
+            self.paces.hear(
+                [Beat(worker, 1, 0, effort.steps, Phase.REDUCE, 1.0, 0.0, 0, 0.0, effort=effort)]
+            )
 
     def round(self) -> Round | None:
         return self.paces.round(self.efforts)
@@ -168,14 +189,21 @@ COSTS = st.floats(0.01, 10.0, allow_nan=False)
 
 @settings(max_examples=examples(300), deadline=None, database=None)
 @given(st.lists(st.builds(Cost, COSTS, st.floats(0.0, 20.0)), min_size=1, max_size=4), st.data())
-def test_a_split_is_complete_and_as_good_as_the_best_of_all(costs: list[Cost], data: st.DataObject) -> None:
+def test_a_split_is_complete_and_as_good_as_the_best_of_all(
+    costs: list[Cost], data: st.DataObject
+) -> None:
     world = len(costs)
-    current = dict(zip(WORKERS, data.draw(st.sampled_from([*compositions(12, world)])), strict=False))
+    current = dict(
+        zip(WORKERS, data.draw(st.sampled_from([*compositions(12, world)])), strict=False)
+    )
     by_worker = dict(zip(WORKERS, costs, strict=False))
     shares = balance.split(by_worker, current)
     assert sum(shares.values()) == 12
     assert min(shares.values()) >= 1
-    best_s = min(balance.slowest_s(by_worker, dict(zip(WORKERS, one, strict=False))) for one in compositions(12, world))
+    best_s = min(
+        balance.slowest_s(by_worker, dict(zip(WORKERS, one, strict=False)))
+        for one in compositions(12, world)
+    )
     assert balance.slowest_s(by_worker, shares) == pytest.approx(best_s)
 
 
@@ -200,7 +228,9 @@ class Run:
     def go_on(self, steps: int, speeds: Speeds) -> Run:
         for _ in range(steps):
             costs = speeds(self.steps)
-            found = self.balancer.look(self.shares, paces_of(costs, self.shares, exchange_s=self.exchange_s))
+            found = self.balancer.look(
+                self.shares, paces_of(costs, self.shares, exchange_s=self.exchange_s)
+            )
             self.steps += 1
             if found is not None:
                 assert sum(found.shares.values()) == sum(self.shares.values())
@@ -224,7 +254,10 @@ def test_a_rank_at_half_speed_gets_about_half(shard_count: int) -> None:
     run = Run(shard_count).go_on(SUSTAINED, ONE_SLOW)
     assert len(run.moves) == 1
     costs = ONE_SLOW(0)
-    best = min(slowest_s(costs, dict(zip(WORKERS, one, strict=True))) for one in compositions(shard_count, 4))
+    best = min(
+        slowest_s(costs, dict(zip(WORKERS, one, strict=True)))
+        for one in compositions(shard_count, 4)
+    )
     assert slowest_s(costs, run.shares) == best
 
 
@@ -267,7 +300,10 @@ def test_with_as_many_shards_as_ranks_nothing_moves() -> None:
 
 def starved(costs: Mapping[str, float], shares: Mapping[str, int]) -> dict[str, Pace]:
     """All that is above one second a shard is time in which others had the CPU."""
-    return {worker: replace(pace, starved_s=costs[worker] - 1.0) for worker, pace in paces_of(costs, shares).items()}
+    return {
+        worker: replace(pace, starved_s=costs[worker] - 1.0)
+        for worker, pace in paces_of(costs, shares).items()
+    }
 
 
 def test_for_a_lack_of_cpus_shards_are_moved_when_it_lasts() -> None:
@@ -305,18 +341,24 @@ def test_ranks_that_are_alike_are_never_moved_whatever_the_noise_between_them(
 ) -> None:
     """Alike: less apart than ``LEAST_GAIN`` promises. Not likely: never."""
     cost = st.floats(1.0, 1.0 / (1 - LEAST_GAIN) - 1e-6)
-    noise = data.draw(st.lists(st.lists(cost, min_size=world, max_size=world), min_size=1, max_size=30))
+    noise = data.draw(
+        st.lists(st.lists(cost, min_size=world, max_size=world), min_size=1, max_size=30)
+    )
     run = Run(shard_count, world)
     run.go_on(60, lambda step: dict(zip(WORKERS, noise[step % len(noise)], strict=False)))
     assert run.moves == []
 
 
-def noisy(costs: Mapping[str, float], chance: random.Random, share: float = 0.1) -> Iterator[Mapping[str, float]]:
+def noisy(
+    costs: Mapping[str, float], chance: random.Random, share: float = 0.1
+) -> Iterator[Mapping[str, float]]:
     """What windows of steps show that take up to ``share`` more or less, each by itself."""
     windows: dict[str, list[float]] = {worker: [] for worker in costs}
     while True:
         for worker, cost in costs.items():
-            windows[worker] = [*windows[worker], cost * (1 + chance.uniform(-share, share))][-WINDOW_SAMPLES:]
+            windows[worker] = [*windows[worker], cost * (1 + chance.uniform(-share, share))][
+                -WINDOW_SAMPLES:
+            ]
         yield {worker: sorted(window)[len(window) // 2] for worker, window in windows.items()}
 
 
@@ -328,7 +370,11 @@ def test_equal_ranks_with_noise_of_a_tenth_are_left_alone(seed: int, shard_count
 
 
 @settings(max_examples=examples(100), deadline=None, database=None)
-@given(st.integers(0, 2**32), st.lists(st.floats(0.3, 3.0), min_size=4, max_size=4), st.sampled_from([8, 16, 32, 128]))
+@given(
+    st.integers(0, 2**32),
+    st.lists(st.floats(0.3, 3.0), min_size=4, max_size=4),
+    st.sampled_from([8, 16, 32, 128]),
+)
 def test_ranks_of_any_pace_are_balanced_soon_and_then_left_alone(
     seed: int, costs: list[float], shard_count: int
 ) -> None:
@@ -393,7 +439,9 @@ def test_a_straggler_is_told_once_and_again_when_it_comes_back() -> None:
     stragglers, slow = Stragglers(), world(n1=Pace(0.04, 0.002))
 
     def look(paces: dict[str, Pace], rounds: int = 5) -> list[tuple[str, str]]:
-        return kinds([one for _ in range(rounds) for one in stragglers.look(Round(paces, paces), SHARES)])
+        return kinds(
+            [one for _ in range(rounds) for one in stragglers.look(Round(paces, paces), SHARES)]
+        )
 
     assert look(world()) == []
     assert look(slow, 2) == [], "may be chance"
@@ -407,7 +455,9 @@ def test_a_network_that_becomes_slow_is_told() -> None:
     stragglers = Stragglers()
     waits = dict.fromkeys(WORKERS, replace(USUAL, wait_s=0.01 * (NETWORK_SCORE + 8)))
     assert [one for _ in range(9) for one in stragglers.look(Round(world(), world()), SHARES)] == []
-    assert kinds([one for _ in range(9) for one in stragglers.look(Round(waits, waits), SHARES)]) == [("", "network")]
+    assert kinds(
+        [one for _ in range(9) for one in stragglers.look(Round(waits, waits), SHARES)]
+    ) == [("", "network")]
 
 
 # -- who is too slow to stay --------------------------------------------------------------------------------------
@@ -447,8 +497,15 @@ def test_of_two_nobody_knows_which_one_is_odd() -> None:
 @given(st.data())
 def test_a_healthy_rank_is_never_given_up(data: st.DataObject) -> None:
     """Whatever else is slow: its input, the CPUs that others take, other ranks, and each of its steps now and then."""
-    limit, steps, size = data.draw(st.floats(2.0, 8.0)), data.draw(st.integers(5, 9)), data.draw(st.integers(3, 5))
-    slow, sick = SlowRanks(limit, steps), data.draw(st.integers(0, (size - 1) // 2), label="ranks that are slow")
+    limit, steps, size = (
+        data.draw(st.floats(2.0, 8.0)),
+        data.draw(st.integers(5, 9)),
+        data.draw(st.integers(3, 5)),
+    )
+    slow, sick = (
+        SlowRanks(limit, steps),
+        data.draw(st.integers(0, (size - 1) // 2), label="ranks that are slow"),
+    )
     chance = random.Random(data.draw(st.integers(0, 2**32)))
 
     def pace(number: int) -> Pace:
@@ -459,7 +516,9 @@ def test_a_healthy_rank_is_never_given_up(data: st.DataObject) -> None:
 
     for _ in range(60):
         usual, latest = ({f"n{number}.0": pace(number) for number in range(size)} for _ in range(2))
-        assert [one.worker for one in slow.look(Round(usual, latest)) if int(one.worker[1]) >= sick] == []
+        assert [
+            one.worker for one in slow.look(Round(usual, latest)) if int(one.worker[1]) >= sick
+        ] == []
 
 
 @settings(max_examples=examples(200), deadline=None, database=None)

@@ -37,7 +37,9 @@ class Clock:
             if round((self.now_s - began_s) * 1000) % beat_ms == 0:
                 for node in heard:
                     self.contact.beat(node, self.now_s)
-            self.contact.listen(keepers, self.now_s, [node for node in self.contact.ask(self.now_s) if node in slow])
+            self.contact.listen(
+                keepers, self.now_s, [node for node in self.contact.ask(self.now_s) if node in slow]
+            )
             if lost := self.contact.lost(keepers, self.now_s):
                 return lost
         return []
@@ -124,7 +126,9 @@ def test_nodes_without_the_state_are_no_reason_to_give_up_those_that_have_it() -
     assert clock.run(5.0, heard=("node2", "node3"), keepers=FOUR[:3]) != []
 
 
-def test_where_no_node_has_the_state_each_node_in_contact_shows_that_the_others_are_silent() -> None:
+def test_where_no_node_has_the_state_each_node_in_contact_shows_that_the_others_are_silent() -> (
+    None
+):
     assert Clock().run(FENCE_S - 1, heard=(), keepers=()) == []
     assert Clock().run(1.0, heard=FOUR[:3], keepers=()) == [("node3", "silent for 3 beats")]
     clock = Clock()

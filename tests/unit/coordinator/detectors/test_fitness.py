@@ -27,13 +27,17 @@ def report(node: str, severity: Severity, value: float = 1.0) -> HealthReport:
 
 
 def joined(*nodes: str, **settings: object) -> Membership:
-    membership = Membership(RunConfig(job=JobSpec("job.py"), nodes=len(nodes), spares=0, **settings))  # type: ignore[arg-type]
+    membership = Membership(
+        RunConfig(job=JobSpec("job.py"), nodes=len(nodes), spares=0, **settings)
+    )  # type: ignore[arg-type]
     for node in nodes:
         membership.handle(events.NodeJoined(node), 0.0)
     return membership
 
 
-said = st.lists(st.tuples(st.sampled_from(NODES), st.sampled_from(["ok", "warn", "bad"])), max_size=12)
+said = st.lists(
+    st.tuples(st.sampled_from(NODES), st.sampled_from(["ok", "warn", "bad"])), max_size=12
+)
 
 
 @given(said, st.sets(st.sampled_from(NODES)), st.booleans())
@@ -77,8 +81,12 @@ def test_a_node_that_has_not_joined_is_judged_when_it_has() -> None:
 
 def elastic_world(**settings: object) -> tuple[Membership, Elasticity]:
     """Three nodes of an elastic run, which train."""
-    policy = ElasticPolicy(min_replicas=1, max_replicas=3, scaling_timeout_s=0.0, faulty_scale_down_timeout_s=1.0)
-    config = RunConfig(job=JobSpec("job.py"), nodes=3, spares=0, shards=3, elastic=policy, **settings)  # type: ignore[arg-type]
+    policy = ElasticPolicy(
+        min_replicas=1, max_replicas=3, scaling_timeout_s=0.0, faulty_scale_down_timeout_s=1.0
+    )
+    config = RunConfig(
+        job=JobSpec("job.py"), nodes=3, spares=0, shards=3, elastic=policy, **settings
+    )  # type: ignore[arg-type]
     membership, elasticity = Membership(config), Elasticity(policy)
     for node in NODES:
         tell(membership, elasticity, events.NodeJoined(node))
@@ -91,7 +99,9 @@ def elastic_world(**settings: object) -> tuple[Membership, Elasticity]:
     return membership, elasticity
 
 
-def tell(membership: Membership, elasticity: Elasticity, event: events.AnyEvent, now_s: float = 0.0) -> None:
+def tell(
+    membership: Membership, elasticity: Elasticity, event: events.AnyEvent, now_s: float = 0.0
+) -> None:
     membership.handle(event, now_s)
     elasticity.take_in(event, membership, now_s)
     if (wish := elasticity.wish(membership)) is not None:
@@ -111,7 +121,9 @@ def test_an_elastic_world_shrinks_without_a_node_that_is_not_fit() -> None:
     tell(membership, elasticity, events.NodeLost("b"), 6.0)
     tell(membership, elasticity, events.NodeJoined("b", "another agent"), 7.0)
     tick(membership, elasticity, 8.0)
-    assert (membership.size, membership.idle) == (3, frozenset()), "who came in its place counts again"
+    assert (membership.size, membership.idle) == (3, frozenset()), (
+        "who came in its place counts again"
+    )
 
 
 def test_an_elastic_world_does_not_count_a_node_that_it_was_told_to_do_without() -> None:

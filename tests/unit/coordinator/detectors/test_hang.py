@@ -26,17 +26,35 @@ from chaoskit.wire.messages import Beat, Endpoint, Member, Plan
 CONFIG = RunConfig(job=JobSpec("train.py"))
 POLL_S = CONFIG.heartbeat_ms / 1000
 LONGEST_MS = (100.0, 100.0, 100.0)
-PARTS = {Phase.OUTSIDE: 0.1, Phase.FORWARD: 0.3, Phase.BACKWARD: 0.5, Phase.REDUCE: 0.0, Phase.OPTIMIZER: 0.1}
+PARTS = {
+    Phase.OUTSIDE: 0.1,
+    Phase.FORWARD: 0.3,
+    Phase.BACKWARD: 0.5,
+    Phase.REDUCE: 0.0,
+    Phase.OPTIMIZER: 0.1,
+}
 
 
 def beat(worker: str, phase: Phase, age_s: float = 0.0, **changes: float) -> Beat:
     """A beat of a worker in generation 1, step 10, with 10 commits there, and phases of up to 0.1 s."""
-    values = {"generation": 1, "rank": 0, "step": 10, "starved_ms": 0.0, "commits": 10, "loss": 0.0} | changes
-    values = {"trained_in": values["generation"] if values["commits"] else 0, "longest_ms": LONGEST_MS} | values
+    values = {
+        "generation": 1,
+        "rank": 0,
+        "step": 10,
+        "starved_ms": 0.0,
+        "commits": 10,
+        "loss": 0.0,
+    } | changes
+    values = {
+        "trained_in": values["generation"] if values["commits"] else 0,
+        "longest_ms": LONGEST_MS,
+    } | values
     return Beat(worker=worker, phase=phase, age_ms=age_s * 1000, **values)  # type: ignore[arg-type]
 
 
-def trained(step_s: float = 0.2, workers: str = "ab", steps: int = 10, commits: int = 100) -> HangDetector:
+def trained(
+    step_s: float = 0.2, workers: str = "ab", steps: int = 10, commits: int = 100
+) -> HangDetector:
     """A detector that saw the last ``steps`` of 10 steps, the last one at time 0; ``commits`` were made before it.
 
     Phases took up to 0.1 s, so their limit is 0.1 s x 1.2 + 0.5 s = 0.62 s after 100 commits.
@@ -57,16 +75,25 @@ def blamed(detector: HangDetector, *beats: Beat, now_s: float = 0.01) -> list[st
 
 
 def test_the_rank_that_others_wait_for_is_blamed() -> None:
-    (hang,) = trained().observe([beat("a", Phase.BACKWARD, 0.7), beat("b", Phase.REDUCE, 0.6)], 0.01)
+    (hang,) = trained().observe(
+        [beat("a", Phase.BACKWARD, 0.7), beat("b", Phase.REDUCE, 0.6)], 0.01
+    )
     assert hang == Hang("a", Phase.BACKWARD, age_s=0.7, limit_s=hang.limit_s)
     assert hang.limit_s == pytest.approx(0.62)
 
 
 def test_while_no_rank_waits_a_phase_has_the_limit_of_user_code() -> None:
     short, long = CONFIG.outside_limit_s - 1, CONFIG.outside_limit_s + 1
-    assert blamed(trained(), beat("a", Phase.BACKWARD, short), beat("b", Phase.FORWARD, short)) == []
-    assert blamed(trained(), beat("a", Phase.BACKWARD, short), beat("b", Phase.REDUCE, short, step=9)) == []
-    assert blamed(trained(), beat("a", Phase.BACKWARD, long), beat("b", Phase.FORWARD, long)) == ["a"]
+    assert (
+        blamed(trained(), beat("a", Phase.BACKWARD, short), beat("b", Phase.FORWARD, short)) == []
+    )
+    assert (
+        blamed(trained(), beat("a", Phase.BACKWARD, short), beat("b", Phase.REDUCE, short, step=9))
+        == []
+    )
+    assert blamed(trained(), beat("a", Phase.BACKWARD, long), beat("b", Phase.FORWARD, long)) == [
+        "a"
+    ]
     slow = {"longest_ms": (1000 * CONFIG.outside_limit_s,) * 3}
     assert blamed(trained(), *(beat(worker, Phase.FORWARD, long, **slow) for worker in "ab")) == []  # type: ignore[arg-type]
 
@@ -76,13 +103,25 @@ def test_before_the_first_step_the_rehearsal_tells_what_is_long() -> None:
     waiting = beat("b", Phase.REDUCE, 25, step=0, commits=0)
     for age_s, found in ((23.0, []), (25.0, ["a"])):
         fresh = HangDetector(CONFIG)
-        assert blamed(fresh, beat("a", Phase.FORWARD, age_s, step=0, commits=0, rehearsal_ms=2000), waiting) == found
+        assert (
+            blamed(
+                fresh,
+                beat("a", Phase.FORWARD, age_s, step=0, commits=0, rehearsal_ms=2000),
+                waiting,
+            )
+            == found
+        )
 
 
 def test_a_short_rehearsal_is_no_promise() -> None:
     fresh, waiting = HangDetector(CONFIG), beat("b", Phase.REDUCE, 9, step=0, commits=0)
-    assert blamed(fresh, beat("a", Phase.FORWARD, 9.0, step=0, commits=0, rehearsal_ms=20), waiting) == []
-    assert blamed(fresh, beat("a", Phase.FORWARD, 10.5, step=0, commits=0, rehearsal_ms=20), waiting) == ["a"]
+    assert (
+        blamed(fresh, beat("a", Phase.FORWARD, 9.0, step=0, commits=0, rehearsal_ms=20), waiting)
+        == []
+    )
+    assert blamed(
+        fresh, beat("a", Phase.FORWARD, 10.5, step=0, commits=0, rehearsal_ms=20), waiting
+    ) == ["a"]
 
 
 @pytest.mark.parametrize("phase", [Phase.OUTSIDE, Phase.FORWARD, Phase.OPTIMIZER])
@@ -112,7 +151,9 @@ def test_a_copy_of_the_state_has_as_long_as_a_start() -> None:
     """Else a rank that is stuck in it, or whose source is, would keep the others for ever."""
     waiting = beat("b", Phase.REDUCE, 1e6)
     assert blamed(trained(), beat("a", Phase.RESTORE, CONFIG.startup_s - 1, step=0), waiting) == []
-    assert blamed(trained(), beat("a", Phase.RESTORE, CONFIG.startup_s + 1, step=0), waiting) == ["a"]
+    assert blamed(trained(), beat("a", Phase.RESTORE, CONFIG.startup_s + 1, step=0), waiting) == [
+        "a"
+    ]
 
 
 def test_a_copy_of_the_state_is_not_waited_for_once_a_newer_plan_broke_it_off() -> None:
@@ -155,14 +196,20 @@ def test_a_rank_that_is_stuck_on_its_way_to_the_others_stalls_them() -> None:
 
 
 def test_a_hang_in_the_optimizer_is_waited_for_in_the_next_step() -> None:
-    assert blamed(trained(), beat("a", Phase.OPTIMIZER, 0.7), beat("b", Phase.REDUCE, 0.6, step=11)) == ["a"]
+    assert blamed(
+        trained(), beat("a", Phase.OPTIMIZER, 0.7), beat("b", Phase.REDUCE, 0.6, step=11)
+    ) == ["a"]
 
 
 def test_a_hang_in_the_last_optimizer_is_waited_for_by_ranks_that_are_done() -> None:
-    assert blamed(trained(), beat("a", Phase.OPTIMIZER, 0.7), beat("b", Phase.DONE, 0.6, step=11)) == ["a"]
+    assert blamed(
+        trained(), beat("a", Phase.OPTIMIZER, 0.7), beat("b", Phase.DONE, 0.6, step=11)
+    ) == ["a"]
 
 
-def test_a_rank_that_never_comes_to_the_regroup_is_blamed_by_survivors_but_not_by_a_joiner() -> None:
+def test_a_rank_that_never_comes_to_the_regroup_is_blamed_by_survivors_but_not_by_a_joiner() -> (
+    None
+):
     late = beat("a", Phase.BACKWARD, 0.7)
     assert blamed(trained(), late, beat("c", Phase.REGROUP, 0.6, step=0, commits=0)) == []
     assert blamed(trained(), late, beat("b", Phase.REGROUP, 0.6)) == ["a"]
@@ -177,7 +224,9 @@ def test_the_users_own_code_has_a_limit_of_its_own() -> None:
 
 def test_ranks_that_all_stand_still_between_two_steps_are_found() -> None:
     """No rank waits for another one, and the limit of user code holds."""
-    hangs = trained().observe([beat(worker, Phase.OUTSIDE, CONFIG.outside_limit_s + 1) for worker in "ab"], 0.01)
+    hangs = trained().observe(
+        [beat(worker, Phase.OUTSIDE, CONFIG.outside_limit_s + 1) for worker in "ab"], 0.01
+    )
     assert [(hang.worker, hang.waited) for hang in hangs] == [("a", False)]
     remedy = "declare it with trainer.long_phase, or raise outside_limit_s"
     assert hangs[0].detail.endswith(f"limit 120000 ms, and no rank waits for it: {remedy}")
@@ -187,7 +236,9 @@ def test_ranks_that_all_stand_still_between_two_steps_are_found() -> None:
 
 def test_the_detail_of_a_hang_within_a_step_names_no_long_phase() -> None:
     """A phase of the step cannot be declared as a long one."""
-    (hang,) = trained().observe([beat(worker, Phase.FORWARD, CONFIG.outside_limit_s + 1) for worker in "ab"], 0.01)
+    (hang,) = trained().observe(
+        [beat(worker, Phase.FORWARD, CONFIG.outside_limit_s + 1) for worker in "ab"], 0.01
+    )
     assert hang.detail.endswith("and no rank waits for it")
 
 
@@ -246,8 +297,13 @@ def test_ranks_that_build_their_model_again_have_the_time_of_a_start() -> None:
     """All ranks of a sharded job do so in each generation, before their first step in it."""
     detector = HangDetector(msgspec.structs.replace(CONFIG, startup_s=300.0))
     entered = {"generation": 2, "trained_in": 1}
-    assert detector.observe([beat(worker, Phase.OUTSIDE, 299.0, **entered) for worker in "ab"], 0.0) == []
-    (hang,) = detector.observe([beat(worker, Phase.OUTSIDE, 301.0, **entered) for worker in "ab"], 0.1)
+    assert (
+        detector.observe([beat(worker, Phase.OUTSIDE, 299.0, **entered) for worker in "ab"], 0.0)
+        == []
+    )
+    (hang,) = detector.observe(
+        [beat(worker, Phase.OUTSIDE, 301.0, **entered) for worker in "ab"], 0.1
+    )
     assert (hang.worker, hang.limit_s) == ("a", 300.0)
 
 
@@ -256,14 +312,18 @@ def test_of_ranks_that_all_stand_still_one_is_ended_at_a_time() -> None:
     detector, age_s = trained(workers="abc"), CONFIG.outside_limit_s + 1
     left = [beat(worker, Phase.OUTSIDE, age_s) for worker in "bc"]
     assert blamed(detector, beat("a", Phase.OUTSIDE, age_s), *left) == ["a"]
-    assert blamed(detector, beat("a", Phase.OUTSIDE, age_s), *left) == ["a"], "it was not ended, and still hangs"
+    assert blamed(detector, beat("a", Phase.OUTSIDE, age_s), *left) == ["a"], (
+        "it was not ended, and still hangs"
+    )
     assert detector.observe(left, 1.0, replacement_starts=True) == []
     joiner = {"step": 0, "commits": 0}
     waiting = beat("d", Phase.REGROUP, 1.0, generation=0, **joiner)
     assert detector.observe([waiting, *left], 2.0, planned=2, gathers=True) == []
     restoring = beat("d", Phase.RESTORE, 1.0, generation=2, **joiner)
     assert detector.observe([restoring, *left], 3.0, planned=2) == []
-    hangs = detector.observe([beat("d", Phase.REDUCE, 0.1, generation=2, commits=0), *left], 4.0, planned=2)
+    hangs = detector.observe(
+        [beat("d", Phase.REDUCE, 0.1, generation=2, commits=0), *left], 4.0, planned=2
+    )
     assert [(hang.worker, hang.waited) for hang in hangs] == [("b", True), ("c", True)]
 
 
@@ -275,7 +335,9 @@ def test_the_next_one_is_ended_where_no_replacement_comes() -> None:
     (hang,) = detector.observe(left, CONFIG.startup_s + 1, replacement_starts=True)
     assert hang.worker == "b"
     assert detector.observe(left[1:], CONFIG.startup_s + 2) == [], "the only rank has longer"
-    (hang,) = detector.observe([beat("c", Phase.OUTSIDE, CONFIG.collective_timeout_s + 1)], CONFIG.startup_s + 60)
+    (hang,) = detector.observe(
+        [beat("c", Phase.OUTSIDE, CONFIG.collective_timeout_s + 1)], CONFIG.startup_s + 60
+    )
     assert hang.worker == "c", "no worker is being started"
 
 
@@ -309,15 +371,24 @@ def test_a_declared_phase_has_a_limit_only_where_one_is_set() -> None:
     (hang,) = detector.observe([beat(worker, Phase.LONG, 601.0) for worker in "ab"], 0.1)
     assert (hang.worker, hang.limit_s) == ("a", 600.0)
     waiting = beat("b", Phase.REDUCE, 601.0)
-    assert [hang.worker for hang in detector.observe([beat("a", Phase.LONG, 601.0), waiting], 0.2)] == ["a"]
+    assert [
+        hang.worker for hang in detector.observe([beat("a", Phase.LONG, 601.0), waiting], 0.2)
+    ] == ["a"]
     still = beat("b", Phase.OUTSIDE, 601.0)
-    assert detector.observe([beat("a", Phase.LONG, 599.0), still], 0.3) == [], "it may still be waited for"
-    assert [hang.worker for hang in detector.observe([beat("a", Phase.LONG, 601.0), still], 0.4)] == ["a"]
+    assert detector.observe([beat("a", Phase.LONG, 599.0), still], 0.3) == [], (
+        "it may still be waited for"
+    )
+    assert [
+        hang.worker for hang in detector.observe([beat("a", Phase.LONG, 601.0), still], 0.4)
+    ] == ["a"]
 
 
 def test_work_and_waits_of_the_runtime_have_no_limit_of_declared_phases() -> None:
     """A rank stands at the hook of a fault, or copies its last state."""
-    detector, untimed = HangDetector(msgspec.structs.replace(CONFIG, long_limit_s=1.0)), beat("a", Phase.UNTIMED, 1e6)
+    detector, untimed = (
+        HangDetector(msgspec.structs.replace(CONFIG, long_limit_s=1.0)),
+        beat("a", Phase.UNTIMED, 1e6),
+    )
     assert detector.observe([untimed], 0.0) == []
     assert detector.observe([untimed, beat("b", Phase.LONG, 1e6)], 0.1) == []
     assert detector.observe([untimed, beat("b", Phase.REDUCE, 1e6)], 0.2) == []
@@ -354,14 +425,18 @@ def test_each_kind_of_phase_has_a_limit_of_its_own() -> None:
     detector = trained(commits=1_000_000)
     longest = {"longest_ms": (3000.0, 200.0, 50.0)}
     found = [limit_s(detector, phase, **longest) for phase in TIMED_PHASES]  # type: ignore[arg-type]
-    assert found == pytest.approx([3.5, 0.7, 0.6], rel=1e-3), "the optimizer's longest of before was 0.1 s"
+    assert found == pytest.approx([3.5, 0.7, 0.6], rel=1e-3), (
+        "the optimizer's longest of before was 0.1 s"
+    )
 
 
 @pytest.mark.promise("A pause whose like was seen before ends no rank")
 def test_what_one_rank_has_done_another_may_do() -> None:
     """Also when the rank that showed it is gone."""
     detector = trained(commits=1_000_000)
-    detector.observe([beat("c", Phase.FORWARD, longest_ms=(4000.0, 0.0, 0.0)), beat("b", Phase.REDUCE)], 0.01)  # type: ignore[arg-type]
+    detector.observe(
+        [beat("c", Phase.FORWARD, longest_ms=(4000.0, 0.0, 0.0)), beat("b", Phase.REDUCE)], 0.01
+    )  # type: ignore[arg-type]
     waiting = beat("b", Phase.REDUCE, 9)
     assert blamed(detector, beat("a", Phase.FORWARD, 4.4), waiting) == []
     assert blamed(detector, beat("a", Phase.FORWARD, 4.6), waiting) == ["a"]
@@ -377,7 +452,9 @@ def test_a_phase_is_never_suspicious_before_hang_steps_steps() -> None:
     assert limit_s(trained(step_s=2.0)) == pytest.approx(CONFIG.hang_steps * 2.0)
 
 
-@pytest.mark.promise("A suspect may have been healthy: the next phase of that kind has twice the time")
+@pytest.mark.promise(
+    "A suspect may have been healthy: the next phase of that kind has twice the time"
+)
 def test_a_suspect_counts_as_seen_and_doubles_the_limit() -> None:
     detector = trained(commits=1_000_000)
     before_s = limit_s(detector)
@@ -397,13 +474,18 @@ def test_the_age_of_a_suspect_is_not_multiplied_while_few_steps_are_known() -> N
 
 @pytest.mark.promise("1,000 steps without a suspect halve it again")
 def test_calm_steps_halve_what_suspects_have_raised() -> None:
-    detector, suspicion = trained(commits=1_000_000), Suspicion(Phase.FORWARD, age_s=1.0, limit_s=8.0)
+    detector, suspicion = (
+        trained(commits=1_000_000),
+        Suspicion(Phase.FORWARD, age_s=1.0, limit_s=8.0),
+    )
     detector.limits.suspect(suspicion)
     steps = [CALM_STEPS + 9, CALM_STEPS + 10, 2 * CALM_STEPS + 10, 9 * CALM_STEPS + 10]
     found = [limit_s(detector, step=step) for step in steps]
     assert found == pytest.approx([16.0, 8.0, 4.0, 1.5], rel=1e-3), "the longest phase stays"
     detector.limits.suspect(suspicion)
-    assert limit_s(detector, step=10 * CALM_STEPS + 9) == pytest.approx(16.0), "the steps before it do not count"
+    assert limit_s(detector, step=10 * CALM_STEPS + 9) == pytest.approx(16.0), (
+        "the steps before it do not count"
+    )
 
 
 def test_a_suspect_in_code_of_its_own_moves_no_limit_of_a_phase() -> None:
@@ -416,7 +498,9 @@ def test_a_suspect_in_code_of_its_own_moves_no_limit_of_a_phase() -> None:
 @pytest.mark.parametrize("commits_s", [50.0, 0.01], ids=["long", "short"])
 def test_one_odd_step_does_not_move_the_step_time(commits_s: float) -> None:
     detector = trained()
-    detector.observe([beat(worker, Phase.FORWARD, step=11, commits=101) for worker in "ab"], commits_s)
+    detector.observe(
+        [beat(worker, Phase.FORWARD, step=11, commits=101) for worker in "ab"], commits_s
+    )
     assert detector.step_s == pytest.approx(0.2)
 
 
@@ -435,7 +519,9 @@ def test_the_time_for_which_a_node_is_cut_off_is_no_step_time() -> None:
 def test_steps_shorter_than_a_beat_are_counted() -> None:
     detector = HangDetector(CONFIG)
     for number in range(6):
-        detector.observe([beat("a", Phase.FORWARD, step=5 * number, commits=5 * number)], 0.05 * number)
+        detector.observe(
+            [beat("a", Phase.FORWARD, step=5 * number, commits=5 * number)], 0.05 * number
+        )
     assert detector.step_s == pytest.approx(0.01)
 
 
@@ -443,7 +529,12 @@ def test_before_a_process_has_taken_two_steps_only_the_start_up_is_limited() -> 
     for commits in range(KNOWN_STEPS):
         waiting = beat("b", Phase.REDUCE, 1e6, commits=commits)
         for age_s, found in ((0.99 * CONFIG.startup_s, []), (1.01 * CONFIG.startup_s, ["a"])):
-            assert blamed(HangDetector(CONFIG), beat("a", Phase.FORWARD, age_s, commits=commits), waiting) == found
+            assert (
+                blamed(
+                    HangDetector(CONFIG), beat("a", Phase.FORWARD, age_s, commits=commits), waiting
+                )
+                == found
+            )
     waiting = beat("b", Phase.REDUCE, 9, commits=KNOWN_STEPS)
     assert blamed(HangDetector(CONFIG), beat("a", Phase.FORWARD, 9, commits=0), waiting) == ["a"]
 
@@ -451,14 +542,18 @@ def test_before_a_process_has_taken_two_steps_only_the_start_up_is_limited() -> 
 def test_steps_shorter_than_a_beat_are_known_at_once() -> None:
     """One beat tells of all that a rank did before: a new coordinator knows as much as the one before."""
     waiting = beat("b", Phase.REDUCE, 3, commits=400)
-    assert blamed(HangDetector(CONFIG), beat("a", Phase.FORWARD, 0.7, commits=400), waiting) == ["a"]
+    assert blamed(HangDetector(CONFIG), beat("a", Phase.FORWARD, 0.7, commits=400), waiting) == [
+        "a"
+    ]
 
 
 def test_a_regroup_is_no_step() -> None:
     detector = trained()
     for step in (10, 11, 12):
         late_s = 30 + step * 0.2
-        detector.observe([beat(w, Phase.FORWARD, step=step, commits=step, generation=2) for w in "ab"], late_s)
+        detector.observe(
+            [beat(w, Phase.FORWARD, step=step, commits=step, generation=2) for w in "ab"], late_s
+        )
     assert detector.step_s == pytest.approx(0.2)
 
 
@@ -467,7 +562,9 @@ def test_a_slower_generation_gets_its_own_limit_and_a_faster_one_too() -> None:
     for generation, step_s in ((2, 0.8), (3, 0.2)):
         for step in range(7):
             now_s = generation * 100 + step * step_s
-            beats = [beat(w, Phase.FORWARD, step=step, commits=step, generation=generation) for w in "ab"]
+            beats = [
+                beat(w, Phase.FORWARD, step=step, commits=step, generation=generation) for w in "ab"
+            ]
             detector.observe(beats, now_s)
         assert detector.step_s == pytest.approx(step_s)
 
@@ -477,8 +574,12 @@ def test_the_first_step_of_a_fresh_spare_may_be_slow() -> None:
     fresh = {"generation": 2, "commits": 0}
     assert blamed(trained(), beat("c", Phase.FORWARD, 2.1, **fresh), waiting) == []
     assert blamed(trained(), beat("c", Phase.FORWARD, 2.2, **fresh), waiting) == ["c"]
-    assert blamed(trained(), beat("a", Phase.FORWARD, 2.1, generation=2, trained_in=1), waiting) == []
-    assert blamed(trained(), beat("c", Phase.FORWARD, 0.7, generation=2, commits=1), waiting) == ["c"]
+    assert (
+        blamed(trained(), beat("a", Phase.FORWARD, 2.1, generation=2, trained_in=1), waiting) == []
+    )
+    assert blamed(trained(), beat("c", Phase.FORWARD, 0.7, generation=2, commits=1), waiting) == [
+        "c"
+    ]
 
 
 def test_the_only_rank_is_blamed_while_a_fresh_one_waits_to_join() -> None:
@@ -487,7 +588,9 @@ def test_the_only_rank_is_blamed_while_a_fresh_one_waits_to_join() -> None:
 
 
 def test_a_rank_left_in_an_old_generation_is_blamed() -> None:
-    assert blamed(trained(), beat("a", Phase.BACKWARD, 0.7), beat("b", Phase.REDUCE, 0.1, generation=2)) == ["a"]
+    assert blamed(
+        trained(), beat("a", Phase.BACKWARD, 0.7), beat("b", Phase.REDUCE, 0.1, generation=2)
+    ) == ["a"]
 
 
 # -- stalls -------------------------------------------------------------------------------------------------------
@@ -497,7 +600,9 @@ def test_a_rank_one_step_ahead_of_those_that_regroup_is_blamed() -> None:
     """It has taken a step that the others have not, and hangs in the next one: their new world waits for it."""
     ahead = beat("a", Phase.FORWARD, 0.7, step=11, commits=11)
     assert blamed(trained(), ahead, beat("b", Phase.REGROUP, 0.7)) == ["a"]
-    assert blamed(trained(), ahead, beat("b", Phase.REDUCE, 0.7)) == [], "the step of b does not need a any more"
+    assert blamed(trained(), ahead, beat("b", Phase.REDUCE, 0.7)) == [], (
+        "the step of b does not need a any more"
+    )
 
 
 def test_a_job_in_which_all_wait_is_stalled() -> None:
@@ -523,7 +628,9 @@ def test_a_rank_that_missed_the_last_step_waits_for_no_step_boundary() -> None:
 
 @pytest.mark.parametrize("phase", [Phase.REDUCE, Phase.REGROUP])
 @pytest.mark.parametrize("joiner_waits", [False, True])
-def test_the_only_rank_of_a_world_has_no_other_to_wait_for(phase: Phase, joiner_waits: bool) -> None:
+def test_the_only_rank_of_a_world_has_no_other_to_wait_for(
+    phase: Phase, joiner_waits: bool
+) -> None:
     detector, limit_s = HangDetector(CONFIG), max(CONFIG.startup_s, CONFIG.collective_timeout_s)
     world_of_one = True
 
@@ -574,7 +681,10 @@ def test_ranks_that_waited_for_their_group_do_not_stall_as_soon_as_it_is_built()
 
 
 def plan_of(generation: int, *, abort: bool = True) -> Plan:
-    members = tuple(Member(rank, name, "n", Endpoint("host", "", 0, 0, -1), (rank,)) for rank, name in enumerate("ab"))
+    members = tuple(
+        Member(rank, name, "n", Endpoint("host", "", 0, 0, -1), (rank,))
+        for rank, name in enumerate("ab")
+    )
     return Plan(generation, members, abort=abort)
 
 
@@ -593,7 +703,9 @@ def test_a_recovery_is_measured_from_its_plan_to_the_first_step_after_it() -> No
     recover(watch, plan_of(2), 10.0, 3.0)
     assert watch.limits.allowance_s == pytest.approx(3.0)
     recover(watch, plan_of(3, abort=False), 20.0, 9.0)
-    assert watch.limits.allowance_s == pytest.approx(3.0), "a plan that waits for a step boundary interrupts none"
+    assert watch.limits.allowance_s == pytest.approx(3.0), (
+        "a plan that waits for a step boundary interrupts none"
+    )
     recover(watch, plan_of(4), 30.0, 0.1)
     assert watch.limits.allowance_s == pytest.approx(0.5), "hang_floor_ms"
 
@@ -608,7 +720,9 @@ class Span:
     step: int
 
 
-def timelines(work_s: Sequence[Sequence[float]], hang: tuple[int, int, Phase] | None = None) -> list[list[Span]]:
+def timelines(
+    work_s: Sequence[Sequence[float]], hang: tuple[int, int, Phase] | None = None
+) -> list[list[Span]]:
     """What every rank does when: ``work_s[step][rank]`` is its own work; all meet in the reduction of each step.
 
     ``hang`` is the rank, the step and the phase that never ends.
@@ -631,7 +745,9 @@ def longest_of(spans: list[Span], now_s: float) -> tuple[float, ...]:
     longest_ms = dict.fromkeys(TIMED_PHASES, 0.0)
     for span, after in pairwise(spans):
         if span.step > 0 and span.phase in longest_ms and after.start_s <= now_s:
-            longest_ms[span.phase] = max(longest_ms[span.phase], 1000 * (after.start_s - span.start_s))
+            longest_ms[span.phase] = max(
+                longest_ms[span.phase], 1000 * (after.start_s - span.start_s)
+            )
     return tuple(longest_ms.values())
 
 
@@ -656,11 +772,15 @@ def observations(
 
 
 @st.composite
-def jobs(draw: st.DrawFn, least_step_s: float, least_world: int = 1) -> tuple[list[list[float]], list[float]]:
+def jobs(
+    draw: st.DrawFn, least_step_s: float, least_world: int = 1
+) -> tuple[list[list[float]], list[float]]:
     """The work of every step and rank, each with a jitter of up to two, and the moments of the agents."""
     world, step_s = draw(st.integers(least_world, 4)), draw(st.floats(least_step_s, 0.4))
     jitter = draw(st.sampled_from([st.just(1.0), st.floats(1.0, 2.0), st.sampled_from([1.0, 2.0])]))
-    steps = draw(st.lists(st.lists(jitter, min_size=world, max_size=world), min_size=4, max_size=14))
+    steps = draw(
+        st.lists(st.lists(jitter, min_size=world, max_size=world), min_size=4, max_size=14)
+    )
     offsets_s = draw(st.lists(st.floats(0, POLL_S * 0.99), min_size=world, max_size=world))
     return [[step_s * factor for factor in factors] for factors in steps], offsets_s
 
@@ -677,14 +797,22 @@ def test_jitter_is_never_blamed(job: tuple[list[list[float]], list[float]]) -> N
 
 @settings(max_examples=examples(300), deadline=None, database=None)
 @given(jobs(least_step_s=0.1, least_world=2), st.data())
-def test_the_guilty_rank_is_found_soon(job: tuple[list[list[float]], list[float]], data: st.DataObject) -> None:
+def test_the_guilty_rank_is_found_soon(
+    job: tuple[list[list[float]], list[float]], data: st.DataObject
+) -> None:
     work_s, offsets_s = job
     assume(len(work_s) >= 10)
-    rank, step = data.draw(st.integers(0, len(offsets_s) - 1)), data.draw(st.integers(8, len(work_s) - 2))
+    rank, step = (
+        data.draw(st.integers(0, len(offsets_s) - 1)),
+        data.draw(st.integers(8, len(work_s) - 2)),
+    )
     phase = data.draw(st.sampled_from([Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER]))
     step_s = max(max(works_s) for works_s in work_s)
     longest_s = step_s * max(PARTS.values())
-    limit_s = max(CONFIG.hang_steps * step_s, longest_s * (1 + YOUNG_STEPS / step) + CONFIG.hang_floor_ms / 1000)
+    limit_s = max(
+        CONFIG.hang_steps * step_s,
+        longest_s * (1 + YOUNG_STEPS / step) + CONFIG.hang_floor_ms / 1000,
+    )
     limit_s += step_s  # until another rank waits for it
     spans = timelines(work_s, (rank, step, phase))
     hung_s = spans[rank][-1].start_s

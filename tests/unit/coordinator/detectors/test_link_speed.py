@@ -6,14 +6,27 @@ from itertools import permutations
 
 import pytest
 
-from chaoskit.coordinator.detectors.link_speed import FAST_MB_S, LinkSpeed, LinkSpeeds, blame, slow_links, speed_of
+from chaoskit.coordinator.detectors.link_speed import (
+    FAST_MB_S,
+    LinkSpeed,
+    LinkSpeeds,
+    blame,
+    slow_links,
+    speed_of,
+)
 from chaoskit.wire.messages import AgentHello, LinksMeasured, MeasureLinks, PairReading
 
 NODES = ("n0", "n1", "n2", "n3")
 
 
 def reading(node: str, speed: LinkSpeed) -> PairReading:
-    return PairReading(address="h:1", node=node, connect_ms=speed.connect_ms, sent_mb_s=speed.mb_s, received_mb_s=200.0)
+    return PairReading(
+        address="h:1",
+        node=node,
+        connect_ms=speed.connect_ms,
+        sent_mb_s=speed.mb_s,
+        received_mb_s=200.0,
+    )
 
 
 def test_a_link_is_as_fast_as_its_slower_way_and_slow_when_nobody_answers() -> None:
@@ -38,12 +51,16 @@ def speeds(**slow: LinkSpeed) -> dict[tuple[str, str], LinkSpeed]:
 def test_links_that_are_alike_are_not_slow_however_slow_they_are() -> None:
     assert slow_links(speeds()) == []
     assert slow_links({pair: LinkSpeed(900.0, 0.1) for pair in permutations(NODES, 2)}) == []
-    assert slow_links({("n0", "n1"): LinkSpeed(900.0, 0.0)}) == [], "there is none to compare it with"
+    assert slow_links({("n0", "n1"): LinkSpeed(900.0, 0.0)}) == [], (
+        "there is none to compare it with"
+    )
     assert slow_links({}) == []
     assert blame([]) == ""
 
 
-@pytest.mark.parametrize("speed", [LinkSpeed(80.0, 100.0), LinkSpeed(2.0, 5.0), LinkSpeed(2.0, 0.0)])
+@pytest.mark.parametrize(
+    "speed", [LinkSpeed(80.0, 100.0), LinkSpeed(2.0, 5.0), LinkSpeed(2.0, 0.0)]
+)
 def test_a_node_that_is_slow_to_reach_is_named(speed: LinkSpeed) -> None:
     links = slow_links(speeds(n2=speed))
     assert len(links) == 6
@@ -67,10 +84,15 @@ def test_links_are_judged_when_all_have_answered() -> None:
     assert [send.node for send in orders] == list(NODES)
     assert isinstance(orders[0].message, MeasureLinks)
     assert [node for node, _, _ in orders[0].message.targets] == ["n1", "n2", "n3"]
-    heard = {node: tuple(reading(to, one) for (by, to), one in table.items() if by == node) for node in NODES}
+    heard = {
+        node: tuple(reading(to, one) for (by, to), one in table.items() if by == node)
+        for node in NODES
+    }
     answers = [LinksMeasured(node, 9, links) for node, links in heard.items()]
     assert known.answer(LinksMeasured("n0", 8, ())) is None, "of the question before"
-    assert known.answer(LinksMeasured("n0", 2, ())) is None, "of a question of the coordinator before"
+    assert known.answer(LinksMeasured("n0", 2, ())) is None, (
+        "of a question of the coordinator before"
+    )
     for answer in (*answers[:3], answers[0]):
         assert known.answer(answer) is None
     found = known.answer(answers[3])

@@ -79,15 +79,23 @@ class Cluster:
             self.links.introduce(AgentHello(node, "host", 1, host=node, port=1))
             self.membership.handle(events.NodeJoined(node), 0.0)
         for node in self.nodes:
-            self.membership.handle(events.WorkerReady(f"{node}.0", node, Endpoint("host", "", 0, 1, 1)), 0.0)
+            self.membership.handle(
+                events.WorkerReady(f"{node}.0", node, Endpoint("host", "", 0, 1, 1)), 0.0
+            )
         self.membership.handle(events.Settled(1), 0.0)
 
     def ask(self) -> dict[str, messages.TestLinks]:
         """Return what each node is asked now."""
         asked = self.links.test(self.membership, self.attached, self.now_s)
-        return {send.node: send.message for send in asked if isinstance(send.message, messages.TestLinks)}
+        return {
+            send.node: send.message
+            for send in asked
+            if isinstance(send.message, messages.TestLinks)
+        }
 
-    def answer(self, asked: dict[str, messages.TestLinks], unreachable: dict[str, tuple[str, ...]]) -> None:
+    def answer(
+        self, asked: dict[str, messages.TestLinks], unreachable: dict[str, tuple[str, ...]]
+    ) -> None:
         """Let these nodes answer; each names the nodes to which it could not connect."""
         for node, others in unreachable.items():
             self.links.answer(node, asked[node].number, others)
@@ -95,7 +103,9 @@ class Cluster:
     def left_out(self) -> list[str]:
         """Return the nodes that are left out by what is known now."""
         judged = self.links.judge(self.membership, self.attached, self.now_s, stuck=True)
-        return [node for event in judged if isinstance(event, events.LeftOut) for node in event.nodes]
+        return [
+            node for event in judged if isinstance(event, events.LeftOut) for node in event.nodes
+        ]
 
     def lose(self, node: str) -> None:
         """The coordinator learns that ``node`` is gone."""
@@ -136,7 +146,9 @@ def test_a_broken_link_between_nodes_that_both_answer_again_costs_one_of_them() 
     cluster = Cluster(3)
     first = cluster.ask()
     cut = cluster.nodes[2]
-    cluster.answer(first, {cut: tuple(cluster.nodes[:2]), **dict.fromkeys(cluster.nodes[:2], (cut,))})
+    cluster.answer(
+        first, {cut: tuple(cluster.nodes[:2]), **dict.fromkeys(cluster.nodes[:2], (cut,))}
+    )
     assert cluster.left_out() == []
     again = cluster.ask()
     assert {order.targets for order in again.values()} == {()}, "this question takes one round trip"

@@ -11,7 +11,9 @@ from chaoskit.wire.messages import Beat, Endpoint, Member, Plan
 POLL_S = 0.05
 
 
-def beat(worker: str, phase: Phase, generation: int = 1, age_s: float = 100.0, starved_s: float = 0.0) -> Beat:
+def beat(
+    worker: str, phase: Phase, generation: int = 1, age_s: float = 100.0, starved_s: float = 0.0
+) -> Beat:
     return Beat(worker, generation, 0, 10, phase, age_s * 1000, starved_s * 1000, 10, 0.0)
 
 
@@ -47,9 +49,14 @@ def test_who_has_finished_its_training_never_stands_in_a_new_generation() -> Non
 def test_who_stays_in_the_last_reduction_is_missed_by_those_that_are_done() -> None:
     """They never stand in the new generation, so that all have come must be enough."""
     endpoint = Endpoint("host", "", 0, 0, 0)
-    members = tuple(Member(rank, worker, "node", endpoint, (rank,)) for rank, worker in enumerate("ab"))
+    members = tuple(
+        Member(rank, worker, "node", endpoint, (rank,)) for rank, worker in enumerate("ab")
+    )
     muster, beats = Muster(), [beat("a", Phase.DONE), beat("b", Phase.REDUCE)]
-    seen = [muster.observe(Plan(2, members, True), beats, {"a", "b"}, number * POLL_S) for number in range(60)]
+    seen = [
+        muster.observe(Plan(2, members, True), beats, {"a", "b"}, number * POLL_S)
+        for number in range(60)
+    ]
     assert [hang.worker for hang in seen[-1]] == ["b"]
     assert seen[round(FOLLOW_S / POLL_S) - 5] == []
 
@@ -60,7 +67,10 @@ def test_user_code_has_limits_of_its_own() -> None:
 
 
 def test_a_plan_for_the_next_step_boundary_leaves_all_where_they_are() -> None:
-    assert missed(beat("a", Phase.REDUCE), beat("c", Phase.REGROUP, 0), arrived={"c"}, abort=False) == []
+    assert (
+        missed(beat("a", Phase.REDUCE), beat("c", Phase.REGROUP, 0), arrived={"c"}, abort=False)
+        == []
+    )
 
 
 def test_a_rank_that_never_entered_the_generation_that_goes_on_reaches_no_step_boundary() -> None:
@@ -85,7 +95,9 @@ def test_who_is_new_does_not_wait_for_a_step_boundary() -> None:
 def test_who_is_new_and_does_not_follow_is_missed_once_all_have_arrived() -> None:
     """The others may be done: they wait for it, and no step boundary will come."""
     endpoint = Endpoint("host", "", 0, 0, 0)
-    members = tuple(Member(rank, worker, "node", endpoint, (rank,)) for rank, worker in enumerate("ac"))
+    members = tuple(
+        Member(rank, worker, "node", endpoint, (rank,)) for rank, worker in enumerate("ac")
+    )
     muster, beats = Muster(), [beat("a", Phase.DONE), beat("c", Phase.REGROUP, 0)]
     plan = Plan(2, members, abort=False)
     assert not any(muster.observe(plan, beats, {"c"}, number * POLL_S) for number in range(60))
@@ -99,4 +111,6 @@ def test_time_without_a_cpu_does_not_count() -> None:
     assert missed(beat("a", Phase.REGROUP), late, arrived={"a"}) == []
     muster, beats = Muster(), [beat("b", Phase.REDUCE)]
     muster.observe(Plan(2, (), True), beats, (), 0.0)
-    assert muster.observe(Plan(2, (), True), beats, (), 60.0) == [], "the coordinator itself was deaf"
+    assert muster.observe(Plan(2, (), True), beats, (), 60.0) == [], (
+        "the coordinator itself was deaf"
+    )

@@ -31,7 +31,11 @@ def test_more_members_than_shards_leaves_some_without() -> None:
 
 def test_a_replacement_gets_the_heavier_load_of_the_dead_one() -> None:
     before = {"a": (0, 1, 2), "b": (3, 4), "c": (5, 6)}
-    assert reassign(before, ["spare", "b", "c"], 7) == {"spare": (0, 1, 2), "b": (3, 4), "c": (5, 6)}
+    assert reassign(before, ["spare", "b", "c"], 7) == {
+        "spare": (0, 1, 2),
+        "b": (3, 4),
+        "c": (5, 6),
+    }
 
 
 def test_orphans_go_to_the_owner_of_the_sibling_subtree() -> None:
@@ -58,7 +62,11 @@ def test_of_equal_spares_the_lowest_name_is_taken() -> None:
 
 def test_highest_ranks_fill_the_holes_of_a_shrinking_world() -> None:
     seats = [(f"n{rank}.0", f"n{rank}") for rank in range(5)]
-    assert seat(seats, {"n1.0": "n1", "n3.0": "n3", "n4.0": "n4"}, {}, 5) == ["n4.0", "n1.0", "n3.0"]
+    assert seat(seats, {"n1.0": "n1", "n3.0": "n3", "n4.0": "n4"}, {}, 5) == [
+        "n4.0",
+        "n1.0",
+        "n3.0",
+    ]
 
 
 def test_newcomers_sit_down_where_a_rank_of_their_node_was_lost() -> None:
@@ -75,13 +83,17 @@ def test_a_member_that_joined_meanwhile_is_kept_before_a_better_spare() -> None:
 def histories(draw: st.DrawFn) -> tuple[int, list[list[str]]]:
     """A number of shards, and the members of some generations."""
     shard_count = draw(st.integers(1, 24))
-    names = st.lists(st.sampled_from("abcdefghij"), min_size=1, max_size=min(shard_count, 8), unique=True)
+    names = st.lists(
+        st.sampled_from("abcdefghij"), min_size=1, max_size=min(shard_count, 8), unique=True
+    )
     return shard_count, draw(st.lists(names, min_size=1, max_size=6))
 
 
 @settings(max_examples=examples(600), deadline=None, database=None)
 @given(histories())
-def test_every_assignment_is_complete_balanced_and_keeps_what_it_can(history: tuple[int, list[list[str]]]) -> None:
+def test_every_assignment_is_complete_balanced_and_keeps_what_it_can(
+    history: tuple[int, list[list[str]]],
+) -> None:
     shard_count, worlds = history
     before: Assignment = {}
     for members in worlds:
@@ -93,7 +105,9 @@ def test_every_assignment_is_complete_balanced_and_keeps_what_it_can(history: tu
         assert after == {member: tuple(sorted(shards)) for member, shards in after.items()}
         least, extras = divmod(shard_count, len(members))
         held = [len(before.get(member, ())) for member in members]
-        possible = sum(min(load, least) for load in held) + min(extras, sum(load > least for load in held))
+        possible = sum(min(load, least) for load in held) + min(
+            extras, sum(load > least for load in held)
+        )
         kept = sum(len(set(before.get(member, ())) & set(after[member])) for member in members)
         assert kept == possible, "a survivor lost a shard without need"
         before = after
@@ -109,9 +123,13 @@ def test_replacing_workers_one_to_one_moves_only_their_shards(
     for members in worlds:
         before = reassign(before, members, shard_count)
     dead = data.draw(st.sampled_from(worlds[-1]))
-    after = reassign(before, ["new" if member == dead else member for member in worlds[-1]], shard_count)
+    after = reassign(
+        before, ["new" if member == dead else member for member in worlds[-1]], shard_count
+    )
     if len(worlds[-1]) > 1:
-        assert after == {"new" if member == dead else member: shards for member, shards in before.items()}
+        assert after == {
+            "new" if member == dead else member: shards for member, shards in before.items()
+        }
 
 
 def test_shares_are_kept_as_far_as_they_go() -> None:
@@ -129,7 +147,9 @@ def test_newcomers_get_the_mean_of_those_who_stay() -> None:
     assert fit(shares, ["new", "b", "c"], 16) is None, "those who are left were alike"
     assert fit(shares, ["x", "y"], 16) is None
     assert fit({}, ["a"], 16) is None
-    assert fit({"a": 1, "b": 9}, ["a", "b", *"cdefghij"], 10) == dict.fromkeys(["a", "b", *"cdefghij"], 1)
+    assert fit({"a": 1, "b": 9}, ["a", "b", *"cdefghij"], 10) == dict.fromkeys(
+        ["a", "b", *"cdefghij"], 1
+    )
     assert fit({"a": 1, "b": 9}, ["a", "b", "c"], 2) is None, "not everybody can have a shard"
 
 
@@ -146,7 +166,11 @@ def test_shares_are_honoured_and_survivors_keep_what_they_allow(
             cuts = (
                 sorted(
                     data.draw(
-                        st.sets(st.integers(1, shard_count - 1), min_size=len(members) - 1, max_size=len(members) - 1)
+                        st.sets(
+                            st.integers(1, shard_count - 1),
+                            min_size=len(members) - 1,
+                            max_size=len(members) - 1,
+                        )
                     )
                 )
                 if len(members) > 1
@@ -172,8 +196,14 @@ def test_shares_are_honoured_and_survivors_keep_what_they_allow(
 
 
 @settings(max_examples=examples(400), deadline=None, database=None)
-@given(st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 30), min_size=1), st.integers(0, 40), st.data())
-def test_fitted_shares_are_complete_and_in_proportion(shares: dict[str, int], more: int, data: st.DataObject) -> None:
+@given(
+    st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 30), min_size=1),
+    st.integers(0, 40),
+    st.data(),
+)
+def test_fitted_shares_are_complete_and_in_proportion(
+    shares: dict[str, int], more: int, data: st.DataObject
+) -> None:
     members = data.draw(st.lists(st.sampled_from("abcdefghijkl"), min_size=1, unique=True))
     shard_count = len(members) + more
     fitted = fit(shares, members, shard_count)
@@ -193,7 +223,10 @@ def test_fitted_shares_are_complete_and_in_proportion(shares: dict[str, int], mo
 @settings(max_examples=examples(300), deadline=None, database=None)
 @given(st.integers(1, 6), st.data())
 def test_seats_are_complete_and_hold_every_member(size: int, data: st.DataObject) -> None:
-    seats = [(f"n{rank}.{rank}", f"n{data.draw(st.integers(0, 3))}") for rank in range(data.draw(st.integers(1, size)))]
+    seats = [
+        (f"n{rank}.{rank}", f"n{data.draw(st.integers(0, 3))}")
+        for rank in range(data.draw(st.integers(1, size)))
+    ]
     joined = {f"m.{number}": f"n{number % 4}" for number in range(data.draw(st.integers(0, size)))}
     alive = dict(data.draw(st.lists(st.sampled_from(seats), unique=True)))
     members = dict(list((alive | joined).items())[:size])
@@ -214,14 +247,23 @@ def test_seats_do_not_depend_on_the_order_of_losses(data: st.DataObject) -> None
     seats = [(f"n.{number}", data.draw(nodes)) for number in range(data.draw(st.integers(2, 5)))]
     spares = {f"s.{number}": data.draw(nodes) for number in range(data.draw(st.integers(0, 4)))}
     everybody = dict(seats) | spares
-    lost = data.draw(st.lists(st.sampled_from(sorted(everybody)), max_size=len(everybody) - 1, unique=True))
+    lost = data.draw(
+        st.lists(st.sampled_from(sorted(everybody)), max_size=len(everybody) - 1, unique=True)
+    )
     alive = {worker: node for worker, node in everybody.items() if worker not in lost}
     members = {worker: node for worker, node in seats if worker in alive}
-    at_once = seat(seats, members, {worker: alive[worker] for worker in spares if worker in alive}, len(seats))
+    at_once = seat(
+        seats, members, {worker: alive[worker] for worker in spares if worker in alive}, len(seats)
+    )
 
     alive, ranks = dict(everybody), [worker for worker, _ in seats]
     for worker in lost:
         del alive[worker]
         members = {worker: alive[worker] for worker in ranks if worker in alive}
-        ranks = seat(seats, members, {w: alive[w] for w in spares if w in alive and w not in members}, len(seats))
+        ranks = seat(
+            seats,
+            members,
+            {w: alive[w] for w in spares if w in alive and w not in members},
+            len(seats),
+        )
     assert ranks == at_once

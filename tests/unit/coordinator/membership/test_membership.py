@@ -107,7 +107,9 @@ class Cluster:
                 case Recall(node, number):
                     self.question = number
                     assert node in self.nodes
-                    assert not self.live(self.holders), "asked for copies while somebody has the state"
+                    assert not self.live(self.holders), (
+                        "asked for copies while somebody has the state"
+                    )
                     self.asked.append(node)
                 case Finish():
                     self.check_finish(action)
@@ -135,7 +137,9 @@ class Cluster:
                 assert {snapshot.node for snapshot in plan.restore} <= set(self.nodes)
             else:
                 assert not plan.restore
-                assert self.holders.intersection(workers), "published a plan in which nobody has the state"
+                assert self.holders.intersection(workers), (
+                    "published a plan in which nobody has the state"
+                )
         if self.plans:
             assert set(self.live(self.members())) <= set(workers), "a live member was sent away"
 
@@ -164,7 +168,9 @@ class Cluster:
         assert machine.generation == len(self.plans)
         if machine.generation and set(self.nodes) - self.unfit and not self.finish:
             missing = self.config.nodes + self.config.spares - len(live)
-            assert missing == 0 or (missing > 0 and self.failed_starts > 1), "it may pause, but not give up at once"
+            assert missing == 0 or (missing > 0 and self.failed_starts > 1), (
+                "it may pause, but not give up at once"
+            )
 
     # -- what the cluster does ------------------------------------------------------------------------------------
 
@@ -216,7 +222,11 @@ class Cluster:
             if node in self.asked:
                 self.asked.remove(node)
                 actions += self.tell(
-                    Sealed(node, (snapshot(node, self.kept[node]),) if node in self.kept else (), self.question)
+                    Sealed(
+                        node,
+                        (snapshot(node, self.kept[node]),) if node in self.kept else (),
+                        self.question,
+                    )
                 )
         return actions
 
@@ -248,7 +258,11 @@ class Cluster:
         """Members acknowledge the latest plan; the last one completes the group."""
         for worker in workers or self.members():
             process, generation = self.processes[worker], len(self.plans)
-            if not process.alive or worker not in self.members() or process.generation == generation:
+            if (
+                not process.alive
+                or worker not in self.members()
+                or process.generation == generation
+            ):
                 continue
             process.generation = generation
             if all(self.processes[member].generation == generation for member in self.members()):
@@ -264,9 +278,13 @@ class Cluster:
             if process.alive and process.generation == len(self.plans) in self.settled:
                 peers = [self.processes[member] for member in self.members()]
                 steps = [peer.step for peer in [*peers, process] if peer.alive or peer is process]
-                process.step = max([*steps, *(snapshot.step for snapshot in self.plans[-1].restore)])
+                process.step = max(
+                    [*steps, *(snapshot.step for snapshot in self.plans[-1].restore)]
+                )
                 if self.plans[-1].restore and not self.live(self.holders):
-                    self.committed = process.step  # a copy may be older than what the lost ones had committed
+                    self.committed = (
+                        process.step
+                    )  # a copy may be older than what the lost ones had committed
 
     def commit(self) -> None:
         """Every generation that can commit a step does so: its group is whole and its members agree on the step."""
@@ -313,7 +331,9 @@ class Cluster:
 
     def bury(self) -> None:
         """Report all that died."""
-        self.lose(*(worker for worker in self.live(self.processes) if not self.processes[worker].alive))
+        self.lose(
+            *(worker for worker in self.live(self.processes) if not self.processes[worker].alive)
+        )
 
 
 def endpoint(worker: str) -> Endpoint:
@@ -321,7 +341,9 @@ def endpoint(worker: str) -> Endpoint:
 
 
 def snapshot(node: str, step: int, generation: int = 1) -> Snapshot:
-    return Snapshot(node, f"{node}.0", step, generation, 100, f"{step}/{generation}", endpoint(node))
+    return Snapshot(
+        node, f"{node}.0", step, generation, 100, f"{step}/{generation}", endpoint(node)
+    )
 
 
 def running(nodes: int = 4, spares: int = 1, **changes: Any) -> Cluster:
@@ -340,7 +362,11 @@ def test_starts_one_worker_a_node_then_the_spares_when_all_nodes_joined() -> Non
     cluster = Cluster(config_of(nodes=2, spares=1))
     assert cluster.tell(NodeJoined("b")) == []
     cluster.nodes += ["b", "a"]
-    assert cluster.tell(NodeJoined("a")) == [StartWorker("b", "b.0"), StartWorker("a", "a.0"), StartWorker("b", "b.1")]
+    assert cluster.tell(NodeJoined("a")) == [
+        StartWorker("b", "b.0"),
+        StartWorker("a", "a.0"),
+        StartWorker("b", "b.1"),
+    ]
 
 
 def test_ranks_follow_the_order_of_joining_with_one_worker_a_node() -> None:
@@ -389,7 +415,9 @@ def test_a_ready_spare_takes_rank_and_shards_of_a_lost_member() -> None:
     assert isinstance(publish, Publish)
     assert publish.plan.abort
     assert (stop, start) == (StopWorker("c.0", "lost"), StartWorker("c", "c.1"))
-    assert cluster.ranks() == {"a.1" if worker == "c.0" else worker: place for worker, place in before.items()}
+    assert cluster.ranks() == {
+        "a.1" if worker == "c.0" else worker: place for worker, place in before.items()
+    }
 
 
 def test_without_a_spare_the_world_shrinks_then_grows_when_settled() -> None:
@@ -482,7 +510,9 @@ def test_workers_that_hang_before_the_job_has_trained_spend_the_budget() -> None
     cluster = Cluster(config_of(nodes=2, spares=0, max_failures=1))
     cluster.join("a", "b")
     assert not any(isinstance(action, Finish) for action in cluster.lose("a.0", cause="hung"))
-    (finish,) = (action for action in cluster.lose("b.0", cause="hung") if isinstance(action, Finish))
+    (finish,) = (
+        action for action in cluster.lose("b.0", cause="hung") if isinstance(action, Finish)
+    )
     assert "budget" in finish.reason
 
 
@@ -549,7 +579,10 @@ def test_ranks_that_never_met_may_all_be_replaced() -> None:
     cluster.join("a", "b")
     cluster.become_ready()
     for node in "ab":
-        assert not any(isinstance(action, Finish) for action in cluster.machine.handle(NodeLost(node, met=False), 0.0))
+        assert not any(
+            isinstance(action, Finish)
+            for action in cluster.machine.handle(NodeLost(node, met=False), 0.0)
+        )
 
 
 def test_a_node_without_a_rank_knows_nothing_of_the_first_generation() -> None:
@@ -787,7 +820,10 @@ def test_when_nobody_can_train_and_nothing_starts_the_job_ends() -> None:
         actions = cluster.lose(name)
         assert (failure == STARTS_MAX) == any(isinstance(action, Finish) for action in actions)
     assert cluster.finish is not None
-    assert "8 workers in a row ended before they were ready: 1 rank is left, min_world=2" in cluster.finish.reason
+    assert (
+        "8 workers in a row ended before they were ready: 1 rank is left, min_world=2"
+        in cluster.finish.reason
+    )
 
 
 def test_a_replacement_that_never_becomes_ready_is_overdue() -> None:
@@ -818,7 +854,9 @@ def test_a_bad_node_is_given_no_more_workers() -> None:
         pytest.param("boot2/pid:[1]/net:[1]/7", False, id="another boot"),
     ],
 )
-def test_a_bad_node_is_avoided_as_long_as_its_machine_is_the_same(incarnation: str, stays_aside: bool) -> None:
+def test_a_bad_node_is_avoided_as_long_as_its_machine_is_the_same(
+    incarnation: str, stays_aside: bool
+) -> None:
     """A machine that replaces it has its name, and has lost no worker. An agent that is started again is no repair."""
     cluster = running(nodes=2, spares=0, strikes_max=2)
     cluster.lose("b.0")
@@ -828,14 +866,18 @@ def test_a_bad_node_is_avoided_as_long_as_its_machine_is_the_same(incarnation: s
     cluster.lose_node("b")
     cluster.join("b", incarnation=incarnation)
     actions = cluster.lose("a.0")
-    assert [action.node for action in actions if isinstance(action, StartWorker)] == ["a" if stays_aside else "b"]
+    assert [action.node for action in actions if isinstance(action, StartWorker)] == [
+        "a" if stays_aside else "b"
+    ]
 
 
 def test_a_node_that_is_not_fit_is_given_no_workers_until_another_agent_comes() -> None:
     """Its workers are given up like those of a lost node, but spend no part of the failure budget."""
     cluster = running(nodes=3, spares=0, max_failures=1)
     actions = cluster.find_unfit("b")
-    assert [action for action in actions if isinstance(action, StopWorker)] == [StopWorker("b.0", "unfit")]
+    assert [action for action in actions if isinstance(action, StopWorker)] == [
+        StopWorker("b.0", "unfit")
+    ]
     assert [action.node for action in actions if isinstance(action, StartWorker)] == ["a"]
     assert not cluster.finish
     assert cluster.members() == ["a.0", "c.0"]
@@ -872,7 +914,9 @@ def test_the_first_start_waits_for_a_node_on_probation_to_prove_itself() -> None
 def test_a_node_on_probation_that_fails_is_done_without() -> None:
     cluster = Cluster(config_of(nodes=2, spares=0, on_probation=("b",)))
     cluster.join("a", "b")
-    assert [action.node for action in cluster.find_unfit("b") if isinstance(action, StartWorker)] == ["a", "a"]
+    assert [
+        action.node for action in cluster.find_unfit("b") if isinstance(action, StartWorker)
+    ] == ["a", "a"]
     assert cluster.machine.on_probation == frozenset()
     assert cluster.tell(Tick()) == []
 
@@ -887,7 +931,9 @@ def test_a_node_on_probation_that_says_nothing_is_not_waited_for_long() -> None:
     cluster.advance()
     cluster.unfit.discard("b")
     cluster.tell(Fit("b"))
-    assert [one.node for one in cluster.lose("a.1") if isinstance(one, StartWorker)] == ["b"], "it came late"
+    assert [one.node for one in cluster.lose("a.1") if isinstance(one, StartWorker)] == ["b"], (
+        "it came late"
+    )
 
 
 def test_when_no_node_is_fit_the_start_ends_in_time_and_says_why() -> None:
@@ -905,7 +951,9 @@ def test_a_generation_that_a_node_has_seen_never_comes_again() -> None:
     machine = Membership(config_of(1, 0))
     machine.handle(GenerationSeen(41), 0.0)
     machine.handle(NodeJoined("a", "", 3), 0.0)
-    assert machine.handle(Tick(), 0.0) == [StartWorker("a", "a.3")], "others may have joined in the same moment"
+    assert machine.handle(Tick(), 0.0) == [StartWorker("a", "a.3")], (
+        "others may have joined in the same moment"
+    )
     machine.handle(Sealed("a", (snapshot("a", 7, 41),)), 0.0)
     (publish,) = machine.handle(WorkerReady("a.3", "a", endpoint("a.3")), 0.0)
     assert isinstance(publish, Publish)
@@ -949,7 +997,12 @@ def test_the_job_ends_when_all_members_are_done() -> None:
     assert not cluster.finish
     cluster.report_done("a.0")
     assert cluster.finish == Finish(True, "every rank committed the last step")
-    assert cluster.tell(NodeLost("a")) == cluster.tell(NodeJoined("z")) == cluster.tell(JobFailed("late")) == []
+    assert (
+        cluster.tell(NodeLost("a"))
+        == cluster.tell(NodeJoined("z"))
+        == cluster.tell(JobFailed("late"))
+        == []
+    )
 
 
 def test_a_member_lost_after_it_was_done_is_replaced_while_others_are_not_done() -> None:
@@ -1037,7 +1090,9 @@ def test_losses_end_in_the_same_place_whatever_their_order(data: st.DataObject) 
             return
         places.append(cluster.ranks())
     assert places[0] == places[1]
-    if {worker[0] for worker in lost} == {"a"} and not cluster.live([w for w in workers if w[0] == "a"]):
+    if {worker[0] for worker in lost} == {"a"} and not cluster.live(
+        [w for w in workers if w[0] == "a"]
+    ):
         cluster = running(nodes, spares, shards=shards)
         cluster.lose_node("a")
         assert cluster.ranks() == places[0]
@@ -1107,7 +1162,9 @@ def test_a_slow_rank_goes_to_another_node_and_its_own_gets_none_any_more() -> No
     assert cluster.machine.has_substitute("b.0")
     cluster.processes["b.0"].reported = True
     started = cluster.tell(WorkerLost("b.0", "slow"))
-    assert cluster.members() == ["a.0", "a.1", "c.0"], "not b.1, though it is on the node that lost a rank"
+    assert cluster.members() == ["a.0", "a.1", "c.0"], (
+        "not b.1, though it is on the node that lost a rank"
+    )
     assert [action.node for action in started if isinstance(action, StartWorker)] != ["b"]
 
 
@@ -1152,7 +1209,11 @@ class Histories(RuleBasedStateMachine):
     @rule(number=Pick)
     def become_ready(self, number: int) -> None:
         cluster = self.cluster
-        waiting = [worker for worker in cluster.live(cluster.processes) if not cluster.processes[worker].ready]
+        waiting = [
+            worker
+            for worker in cluster.live(cluster.processes)
+            if not cluster.processes[worker].ready
+        ]
         if waiting:
             cluster.become_ready(*self.pick(number, waiting))
 
@@ -1243,7 +1304,10 @@ class Histories(RuleBasedStateMachine):
         cluster, members = self.cluster, self.cluster.members()
         if not members or len(members) > cluster.config.shard_count:
             return
-        more = [data.draw(st.integers(0, len(members) - 1)) for _ in range(cluster.config.shard_count - len(members))]
+        more = [
+            data.draw(st.integers(0, len(members) - 1))
+            for _ in range(cluster.config.shard_count - len(members))
+        ]
         shares = {member: 1 + more.count(rank) for rank, member in enumerate(members)}
         may, plans = cluster.machine.may_rebalance, len(cluster.plans)
         cluster.tell(Rebalanced(shares))
@@ -1295,5 +1359,7 @@ class Histories(RuleBasedStateMachine):
         assert all(older.generation < newer.generation for older, newer in pairwise(cluster.plans))
 
 
-Histories.TestCase.settings = settings(max_examples=examples(800), stateful_step_count=40, deadline=None, database=None)
+Histories.TestCase.settings = settings(
+    max_examples=examples(800), stateful_step_count=40, deadline=None, database=None
+)
 test_random_histories = Histories.TestCase

@@ -49,7 +49,14 @@ class Job:
         policy = ElasticPolicy(min_replicas=1, max_replicas=most)
         job = JobSpec("train.py", sharded=sharded)
         self.machine = Membership(
-            RunConfig(job=job, nodes=len(nodes), spares=spares, elastic=policy, shards=2 * most, follow=follow)
+            RunConfig(
+                job=job,
+                nodes=len(nodes),
+                spares=spares,
+                elastic=policy,
+                shards=2 * most,
+                follow=follow,
+            )
         )
         self.now_s = 0.0
         self.plans: list[Plan] = []
@@ -78,7 +85,9 @@ class Job:
     def become_ready(self) -> None:
         for worker in self.started:
             if self.machine.host_of(worker) is not None and not self.machine.is_ready(worker):
-                self.tell(WorkerReady(worker, worker.partition(".")[0], Endpoint("host", worker, 1, 2, 3)))
+                self.tell(
+                    WorkerReady(worker, worker.partition(".")[0], Endpoint("host", worker, 1, 2, 3))
+                )
 
     def settle(self) -> None:
         self.tell(Settled(self.machine.generation))
@@ -106,7 +115,9 @@ class Job:
 # -- a world shrinks ----------------------------------------------------------------------------------------------
 
 
-def test_who_leaves_is_told_by_a_plan_that_aborts_nothing_and_is_stopped_once_the_others_have_met() -> None:
+def test_who_leaves_is_told_by_a_plan_that_aborts_nothing_and_is_stopped_once_the_others_have_met() -> (
+    None
+):
     job = Job()
     job.resize(3, "b")
     assert (job.plan.abort, job.world, job.plan.leavers) == (False, ("a.0", "d.0", "c.0"), ("b.0",))
@@ -157,7 +168,9 @@ def test_who_is_too_many_leaves_though_its_node_is_wanted() -> None:
     assert len(job.world) == 2
 
 
-def test_a_world_grows_on_the_node_that_came_though_a_spare_beside_a_member_is_ready_sooner() -> None:
+def test_a_world_grows_on_the_node_that_came_though_a_spare_beside_a_member_is_ready_sooner() -> (
+    None
+):
     job = Job("ab", spares=1)
     assert len(job.machine.spares) == 1
     job.join("c")
@@ -318,7 +331,9 @@ def test_a_departing_rank_is_behind_until_it_has_taken_the_state_over() -> None:
     assert [action.node for action in actions if isinstance(action, Recall)] == ["a", "b", "c"]
 
 
-def test_a_departing_rank_has_no_state_once_it_is_known_that_the_others_trained_without_it() -> None:
+def test_a_departing_rank_has_no_state_once_it_is_known_that_the_others_trained_without_it() -> (
+    None
+):
     """The word of it may come after the next plan, and the rank that gave it may then be lost unheard."""
     job = Job("abc")
     job.resize(2, "c")
@@ -329,7 +344,9 @@ def test_a_departing_rank_has_no_state_once_it_is_known_that_the_others_trained_
 
 
 @pytest.mark.parametrize("settles", [False, True])
-def test_a_departing_rank_makes_no_member_dispensable_before_it_has_taken_the_state_over(settles: bool) -> None:
+def test_a_departing_rank_makes_no_member_dispensable_before_it_has_taken_the_state_over(
+    settles: bool,
+) -> None:
     """Also as a member again: the others may have trained without it, though no node has told of that."""
     job = Job("abc")
     job.resize(2, "c")
@@ -506,7 +523,11 @@ def test_who_is_replaced_stays_until_its_successor_is_ready_and_the_world_moves_
     job.tell(Tick())
     assert len(job.plans) == 1
     job.become_ready()
-    assert (job.plan.abort, set(job.world), job.plan.leavers) == (False, {"b.0", "c.0", "d.0"}, ("a.0",))
+    assert (job.plan.abort, set(job.world), job.plan.leavers) == (
+        False,
+        {"b.0", "c.0", "d.0"},
+        ("a.0",),
+    )
     job.settle()
     job.heal()
     assert job.stopped == [("a.0", "left")]
@@ -558,7 +579,9 @@ def test_a_sharded_world_is_vacated_at_once_and_begins_with_copies() -> None:
     job.heal()
     actions = job.resize(3, "b")
     assert ("b.0", "left") in job.stopped
-    assert {action.node for action in actions if isinstance(action, Recall)} == set("abcd"), "copies are there, too"
+    assert {action.node for action in actions if isinstance(action, Recall)} == set("abcd"), (
+        "copies are there, too"
+    )
     assert len(job.plans) == 1
 
 

@@ -50,10 +50,14 @@ def endpoint(port: int = 0) -> Endpoint:
     return Endpoint("host", "127.0.0.1", port, 1, -1)
 
 
-def piece(node: str, number: int, step: int, generation: int = 1, pieces: int = 3, port: int = 0) -> Snapshot:
+def piece(
+    node: str, number: int, step: int, generation: int = 1, pieces: int = 3, port: int = 0
+) -> Snapshot:
     """A copy of piece ``number``, kept on ``node``."""
     owner = f"{NODES[number]}.0"
-    return Snapshot(node, owner, step, generation, 8, f"{step}", endpoint(port), "memory", number, pieces)
+    return Snapshot(
+        node, owner, step, generation, 8, f"{step}", endpoint(port), "memory", number, pieces
+    )
 
 
 class Job:
@@ -97,7 +101,9 @@ class Job:
 
     def become_ready(self) -> None:
         workers, self.starting = self.starting, []
-        self.tell(*(WorkerReady(worker, worker.partition(".")[0], endpoint()) for worker in workers))
+        self.tell(
+            *(WorkerReady(worker, worker.partition(".")[0], endpoint()) for worker in workers)
+        )
 
     def settle(self, *, healed: bool = True) -> None:
         self.tell(Settled(self.machine.generation))
@@ -113,7 +119,10 @@ class Job:
     def answer_all(self, step: int, generation: int = 1) -> None:
         """Every piece of ``step`` lies on its own node and on the next one."""
         self.answer(
-            **{node: [piece(node, n, step, generation) for n in (i, (i - 1) % 3)] for i, node in enumerate(NODES)}
+            **{
+                node: [piece(node, n, step, generation) for n in (i, (i - 1) % 3)]
+                for i, node in enumerate(NODES)
+            }
         )
 
     @property
@@ -146,7 +155,9 @@ def replica(node: str, owner: str, number: int, step: int) -> Snapshot:
 @pytest.mark.promise("no copy of a convict's piece is taken over")
 @pytest.mark.parametrize("lost_before", [False, True])
 @pytest.mark.parametrize("known_before", [False, True])
-def test_copies_of_a_convict_are_not_taken_though_they_are_newer(known_before: bool, lost_before: bool) -> None:
+def test_copies_of_a_convict_are_not_taken_though_they_are_newer(
+    known_before: bool, lost_before: bool
+) -> None:
     """Piece 0 is held by a.0 and b.0, piece 1 by c.0. What b.0 has left may be as corrupt as its rank was.
 
     Args:
@@ -155,7 +166,10 @@ def test_copies_of_a_convict_are_not_taken_though_they_are_newer(known_before: b
     """
     job = Job()
     kept = {
-        "a": [replica("a", "a.0", 0, 6), replica("a", "b.0", 0, 7)],  # one of its own, one of its partner
+        "a": [
+            replica("a", "a.0", 0, 6),
+            replica("a", "b.0", 0, 7),
+        ],  # one of its own, one of its partner
         "b": [replica("b", "b.0", 0, 7), replica("b", "a.0", 0, 6)],
         "c": [replica("c", "c.0", 1, 6), replica("c", "c.0", 1, 7)],
     }
@@ -177,7 +191,9 @@ def test_a_job_of_which_only_a_convict_has_a_piece_is_lost() -> None:
     job.tell(Convicted(("b.0",)), WorkerLost("b.0", "corrupt"))
     job.become_ready()
     for _ in range(100):
-        job.answer(a=[piece("a", 0, 7), piece("a", 1, 7)], b=[piece("b", 1, 7)], c=[piece("c", 2, 7)])
+        job.answer(
+            a=[piece("a", 0, 7), piece("a", 1, 7)], b=[piece("b", 1, 7)], c=[piece("c", 2, 7)]
+        )
         job.wait(1.0)
     assert job.finish is not None
     assert "copies of ranks whose state was found corrupt are not taken" in job.finish.reason
@@ -410,12 +426,16 @@ def test_a_copy_that_is_gone_was_overwritten_by_a_newer_one() -> None:
 
 def test_a_copy_that_is_gone_again_and_again_is_given_up_for_an_older_one() -> None:
     job = restoring()
-    kept = {n: [piece(n, i, 6), piece(n, i, 7), piece(n, (i - 1) % 3, 7)] for i, n in enumerate(NODES)}
+    kept = {
+        n: [piece(n, i, 6), piece(n, i, 7), piece(n, (i - 1) % 3, 7)] for i, n in enumerate(NODES)
+    }
     plans = 0
     while job.now_s < 4 * LIMITS.reach_s and job.restored == 7:
         if len(job.plans) > plans:
             plans = len(job.plans)
-            job.tell(*(SourceFailed(copy, False) for copy in job.plans[-1].restore if copy.piece == 1))
+            job.tell(
+                *(SourceFailed(copy, False) for copy in job.plans[-1].restore if copy.piece == 1)
+            )
         job.answer(**kept)
         job.wait(0.05)
     assert job.restored == 6
@@ -427,7 +447,9 @@ def test_nobody_goes_back_to_old_copies_before_all_have_answered() -> None:
     job = restoring()
     job.tell(*(SourceFailed(copy, False) for copy in job.plans[-1].restore if copy.piece == 1))
     number, old = job.machine.question, tuple(piece("a", n, 3) for n in range(3))
-    job.tell(NodeJoined("d"), Sealed("a", old, number), Sealed("b", (), number), Sealed("c", (), number))
+    job.tell(
+        NodeJoined("d"), Sealed("a", old, number), Sealed("b", (), number), Sealed("c", (), number)
+    )
     assert len(job.plans) == 2
     job.tell(Sealed("d", tuple(piece("d", n, 7) for n in range(3)), number))
     assert job.restored == 7
@@ -439,7 +461,9 @@ def attempts(job: Job, until_s: float) -> list[float]:
     while not job.finish and job.now_s < until_s:
         if len(job.plans) > len(tried_s) + 1:
             tried_s.append(job.now_s)
-            job.tell(*(SourceFailed(copy, False) for copy in job.plans[-1].restore if copy.piece == 1))
+            job.tell(
+                *(SourceFailed(copy, False) for copy in job.plans[-1].restore if copy.piece == 1)
+            )
         else:
             job.wait(0.1)
         job.answer_all(7)
@@ -628,13 +652,22 @@ def plane() -> ControlPlane:
     plane.hear(messages.WorkerLost("b.0", "b", "killed", "", 0), 1.0)
     plane.hear(messages.WorkerReady("b.1", "b", endpoint()), 1.0)
     for node, number in ("a", 0), ("b", 1):
-        plane.hear(messages.Sealed(node, (piece(node, number, 7, pieces=2),), plane.membership.question, 7), 1.0)
+        plane.hear(
+            messages.Sealed(
+                node, (piece(node, number, 7, pieces=2),), plane.membership.question, 7
+            ),
+            1.0,
+        )
     assert plane.membership.generation == 2
     return plane
 
 
-@pytest.mark.parametrize("said", [messages.Healed("a.0", 1), messages.WorkerDone("a.0", 20, "digest", 1)])
-def test_what_was_said_of_an_older_generation_is_not_remembered(plane: ControlPlane, said: messages.Message) -> None:
+@pytest.mark.parametrize(
+    "said", [messages.Healed("a.0", 1), messages.WorkerDone("a.0", 20, "digest", 1)]
+)
+def test_what_was_said_of_an_older_generation_is_not_remembered(
+    plane: ControlPlane, said: messages.Message
+) -> None:
     assert not [output for output in plane.hear(said, 1.1) if isinstance(output, Remember)]
     current = msgspec.structs.replace(said, generation=2)  # type: ignore[type-var]
     assert [output for output in plane.hear(current, 1.1) if isinstance(output, Remember)]

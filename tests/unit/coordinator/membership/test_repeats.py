@@ -27,10 +27,16 @@ def test_progress_starts_the_count_again() -> None:
     assert not any(repeats.note("ZeroDivisionError", step) for step in range(50))
 
 
-@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 2)), max_size=60), st.integers(1, 5))
-def test_only_a_run_longer_than_the_limit_ends_the_job(failures: list[tuple[str, int]], limit: int) -> None:
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 2)), max_size=60), st.integers(1, 5)
+)
+def test_only_a_run_longer_than_the_limit_ends_the_job(
+    failures: list[tuple[str, int]], limit: int
+) -> None:
     """It is said exactly when the last ``limit + 1`` failures were the same, without a step in between."""
     repeats = Repeats(limit)
     for place, (error, step) in enumerate(failures):
         tail = failures[max(0, place - limit) : place + 1]
-        assert repeats.note(error, step) == (len(tail) == limit + 1 and set(tail) == {(error, step)})
+        assert repeats.note(error, step) == (
+            len(tail) == limit + 1 and set(tail) == {(error, step)}
+        )

@@ -19,7 +19,11 @@ def test_the_time_without_copies_counts_from_the_end_of_the_questions_whoever_lo
     for tick_s in (10.6, 12.1, 13.0):  # "b" is silent
         watched.begin(["a", "b"], tick_s)
         watched.bare_s(tick_s)
-    assert watched.bare_s(15.0) == replayed.bare_s(15.0) == pytest.approx(15.0 - (10.0 + LIMITS.recall_s))
+    assert (
+        watched.bare_s(15.0)
+        == replayed.bare_s(15.0)
+        == pytest.approx(15.0 - (10.0 + LIMITS.recall_s))
+    )
 
 
 def test_the_time_without_copies_counts_from_the_last_answer() -> None:
@@ -76,7 +80,8 @@ def test_a_copy_beside_a_corrupt_one_of_the_same_age_is_taken() -> None:
     """A rank that took its piece over from another node has it copied anew: in another place, with the same seal."""
     revival = Revival()
     damaged, renewed = (
-        Snapshot("a", "a.0", 3, 1, 8, "ab", Endpoint("host", "", 7000, 100, 4), inode=inode) for inode in (1, 2)
+        Snapshot("a", "a.0", 3, 1, 8, "ab", Endpoint("host", "", 7000, 100, 4), inode=inode)
+        for inode in (1, 2)
     )
     revival.begin(["a"], 10.0)
     revival.answer("a", [damaged], 10.1)
@@ -84,6 +89,8 @@ def test_a_copy_beside_a_corrupt_one_of_the_same_age_is_taken() -> None:
     revival.ask_again()
     revival.begin(["a"], 11.0)
     elsewhere = Endpoint("host", "", 8000, 100, 5)
-    damaged, renewed = (msgspec.structs.replace(copy, endpoint=elsewhere) for copy in (damaged, renewed))
+    damaged, renewed = (
+        msgspec.structs.replace(copy, endpoint=elsewhere) for copy in (damaged, renewed)
+    )
     revival.answer("a", [damaged, renewed], 11.1, number=1)
     assert revival.snapshots == (renewed,)

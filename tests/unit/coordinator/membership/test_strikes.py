@@ -66,6 +66,8 @@ def test_without_a_limit_nobody_is_set_aside() -> None:
 def test_a_node_is_set_aside_exactly_when_so_many_strikes_lie_in_one_window(
     limit: int, window_s: float, moments_s: list[float]
 ) -> None:
-    windows = [moments_s[end] - moments_s[end - limit + 1] for end in range(limit - 1, len(moments_s))]
+    windows = [
+        moments_s[end] - moments_s[end - limit + 1] for end in range(limit - 1, len(moments_s))
+    ]
     expected = any(width_s <= window_s for width_s in windows)
     assert any(struck(Strikes(limit, window_s), *moments_s)) == expected
